@@ -1,0 +1,72 @@
+"""Fluid: a hyperparameter tuning execution engine.
+
+A search algorithm says what to try, as a :class:`TrialGroup`; Fluid decides how to run it: it packs small
+trials on one device, spreads large ones over several, and re-plans as trials end.
+
+Names are loaded on first use, so that ``import fluid`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from fluid._version import __version__
+
+if TYPE_CHECKING:
+    from fluid.dynamic_fluid import DynamicFluid
+    from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
+    from fluid.fifo import Fifo
+    from fluid.instance import Instance
+    from fluid.portfolio import Portfolio
+    from fluid.profile import Profile
+    from fluid.resources import Cluster, Device, MemoryNeed, Placement
+    from fluid.static_fluid import StaticFluid
+    from fluid.trialgroup import Trial, TrialGroup
+
+_HOME = {
+    "Cluster": "fluid.resources",
+    "Device": "fluid.resources",
+    "DynamicFluid": "fluid.dynamic_fluid",
+    "Fifo": "fluid.fifo",
+    "FluidError": "fluid.errors",
+    "Instance": "fluid.instance",
+    "InvalidFieldError": "fluid.errors",
+    "MemoryNeed": "fluid.resources",
+    "MissingDependencyError": "fluid.errors",
+    "Placement": "fluid.resources",
+    "Portfolio": "fluid.portfolio",
+    "Profile": "fluid.profile",
+    "StaticFluid": "fluid.static_fluid",
+    "Trial": "fluid.trialgroup",
+    "TrialGroup": "fluid.trialgroup",
+}
+
+__all__ = [
+    "Cluster",
+    "Device",
+    "DynamicFluid",
+    "Fifo",
+    "FluidError",
+    "Instance",
+    "InvalidFieldError",
+    "MemoryNeed",
+    "MissingDependencyError",
+    "Placement",
+    "Portfolio",
+    "Profile",
+    "StaticFluid",
+    "Trial",
+    "TrialGroup",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fluid' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,53 @@
+"""Clocks. No other module reads the time, so a test or a simulation can set it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from fluid.errors import InvalidFieldError, require_number
+
+
+class Clock(Protocol):
+    """Tells the time in seconds from an arbitrary origin; it never goes back."""
+
+    def now(self) -> float:
+        """Returns the time, seconds."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        """Returns the time, seconds since an origin that differs between machines and reboots."""
+        return time.monotonic()
+
+
+class VirtualClock:
+    """A clock that stands still until it is told to advance.
+
+    Args:
+        start: the time it shows at first, seconds; at least 0.
+
+    Raises:
+        InvalidFieldError: ``start`` is negative or not a finite number.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = require_number("start", start, at_least=0.0)
+
+    def now(self) -> float:
+        """Returns the time, seconds."""
+        return self._now
+
+    def advance_to(self, t: float) -> None:
+        """Sets the time to ``t`` seconds; advancing to the current time changes nothing.
+
+        Raises:
+            InvalidFieldError: ``t`` is earlier than now, or not a finite number. The clock keeps its time.
+        """
+        later = require_number("t", t, at_least=0.0)
+        if later < self._now:
+            raise InvalidFieldError("t", t, f"a clock cannot go back, it is already at {self._now!r} s")
+        self._now = later

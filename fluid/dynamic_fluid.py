@@ -1,0 +1,107 @@
+"""DynamicFluid, the paper's re-planner (Algorithm 3.2, as SPEC section 5 settles it)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fluid.arrangement import Arrangement, Replanner, Resize, Running
+from fluid.instance import Instance
+from fluid.planner import Planner
+from fluid.runtime_model import FloatArray, stretch_of
+from fluid.share import make_room, static_widths
+from fluid.static_fluid import StaticFluid
+
+
+class ReallocateByShare:
+    """Gives running trials the widths StaticFluid would give their remaining work, where that pays for epsilon."""
+
+    def replan(self, running: Running) -> list[Resize]:
+        """Returns scale-downs first, then scale-ups by descending height, capped by the idle devices.
+
+        A scale-up must end the trial sooner; a scale-down must take fewer device-seconds. A scale-down to 1/c
+        needs an open packed slot or must release a device; packed trials are not moved to other packed slots.
+        """
+        targets = static_widths(running.remaining, running.c, running.d, running.n)
+        heights = running.remaining * self._stretch_now(running)
+        alone = running.residents == 1
+        slots = _OpenSlots(running)
+        free = running.free
+        resizes: list[Resize] = []
+        moving = np.flatnonzero(targets != running.widths)
+        by_height = moving[np.argsort(-running.remaining[moving], kind="stable")].tolist()
+        for i in by_height:
+            width, target = float(running.widths[i]), float(targets[i])
+            if not (target < width and width >= 1.0):
+                continue
+            target_height = self._height(running, i, target)
+            if target * (target_height + running.epsilon) < width * heights[i]:
+                if target < 1.0:
+                    joined = slots.take(int(running.c[i]))
+                    if not joined and width < 2.0:
+                        continue
+                    free += round(width) if joined else round(width) - 1
+                else:
+                    free += round(width - target)
+                resizes.append(Resize(int(running.rows[i]), target))
+        for i in by_height:
+            width, target = float(running.widths[i]), float(targets[i])
+            own = max(1, round(width)) if alone[i] else 0
+            target = min(target, float(own + free))
+            if target > width and target >= 1.0 and self._height(running, i, target) + running.epsilon < heights[i]:
+                free -= round(target) - own
+                resizes.append(Resize(int(running.rows[i]), target))
+        return resizes
+
+    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+        """Returns what :func:`fluid.share.make_room` says."""
+        return make_room(running, waiting)
+
+    @staticmethod
+    def _stretch_now(running: Running) -> FloatArray:
+        """h(w)/h(1) at the actual co-residency and speed."""
+        packed = running.alpha ** (running.residents - 1.0)
+        wide = running.beta ** np.maximum(running.widths - 1.0, 0.0) / np.maximum(running.widths, 1.0)
+        return np.where(running.widths < 1.0, packed, wide) / running.speed
+
+    @staticmethod
+    def _height(running: Running, i: int, width: float) -> float:
+        stretch = stretch_of(float(running.alpha[i]), float(running.beta[i]), width)
+        return float(running.remaining[i]) * stretch / float(running.speed[i])
+
+
+class _OpenSlots:
+    """Open slots on the devices that packed trials share."""
+
+    def __init__(self, running: Running) -> None:
+        self._open: dict[int, list[int]] = {}
+        for width, device, residents in zip(
+            running.widths.tolist(), running.device.tolist(), running.residents.tolist(), strict=True
+        ):
+            if width < 1.0:
+                limit = min(round(1.0 / width), self._open.get(device, [10**9])[0])
+                self._open[device] = [limit, residents]
+
+    def take(self, c: int) -> bool:
+        """Takes a slot on a device where at most ``c`` trials would then run."""
+        for slot in self._open.values():
+            limit, residents = slot
+            if residents < min(limit, c):
+                slot[1] += 1
+                return True
+        return False
+
+
+class DynamicFluid(Planner):
+    """StaticFluid on arrival, then the paper's re-planner at each departure."""
+
+    name = "dynamic"
+
+    def arrange(self, instance: Instance) -> Arrangement:
+        """Plans the instance as StaticFluid does, to be re-planned as trials end."""
+        return replace(StaticFluid().arrange(instance), replanner=self.replanner(), name=self.name)
+
+    def replanner(self) -> Replanner:
+        """Returns the paper's re-planner."""
+        return ReallocateByShare()

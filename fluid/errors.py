@@ -1,0 +1,66 @@
+"""The errors Fluid raises on purpose. All of them derive from :class:`FluidError`."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Collection
+
+
+class FluidError(Exception):
+    """Base class of every error that Fluid raises on purpose."""
+
+
+class InvalidFieldError(FluidError, ValueError):
+    """A value given by the caller cannot be used.
+
+    Attributes:
+        field: name of the offending field, as the caller wrote it (``"budget"``).
+        value: the offending value.
+    """
+
+    def __init__(self, field: str, value: object, reason: str) -> None:
+        super().__init__(f"{field}={value!r}: {reason}")
+        self.field = field
+        self.value = value
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[InvalidFieldError], tuple[str, object, str]]:
+        # The default would call __init__ with the message alone, so the error could not cross a process.
+        return type(self), (self.field, self.value, self.reason)
+
+
+class MissingDependencyError(FluidError, ImportError):
+    """An optional dependency is needed and not installed; the message holds the install command."""
+
+
+def require_number(field: str, value: object, *, at_least: float, finite: bool = True) -> float:
+    """Returns ``value`` as a float, or raises :class:`InvalidFieldError` naming ``field``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's scalars are Real too
+        raise InvalidFieldError(field, value, "must be a number")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise InvalidFieldError(field, value, "is too large") from error
+    if math.isnan(number):
+        raise InvalidFieldError(field, value, "must be a number, not NaN")
+    if finite and math.isinf(number):
+        raise InvalidFieldError(field, value, "must be finite")
+    if number < at_least:
+        raise InvalidFieldError(field, value, f"must be at least {at_least:g}")
+    return number
+
+
+def require_integer(field: str, value: object, *, at_least: int) -> int:
+    """Returns ``value`` as an int (``3.0`` counts as 3), or raises :class:`InvalidFieldError`."""
+    number = require_number(field, value, at_least=at_least)
+    if number != int(number):
+        raise InvalidFieldError(field, value, "must be a whole number")
+    return int(number)
+
+
+def require_one_of(field: str, value: object, allowed: Collection[str]) -> str:
+    """Returns ``value`` if it is one of the strings ``allowed``, else raises :class:`InvalidFieldError`."""
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidFieldError(field, value, f"must be one of {', '.join(sorted(allowed))}")
+    return value

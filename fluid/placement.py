@@ -1,0 +1,255 @@
+"""Which devices a trial of a given width gets, and who holds what (SPEC sections 4 and 10).
+
+Packed trials (width 1/p) go to the most idle device. Wide trials prefer the devices of one host and one speed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Iterable, Sequence
+
+from fluid.resources import Cluster, Device, MemoryNeed
+from fluid.runtime_model import residents_at
+
+#: Devices that are alike to a wide trial: same host, same speed.
+_Kin = tuple[str, float]
+
+
+class Occupancy:
+    """Who holds which device, and which devices are idle. Trials are known by a number, their row.
+
+    A trial of width >= 1 holds its devices alone. A trial of width 1/p shares one device with at most p - 1
+    others; with mixed p on a device the smallest counts. A device is never filled beyond its usable memory.
+
+    Args:
+        cluster: the devices; :meth:`add_device` and :meth:`remove_device` change them later.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._devices: dict[int, Device] = {}
+        #: device index -> rows on it, in order of arrival.
+        self.residents: dict[int, list[int]] = {}
+        #: row -> device indices it holds; a row that holds none is absent.
+        self.held: dict[int, tuple[int, ...]] = {}
+        #: row -> most trials it tolerates on its device, itself included; 1 for widths >= 1.
+        self._tolerates: dict[int, int] = {}
+        self._needs: dict[int, MemoryNeed] = {}
+        self._free: dict[_Kin, list[int]] = {}
+        self._free_count = 0
+        #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
+        self._open: dict[int, list[tuple[float, int]]] = {}
+        for device in cluster.devices:
+            self.add_device(device)
+
+    # -- what there is ------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """n, the number of devices."""
+        return len(self._devices)
+
+    @property
+    def free_count(self) -> int:
+        """F, the number of devices nobody holds."""
+        return self._free_count
+
+    def speed(self, device_ids: Iterable[int]) -> float:
+        """Speed of the slowest of these devices."""
+        return min(self._devices[index].speed for index in device_ids)
+
+    def speeds(self, held: Sequence[tuple[int, ...]]) -> list[float]:
+        """Speed of the slowest device of each of these sets."""
+        if len(self._free) == 1:  # one kind of device on one host, the usual case
+            return [next(iter(self._free))[1]] * len(held)
+        return [self.speed(devices) for devices in held]
+
+    def open_slots(self, device: int) -> int:
+        """How many packed trials the residents of ``device`` would still tolerate; 0 for an idle device."""
+        rows = self.residents[device]
+        return self._limit(rows) - len(rows) if rows else 0
+
+    # -- changes ------------------------------------------------------------------------------------------
+
+    def add_device(self, device: Device) -> None:
+        """Adds an idle device."""
+        self._devices[device.index] = device
+        self.residents[device.index] = []
+        self._set_free(device.index)
+
+    def remove_device(self, index: int) -> list[int]:
+        """Removes a device; the rows on it lose all they hold, and are returned."""
+        evicted = list(self.residents[index])
+        for row in evicted:
+            self.release(row)
+        self._unset_free(index)
+        del self._devices[index], self.residents[index]
+        return evicted
+
+    def place(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
+        """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now."""
+        if width < 1.0:
+            device = self._open_device(residents_at(width), need)
+            if device is None:
+                return None
+            chosen: tuple[int, ...] = (device,)
+        else:
+            wide = self._choose_free(round(width), need, near=())
+            if wide is None:
+                return None
+            chosen = wide
+        self._hold(row, chosen, residents_at(width), need)
+        return chosen
+
+    def release(self, row: int) -> None:
+        """Takes everything from ``row``."""
+        devices = self.held.pop(row)
+        del self._tolerates[row]
+        self._needs.pop(row, None)
+        for index in devices:
+            self.residents[index].remove(row)
+            self._refresh(index)
+
+    def resize(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
+        """Changes the width of a row that holds devices; returns its devices, or ``None`` if it cannot be.
+
+        A trial alone on its devices keeps as many of them as it can; one that leaves a shared device moves. A
+        width below 1 takes an open slot beside others, or lets others in on a device the trial has.
+        """
+        before = self.held[row]
+        alone = all(len(self.residents[index]) == 1 for index in before)
+        if width < 1.0:
+            slot = self._open_device(residents_at(width), need, avoid=before, shared_only=True)
+            chosen: tuple[int, ...] = (slot,) if slot is not None else before[:1]
+        elif alone and round(width) <= len(before):
+            chosen = self._best_subset(before, round(width))
+        else:
+            kept = before if alone else ()
+            extra = self._choose_free(round(width) - len(kept), need, near=kept)
+            if extra is None:
+                return None
+            chosen = kept + extra
+        self.release(row)
+        self._hold(row, chosen, residents_at(width), need)
+        return chosen
+
+    # -- choices ------------------------------------------------------------------------------------------
+
+    def _open_device(
+        self, tolerates: int, need: MemoryNeed | None, avoid: tuple[int, ...] = (), shared_only: bool = False
+    ) -> int | None:
+        """The most idle device that takes one more packed trial: fewest residents, fastest, lowest index."""
+        if not shared_only and self._free_count:
+            idle = self._choose_free(1, need, near=())
+            if idle is not None:
+                return idle[0]
+        for count in range(1, tolerates):
+            heap = self._open.get(count, [])
+            unfit: list[tuple[float, int]] = []
+            found = None
+            while heap and found is None:
+                index = heap[0][1]
+                if len(self.residents.get(index, ())) != count or self.open_slots(index) <= 0:
+                    heapq.heappop(heap)  # stale: the device changed since this entry was made
+                elif index in avoid or not self._memory_fits(index, need):
+                    unfit.append(heapq.heappop(heap))
+                else:
+                    found = index
+            for entry in unfit:
+                heapq.heappush(heap, entry)
+            if found is not None:
+                return found
+        return None
+
+    def _choose_free(self, count: int, need: MemoryNeed | None, near: tuple[int, ...]) -> tuple[int, ...] | None:
+        """``count`` idle devices: kin of ``near`` first, then one host and speed, then one host, then any."""
+        if count > self._free_count:
+            return None
+        groups = {kin: self._fitting(indices, need) for kin, indices in self._free.items()}
+        groups = {kin: indices for kin, indices in groups.items() if indices}
+        if sum(map(len, groups.values())) < count:
+            return None
+        if near:
+            homes = {self._kin(index) for index in near}
+            hosts = {host for host, _ in homes}
+            order = sorted(groups, key=lambda kin: (kin not in homes, kin[0] not in hosts, -kin[1], groups[kin][0]))
+        elif count == 1:
+            order = [min(groups, key=lambda kin: (-kin[1], groups[kin][0]))]
+        else:
+            order = self._order_for_wide(groups, count)
+        picked: list[int] = []
+        for kin in order:
+            picked += groups[kin][: count - len(picked)]
+            if len(picked) == count:
+                break
+        return tuple(picked)
+
+    def _order_for_wide(self, groups: dict[_Kin, list[int]], count: int) -> list[_Kin]:
+        enough = [kin for kin in groups if len(groups[kin]) >= count]
+        if enough:  # the tightest fit leaves the large hosts whole for wider trials
+            return [min(enough, key=lambda kin: (-kin[1], len(groups[kin]), groups[kin][0]))]
+        per_host: dict[str, int] = {}
+        for (host, _), indices in groups.items():
+            per_host[host] = per_host.get(host, 0) + len(indices)
+        # A host that holds the trial whole comes first; otherwise the fewest hosts, the largest first.
+        return sorted(
+            groups,
+            key=lambda kin: (per_host[kin[0]] < count, -per_host[kin[0]], kin[0], -kin[1]),
+        )
+
+    def _best_subset(self, devices: tuple[int, ...], count: int) -> tuple[int, ...]:
+        """The ``count`` of these devices to keep: the kin that are most numerous, then the fastest."""
+        tally: dict[_Kin, int] = {}
+        for index in devices:
+            tally[self._kin(index)] = tally.get(self._kin(index), 0) + 1
+        ranked = sorted(devices, key=lambda index: (-tally[self._kin(index)], -self._kin(index)[1]))
+        return tuple(ranked[:count])
+
+    # -- book-keeping -------------------------------------------------------------------------------------
+
+    def _hold(self, row: int, devices: tuple[int, ...], tolerates: int, need: MemoryNeed | None) -> None:
+        self.held[row] = devices
+        self._tolerates[row] = tolerates
+        if need is not None:
+            self._needs[row] = need
+        for index in devices:
+            if not self.residents[index]:
+                self._unset_free(index)
+            self.residents[index].append(row)
+            self._refresh(index)
+
+    def _refresh(self, index: int) -> None:
+        """Files ``index`` anew after its residents changed."""
+        rows = self.residents[index]
+        if not rows:
+            self._set_free(index)
+        elif len(rows) < self._limit(rows):
+            heapq.heappush(self._open.setdefault(len(rows), []), (-self._devices[index].speed, index))
+
+    def _limit(self, rows: list[int]) -> int:
+        return min(self._tolerates[row] for row in rows)
+
+    def _kin(self, index: int) -> _Kin:
+        device = self._devices[index]
+        return device.host, device.speed
+
+    def _set_free(self, index: int) -> None:
+        insort(self._free.setdefault(self._kin(index), []), index)
+        self._free_count += 1
+
+    def _unset_free(self, index: int) -> None:
+        self._free[self._kin(index)].remove(index)
+        self._free_count -= 1
+
+    def _fitting(self, indices: list[int], need: MemoryNeed | None) -> list[int]:
+        if need is None:
+            return indices
+        return [index for index in indices if self._memory_fits(index, need)]
+
+    def _memory_fits(self, index: int, need: MemoryNeed | None) -> bool:
+        """The safety condition of SPEC section 10, with every resident in a lane of its own."""
+        usable = self._cluster.usable_bytes(self._devices[index])
+        if usable == float("inf"):
+            return True
+        known = [self._needs[row] for row in self.residents[index] if row in self._needs]
+        return sum(other.peak_bytes for other in known) + (need.peak_bytes if need else 0.0) <= usable

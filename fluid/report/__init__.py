@@ -1,0 +1,1 @@
+"""Reports: what a run or a simulation did, as tables and figures."""

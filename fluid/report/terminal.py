@@ -1,0 +1,100 @@
+"""A plan for the terminal: its trials as a table, and what it comes to in one line.
+
+The picture of the strips is in :mod:`fluid.report.picture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fluid.planner import Plan
+from fluid.report.palette import mark
+from fluid.report.picture import StripsPicture, trial_style
+from fluid.report.timeline import Timeline
+from fluid.report.words import duration, durations, fraction, percent, place, times
+from fluid.strips import Segment
+
+__all__ = ["StripsPicture", "strips_table", "summary"]
+
+#: Rows of a table that people still read.
+DEFAULT_TABLE_ROWS = 60
+
+
+def strips_table(plan: Plan, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> Table:
+    """The trials of a plan: runtime alone, what each is given, and when it starts and ends by the prediction.
+
+    Args:
+        plan: at least one trial.
+        rows: most trials shown; a caption says how many are left out.
+        compact: for narrow terminals: only what each trial is given, and when it ends.
+    """
+    ids = plan.instance.trial_ids
+    shown = range(min(rows, len(ids)))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table.title = f"{len(ids)} trials on {plan.instance.n} devices, planned by {plan.planner}"
+    table.title_justify = table.caption_justify = "left"
+    columns: dict[str, Sequence[Text | str]] = {
+        "": [Text(mark(row), style=trial_style(row)) for row in shown],
+        "trial": [Text(ids[row]) for row in shown],
+        "alone": durations([float(plan.instance.heights[row]) for row in shown]),
+        "gets": [width_in_words(segments) for segments in _histories(plan, shown)],
+        "starts": durations([plan.schedule.started[row] for row in shown]),
+        "ends": durations([plan.schedule.finished[row] for row in shown]),
+    }
+    if compact:
+        del columns["alone"], columns["starts"]
+    for header in columns:
+        figures = header in ("alone", "starts", "ends")
+        table.add_column(header, justify="right" if figures else "left", no_wrap=figures or not header, overflow="fold")
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
+    if len(ids) > rows:
+        table.caption = f"... and {len(ids) - rows} more trials; --json lists the widths of all"
+    return table
+
+
+def width_in_words(segments: Sequence[Segment]) -> str:
+    """What a trial is given, over its segments: ``"device 3, then 2 devices"``."""
+    ordered = sorted(segments, key=lambda segment: segment.start)
+    if not ordered:
+        return "-"
+    first = place(ordered[0].width, ordered[0].devices)
+    later = [_share(segment) for segment in ordered[1:]]
+    if len(later) > 2:
+        return f"{first}, then {len(later)} resizes to {later[-1]}"
+    return ", then ".join([first, *later])
+
+
+def summary(plan: Plan, fifo_makespan: float) -> Text:
+    """The plan in one line: makespan, how far it is from the lower bound, utilisation, and what FIFO would take.
+
+    Args:
+        plan: the plan.
+        fifo_makespan: seconds by the plain scheduler, one trial a device, first come first served.
+    """
+    timeline = Timeline.of_plan(plan)
+    line = Text()
+    line.append(f"makespan {duration(plan.makespan)}", style="bold")
+    line.append(f" ({times(plan.makespan / plan.lower_bound)} the lower bound, {duration(plan.lower_bound)})")
+    line.append(f"; devices busy {percent(timeline.utilisation)}")
+    line.append(f"; FIFO would take {duration(fifo_makespan)} ({times(fifo_makespan / plan.makespan)})")
+    return line
+
+
+def _histories(plan: Plan, rows: range) -> list[list[Segment]]:
+    """The segments of each of these rows."""
+    histories: dict[int, list[Segment]] = {row: [] for row in rows}
+    for segment in plan.schedule.segments:
+        if segment.row in histories:
+            histories[segment.row].append(segment)
+    return list(histories.values())
+
+
+def _share(segment: Segment) -> str:
+    if segment.width < 1.0:
+        return f"{fraction(segment.width)} of device {segment.devices[0]}"
+    return "1 device" if len(segment.devices) == 1 else f"{len(segment.devices)} devices"

@@ -1,0 +1,277 @@
+"""Who ran where and when, as drawings need it: bars on lanes, blocks across lanes, and how busy devices were.
+
+Nothing here draws; the terminal picture and the Gantt chart both start from a :class:`Timeline`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fluid.resources import Cluster, Device
+from fluid.runtime_model import FloatArray
+from fluid.strips import Segment
+
+if TYPE_CHECKING:
+    from fluid.backends.simulated import SimulationResult
+    from fluid.planner import Plan
+
+#: A device lost (``False``) or gained (``True``) at a time in seconds.
+DeviceChange = tuple[float, int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A segment on one of its devices.
+
+    Attributes:
+        segment: position of the segment in :attr:`Timeline.segments`.
+        row: the trial.
+        start, end: seconds.
+        slot: which of the side-by-side places on the device, from 0.
+        slots: how many such places the device has while this bar and its neighbours are there.
+    """
+
+    segment: int
+    row: int
+    start: float
+    end: float
+    slot: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A rectangle to draw: a segment on adjacent lanes. A wide trial on scattered devices has several.
+
+    Attributes:
+        segment: position of the segment in :attr:`Timeline.segments`.
+        lane: the first lane, counted from 0 in order of device index.
+        lanes: how many lanes it covers.
+        slot: the place within the lane, from 0.
+        slots: how many places the lane has there.
+    """
+
+    segment: int
+    lane: int
+    lanes: int
+    slot: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What happened, or is predicted to happen, on every device.
+
+    Attributes:
+        devices: the devices, by index; also those that joined later.
+        segments: what ran, in any order.
+        trial_ids: (rows,) names by row. Rows may share a name: a trial that came back.
+        makespan: seconds.
+        lower_bound: seconds, 0 where none is known.
+        changes: devices lost and gained, in order of time.
+    """
+
+    devices: tuple[Device, ...]
+    segments: tuple[Segment, ...]
+    trial_ids: tuple[str, ...]
+    makespan: float
+    lower_bound: float = 0.0
+    changes: tuple[DeviceChange, ...] = ()
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Timeline:
+        """The predicted run of a plan."""
+        return cls(
+            plan.instance.cluster.devices,
+            tuple(plan.schedule.segments),
+            plan.instance.trial_ids,
+            plan.makespan,
+            plan.lower_bound,
+        )
+
+    @classmethod
+    def of_result(cls, result: SimulationResult) -> Timeline:
+        """A simulated run, which must have been recorded."""
+        return cls(
+            _all_devices(result.cluster, result.segments, result.device_changes),
+            result.segments,
+            result.trial_ids,
+            result.makespan,
+            result.lower_bound,
+            tuple(sorted(result.device_changes)),
+        )
+
+    @cached_property
+    def trials(self) -> tuple[int, ...]:
+        """(rows,) number of each row's trial, counted by first appearance of its name."""
+        numbers: dict[str, int] = {}
+        return tuple(numbers.setdefault(name, len(numbers)) for name in self.trial_ids)
+
+    @cached_property
+    def bars(self) -> Mapping[int, tuple[Bar, ...]]:
+        """Device index to its bars, by start. Bars that overlap have different slots."""
+        segments = self.segments
+        on_device: dict[int, list[int]] = {device.index: [] for device in self.devices}
+        for position in sorted(range(len(segments)), key=lambda i: (segments[i].start, segments[i].row)):
+            for device in segments[position].devices:
+                on_device[device].append(position)
+        return {device: tuple(_assign_slots(segments, positions)) for device, positions in on_device.items()}
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The rectangles to draw: neighbouring bars of one segment merged into one, by segment, then lane."""
+        bars: dict[int, list[tuple[int, Bar]]] = {}
+        for lane, device in enumerate(self.devices):
+            for bar in self.bars[device.index]:
+                bars.setdefault(bar.segment, []).append((lane, bar))
+        return tuple(block for segment in sorted(bars) for block in _merge_lanes(bars[segment]))
+
+    @cached_property
+    def absences(self) -> Mapping[int, tuple[tuple[float, float], ...]]:
+        """Device index to the stretches, in seconds, in which it was not there; absent where it always was."""
+        found: dict[int, list[tuple[float, float]]] = {}
+        gone_since: dict[int, float] = {}
+        known: set[int] = set()
+        for time, device, added in self.changes:
+            if added and device not in known:  # It joined late: until now it was not there.
+                gone_since[device] = 0.0
+            known.add(device)
+            if added:
+                found.setdefault(device, []).append((gone_since.pop(device), min(time, self.makespan)))
+            else:
+                gone_since[device] = time
+        for device, since in gone_since.items():
+            found.setdefault(device, []).append((since, self.makespan))
+        kept = {device: [(a, b) for a, b in stretches if a < b] for device, stretches in found.items()}
+        return {device: tuple(stretches) for device, stretches in kept.items() if stretches}
+
+    @cached_property
+    def busy_stretches(self) -> Mapping[int, tuple[tuple[float, float], ...]]:
+        """Device index to the stretches, in seconds, in which at least one trial held it."""
+        return {device: _union((bar.start, bar.end) for bar in bars) for device, bars in self.bars.items()}
+
+    @cached_property
+    def busy_fractions(self) -> Mapping[int, float]:
+        """Device index to the share of the time it was there that a trial held it."""
+        fractions = {}
+        for device, stretches in self.busy_stretches.items():
+            there = self.makespan - _length(self.absences.get(device, ()))
+            fractions[device] = _length(stretches) / there if there > 0.0 else 0.0
+        return fractions
+
+    @cached_property
+    def utilisation(self) -> float:
+        """Busy device-seconds over the device-seconds there were."""
+        there = self.makespan * len(self.devices) - sum(map(_length, self.absences.values()))
+        return sum(map(_length, self.busy_stretches.values())) / there if there > 0.0 else 0.0
+
+    def utilisation_steps(self) -> tuple[FloatArray, FloatArray]:
+        """Utilisation over time as a step function.
+
+        Returns:
+            (m + 1,) times in seconds, ascending, and (m,) the busy share of the devices that are there from
+            each time to the next.
+        """
+        ends = [(0.0, 0), (self.makespan, 0)]
+        busy_times, busy = _steps([*ends, *_edges(self.busy_stretches)])
+        gone_times, gone = _steps([*ends, *_edges(self.absences)])
+        times = np.union1d(busy_times, gone_times)
+        busy_at = busy[np.searchsorted(busy_times, times[:-1], side="right") - 1]
+        there = len(self.devices) - gone[np.searchsorted(gone_times, times[:-1], side="right") - 1]
+        return times, busy_at / np.maximum(there, 1.0)
+
+    def utilisation_bins(self, count: int) -> FloatArray:
+        """(count,) mean utilisation in each of ``count`` equal parts of the makespan."""
+        if self.makespan <= 0.0:
+            return np.zeros(count)
+        times, shares = self.utilisation_steps()
+        total = np.concatenate([[0.0], np.cumsum(shares * np.diff(times))])
+        edges = np.linspace(0.0, self.makespan, count + 1)
+        return np.asarray(np.diff(np.interp(edges, times, total)) * count / self.makespan)
+
+
+def _assign_slots(segments: Sequence[Segment], positions: Sequence[int]) -> Iterable[Bar]:
+    """Gives each bar of one device the lowest free slot; ``positions`` are in order of start.
+
+    A run of bars that overlap, directly or through others, shares one number of slots, so that no bar changes
+    its thickness when a neighbour comes or goes.
+    """
+    run: list[tuple[int, int]] = []
+    ends: list[tuple[float, int]] = []  # heap of (end, slot) of the bars that are still there
+    free: list[int] = []
+    for position in positions:
+        segment = segments[position]
+        while ends and ends[0][0] <= segment.start:
+            heapq.heappush(free, heapq.heappop(ends)[1])
+        if not ends:
+            yield from _run_of_bars(segments, run)
+            run, free = [], []
+        slot = heapq.heappop(free) if free else len(ends)
+        heapq.heappush(ends, (segment.end, slot))
+        run.append((position, slot))
+    yield from _run_of_bars(segments, run)
+
+
+def _run_of_bars(segments: Sequence[Segment], run: Sequence[tuple[int, int]]) -> Iterable[Bar]:
+    slots = 1 + max((slot for _, slot in run), default=0)
+    for position, slot in run:
+        segment = segments[position]
+        yield Bar(position, segment.row, segment.start, segment.end, slot, slots)
+
+
+def _merge_lanes(bars: Sequence[tuple[int, Bar]]) -> Iterable[Block]:
+    """The bars of one segment, by lane, as blocks."""
+    first, before = bars[0]
+    lanes = 1
+    for lane, bar in bars[1:]:
+        if lane == first + lanes and (bar.slot, bar.slots) == (before.slot, before.slots):
+            lanes += 1
+            continue
+        yield Block(before.segment, first, lanes, before.slot, before.slots)
+        first, before, lanes = lane, bar, 1
+    yield Block(before.segment, first, lanes, before.slot, before.slots)
+
+
+def _all_devices(cluster: Cluster, segments: Iterable[Segment], changes: Iterable[DeviceChange]) -> tuple[Device, ...]:
+    """The cluster's devices and those known by their index only."""
+    devices = {device.index: device for device in cluster.devices}
+    indices = {index for segment in segments for index in segment.devices} | {index for _, index, _ in changes}
+    for index in indices - devices.keys():
+        devices[index] = Device(index, kind=cluster.devices[0].kind)
+    return tuple(devices[index] for index in sorted(devices))
+
+
+def _union(stretches: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The union of stretches that are in order of start."""
+    joined: list[tuple[float, float]] = []
+    for start, end in stretches:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return tuple(joined)
+
+
+def _length(stretches: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in stretches)
+
+
+def _edges(stretches: Mapping[int, Iterable[tuple[float, float]]]) -> Iterable[tuple[float, int]]:
+    for device in stretches.values():
+        for start, end in device:
+            yield start, 1
+            yield end, -1
+
+
+def _steps(edges: Sequence[tuple[float, int]]) -> tuple[FloatArray, FloatArray]:
+    """Distinct times, and the sum of all changes up to and including each."""
+    times = np.array([time for time, _ in edges], dtype=np.float64)
+    distinct, place = np.unique(times, return_inverse=True)
+    changes = np.bincount(place, weights=[change for _, change in edges], minlength=len(distinct))
+    return distinct, np.cumsum(changes)

@@ -1,0 +1,105 @@
+"""Numbers for people: durations, shares, widths and axis ticks in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+#: Unit: seconds in it, and the largest span, in seconds, that is told in it.
+_UNITS = (("s", 1.0, 300.0), ("min", 60.0, 3.0 * 3600.0), ("h", 3600.0, math.inf))
+#: Steps between ticks that people can count by, in units; powers of ten beyond them.
+_STEPS = {"s": (1, 2, 5, 10, 15, 30, 60), "min": (1, 2, 5, 10, 15, 30, 60), "h": (1, 2, 3, 6, 12, 24, 48)}
+
+
+def duration(seconds: float) -> str:
+    """A duration to three digits in the unit that suits it: ``"9.2 s"``, ``"12.5 min"``, ``"1.53 h"``."""
+    name, size = unit_for(seconds)
+    if name == "s" and 0.0 < seconds < 0.1:
+        return f"{number(seconds * 1000.0)} ms"
+    return f"{number(seconds / size)} {name}"
+
+
+def durations(seconds: Sequence[float]) -> list[str]:
+    """Durations for a column: all in the unit that suits the longest, with equally many decimals."""
+    finite = [value for value in seconds if math.isfinite(value)]
+    longest = max(finite, default=0.0)
+    name, size = unit_for(longest)
+    if name == "s" and 0.0 < longest < 0.1:
+        name, size = "ms", 0.001
+    scaled = [value / size for value in finite]
+    decimals = 2 if longest / size < 10.0 else 1
+    if all(abs(value - round(value)) < 1e-9 * max(1.0, value) for value in scaled):
+        decimals = 0
+    return [f"{value / size:.{decimals}f} {name}" if math.isfinite(value) else "never" for value in seconds]
+
+
+def unit_for(seconds: float) -> tuple[str, float]:
+    """The unit for times up to ``seconds``: its name, and the seconds in it."""
+    return next((name, size) for name, size, most in _UNITS if seconds <= most or most == math.inf)
+
+
+def number(value: float) -> str:
+    """Three significant digits, never in powers of ten while the number is of a readable size."""
+    if not math.isfinite(value):
+        return "never" if value > 0 else str(value)
+    if abs(value) >= 100.0:
+        return f"{value:,.0f}"
+    if 0.0 < abs(value) < 0.001:
+        return f"{value:.2g}"
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    text = f"{value:.{min(max(digits, 0), 5)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(share: float) -> str:
+    """A share as a whole percentage; only a full one reads 100 %."""
+    return f"{math.floor(100.0 * share + 1e-9) if share > 0.99 else round(100.0 * share)} %"
+
+
+def times(ratio: float) -> str:
+    """A ratio: ``"3.26x"``; a dash where there is none."""
+    return f"{ratio:.2f}x" if math.isfinite(ratio) and ratio > 0.0 else "-"
+
+
+def fraction(width: float) -> str:
+    """A width as it is written: ``"1/2"``, ``"3"``."""
+    return f"1/{round(1.0 / width)}" if width < 1.0 else f"{round(width)}"
+
+
+def place(width: float, devices: Sequence[int]) -> str:
+    """A width and its devices in words: ``"1/2 of device 4"``, ``"device 3"``, ``"3 devices: 0,1,2"``."""
+    if width < 1.0:
+        return f"{fraction(width)} of device {devices[0]}"
+    if len(devices) == 1:
+        return f"device {devices[0]}"
+    return f"{len(devices)} devices: {index_ranges(devices)}"
+
+
+def index_ranges(indices: Sequence[int]) -> str:
+    """Indices in ascending order, runs of more than three shortened: ``"0,1,4-9"``."""
+    runs: list[list[int]] = []
+    for index in sorted(indices):
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 3 else ",".join(map(str, run)) for run in runs)
+
+
+def tick_step(span: float, most: int) -> float:
+    """Seconds between the ticks of an axis of ``span`` seconds that has room for ``most`` of them."""
+    if span <= 0.0:
+        return 1.0
+    least = span / max(most, 1)
+    name, size = unit_for(span)
+    steps = [step * size for step in _STEPS[name]]
+    if least > steps[-1] or least < steps[0]:
+        base = steps[0] if least < steps[0] else steps[-1]
+        scale = 10.0 ** math.floor(math.log10(least / base)) * base
+        steps = [scale, 2.0 * scale, 5.0 * scale, 10.0 * scale]
+    return next((step for step in steps if step >= least * (1.0 - 1e-9)), steps[-1])
+
+
+def tick_label(seconds: float, span: float) -> str:
+    """A tick in the unit of its axis of ``span`` seconds, the unit left out."""
+    return f"{round(seconds / unit_for(span)[1], 9):g}"

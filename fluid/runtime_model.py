@@ -1,0 +1,182 @@
+"""The runtime model: how a trial's runtime depends on its width (SPEC section 3; paper eq. 3.1 and 3.2).
+
+Widths are floats: ``1/p`` for one of ``p`` co-resident trials on a device, and whole numbers from 1 on. Heights
+are predicted remaining runtimes in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fluid.errors import InvalidFieldError, require_integer, require_number
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+DEFAULT_MAX_PACKING = 4
+DEFAULT_MAX_WIDTH = 8
+#: A further co-resident must cut the mean time per trial by at least this share (O_th).
+DEFAULT_BENEFIT_THRESHOLD = 0.05
+#: Absorbs rounding where the specification means exact arithmetic (floor, strict comparisons).
+TOLERANCE = 1e-9
+
+
+def marginal_benefit(residents: int, seconds: float, seconds_one_fewer: float) -> float:
+    """O^p, what the p-th co-resident of a device gains (eq. 3.1).
+
+    Args:
+        residents: p, at least 2.
+        seconds: mean seconds per iteration with p trials on the device.
+        seconds_one_fewer: the same with p - 1 trials.
+
+    Returns:
+        The relative cut in device time per iteration; negative where packing one more costs throughput.
+    """
+    p = require_integer("residents", residents, at_least=2)
+    if not (seconds > 0.0 and seconds_one_fewer > 0.0):
+        raise InvalidFieldError("seconds", (seconds, seconds_one_fewer), "must both be above 0")
+    return 1.0 - (p - 1) / p * seconds / seconds_one_fewer
+
+
+def packing_limit_from_seconds(seconds: Sequence[float], *, threshold: float = DEFAULT_BENEFIT_THRESHOLD) -> int:
+    """c, the most trials worth packing on a device, from measured seconds per iteration.
+
+    Args:
+        seconds: mean seconds per iteration with 1, 2, ... co-resident trials; c is at most its length.
+        threshold: O_th.
+
+    Returns:
+        ``max{p : O^q > O_th for all 2 <= q <= p}``, else 1.
+    """
+    c = 1
+    for p in range(2, len(seconds) + 1):
+        if marginal_benefit(p, seconds[p - 1], seconds[p - 2]) <= threshold + TOLERANCE:
+            break
+        c = p
+    return c
+
+
+def packing_limit(alpha: float, *, c_max: int, threshold: float = DEFAULT_BENEFIT_THRESHOLD) -> int:
+    """c for a constant packing overhead ``alpha``, for which ``O^p = 1 - alpha (p-1)/p``."""
+    alpha = require_number("alpha", alpha, at_least=1.0)
+    c, c_max = 1, require_integer("c", c_max, at_least=1)
+    while c < c_max and marginal_benefit(c + 1, alpha, 1.0) > threshold + TOLERANCE:
+        c += 1
+    return c
+
+
+def width_limit(beta: float, *, n: int, d_max: int) -> int:
+    """d_i, the most devices a trial may span: widening stops where it stops helping.
+
+    Returns:
+        ``min(d_max, n, max{w : beta < w/(w-1)})``.
+    """
+    beta = require_number("beta", beta, at_least=1.0)
+    bound = min(require_integer("d", d_max, at_least=1), require_integer("devices", n, at_least=1))
+    if beta > 1.0:
+        # beta < w/(w-1) is w < beta/(beta-1); the largest such whole number, with strictness up to rounding.
+        bound = min(bound, max(1, math.ceil(beta / (beta - 1.0) - TOLERANCE) - 1))
+    return bound
+
+
+def residents_at(width: float) -> int:
+    """p for the width 1/p; 1 for widths of at least 1."""
+    return max(1, round(1.0 / width))
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeModel:
+    """Overheads and limits of k trials, one entry per trial.
+
+    Attributes:
+        alpha: (k,) packing overhead per extra co-resident, at least 1.
+        beta: (k,) scaling overhead per extra device, at least 1.
+        c: (k,) most co-resident trials on a device, at least 1.
+        d: (k,) most devices the trial may span, at least 1.
+
+    Raises:
+        InvalidFieldError: from :meth:`build`, for a value below 1 or NaN.
+    """
+
+    alpha: FloatArray
+    beta: FloatArray
+    c: IntArray
+    d: IntArray
+
+    @classmethod
+    def build(
+        cls,
+        k: int,
+        *,
+        n: int,
+        alpha: ArrayLike = 1.0,
+        beta: ArrayLike = 1.0,
+        c: ArrayLike = DEFAULT_MAX_PACKING,
+        d: ArrayLike = DEFAULT_MAX_WIDTH,
+        threshold: float = DEFAULT_BENEFIT_THRESHOLD,
+    ) -> RuntimeModel:
+        """Makes the model of ``k`` trials on ``n`` devices; every argument is one number or one per trial.
+
+        ``c`` and ``d`` are upper bounds. They are lowered to what ``alpha`` and ``beta`` allow
+        (:func:`packing_limit`, :func:`width_limit`), which keeps alpha in [1, c/(c-1)) and beta in [1, d/(d-1)).
+        """
+        alphas, betas = _column("alpha", alpha, k), _column("beta", beta, k)
+        c_max, d_max = _column("c", c, k), _column("d", d, k)
+        pairs = {(a, m): packing_limit(a, c_max=m, threshold=threshold) for a, m in _distinct(alphas, c_max)}
+        limits = {(b, m): width_limit(b, n=n, d_max=m) for b, m in _distinct(betas, d_max)}
+        return cls(
+            alphas,
+            betas,
+            np.array([pairs[a, m] for a, m in zip(alphas.tolist(), c_max.tolist(), strict=True)], dtype=np.int64),
+            np.array([limits[b, m] for b, m in zip(betas.tolist(), d_max.tolist(), strict=True)], dtype=np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.alpha)
+
+    def take(self, rows: ArrayLike) -> RuntimeModel:
+        """Returns the model of the trials ``rows``."""
+        index = np.asarray(rows, dtype=np.int64)
+        return RuntimeModel(self.alpha[index], self.beta[index], self.c[index], self.d[index])
+
+    def stretch(self, widths: ArrayLike) -> FloatArray:
+        """h(w)/h(1) for one width per trial, (k,) (eq. 3.2)."""
+        w = np.asarray(widths, dtype=np.float64)
+        packed = w < 1.0
+        return np.where(
+            packed,
+            self.alpha ** np.where(packed, 1.0 / w - 1.0, 0.0),
+            self.beta ** np.where(packed, 0.0, w - 1.0) / np.maximum(w, 1.0),
+        )
+
+    def heights(self, heights_at_1: ArrayLike, widths: ArrayLike) -> FloatArray:
+        """h(w) in seconds, (k,), from h(1) in seconds and one width per trial."""
+        return np.asarray(heights_at_1, dtype=np.float64) * self.stretch(widths)
+
+
+def stretch_of(alpha: float, beta: float, width: float) -> float:
+    """h(w)/h(1) of one trial, by the same equation as :meth:`RuntimeModel.stretch`."""
+    if width < 1.0:
+        return float(alpha ** (1.0 / width - 1.0))
+    return float(beta ** (width - 1.0) / width)
+
+
+def _distinct(values: FloatArray, bounds: FloatArray) -> set[tuple[float, int]]:
+    return set(zip(values.tolist(), bounds.tolist(), strict=True))
+
+
+def _column(field: str, values: ArrayLike, k: int) -> FloatArray:
+    """One float per trial, each at least 1; the error names the first value that is not."""
+    try:
+        column: FloatArray = np.array(np.broadcast_to(np.asarray(values, dtype=np.float64), (k,)))
+    except (TypeError, ValueError) as error:
+        raise InvalidFieldError(field, values, f"must be one number or {k} of them") from error
+    wrong = ~(np.isfinite(column) & (column >= 1.0))
+    if wrong.any():
+        raise InvalidFieldError(field, float(column[wrong][0]), "must be a finite number of at least 1")
+    return column

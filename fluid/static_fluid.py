@@ -1,0 +1,21 @@
+"""StaticFluid, the paper's planner on arrival of a TrialGroup (Algorithm 3.1, as SPEC section 4 settles it)."""
+
+from __future__ import annotations
+
+from fluid.arrangement import Arrangement, KeepWidths, start_order
+from fluid.instance import Instance
+from fluid.planner import Planner
+from fluid.share import static_widths
+
+
+class StaticFluid(Planner):
+    """Water-filling by runtime: long trials get several devices, short ones share one."""
+
+    name = "static"
+
+    def arrange(self, instance: Instance) -> Arrangement:
+        """Plans the instance; the widths are kept to the end."""
+        model = instance.model
+        widths = static_widths(instance.heights, model.c, model.d, instance.n)
+        order = start_order(widths, instance.heights, instance.priority)
+        return Arrangement(widths, order, KeepWidths(), replan_at_start=False, name=self.name)

@@ -1,0 +1,145 @@
+"""Trials and TrialGroups: what a search algorithm asks Fluid to run (SPEC section 2)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.resources import MemoryNeed
+
+_trial_numbers = itertools.count()
+_group_numbers = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One configuration to train, with the budget it has until the algorithm decides about it again.
+
+    Args:
+        trainable: what to train: a class with ``setup``/``step``/``save_checkpoint``/``load_checkpoint``/
+            ``cleanup``, a function trainable, or a generator function. Planning does not look at it.
+        config: the hyperparameters.
+        budget: iterations to run, a whole number of at least 1.
+        priority: trials of a higher priority start before those of a lower one.
+        trial_id: unique name; made up where it is ``None``.
+        profile_key: trials of one key share measured overheads; ``None`` stands for the trainable's name.
+        max_width: most devices this trial may span; ``None`` for no bound of its own, 1 if it is not elastic.
+        memory: device memory the trial needs, where it is known beforehand; otherwise it is measured.
+
+    Raises:
+        InvalidFieldError: a field cannot be used; the message names the field and the value.
+    """
+
+    trainable: Any
+    config: Mapping[str, Any] = field(default_factory=dict)
+    budget: int = 1
+    priority: float = 1.0
+    trial_id: str | None = None
+    profile_key: str | None = None
+    max_width: int | None = None
+    memory: MemoryNeed | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", require_integer("budget", self.budget, at_least=1))
+        object.__setattr__(self, "priority", require_number("priority", self.priority, at_least=0.0))
+        if self.max_width is not None:
+            object.__setattr__(self, "max_width", require_integer("max_width", self.max_width, at_least=1))
+        if not isinstance(self.config, Mapping):
+            raise InvalidFieldError("config", self.config, "must be a mapping of hyperparameters")
+        if self.trial_id is None:
+            object.__setattr__(self, "trial_id", f"trial-{next(_trial_numbers):05d}")
+        elif not isinstance(self.trial_id, str) or not self.trial_id:
+            raise InvalidFieldError("trial_id", self.trial_id, "must be a non-empty string")
+
+    @property
+    def id(self) -> str:
+        """The trial's unique name; unlike ``trial_id`` never ``None``, also to a type checker."""
+        assert self.trial_id is not None
+        return self.trial_id
+
+    @property
+    def key(self) -> str:
+        """The profile key: the one given, else the trainable's qualified name."""
+        if self.profile_key is not None:
+            return self.profile_key
+        return str(getattr(self.trainable, "__qualname__", None) or type(self.trainable).__qualname__)
+
+
+class TrialGroup:
+    """Trials scheduled together: the unit of scheduling. Its goal is the smallest makespan.
+
+    A group stays open: trials can be added, extended, stopped and removed at any time. Iterating over a group
+    gives its trials in the order they were added.
+
+    Args:
+        trials: the trials to begin with; may be empty.
+        name: shown to people; made up where it is ``None``.
+
+    Raises:
+        InvalidFieldError: two trials have one id.
+    """
+
+    def __init__(self, trials: Iterable[Trial] = (), name: str | None = None) -> None:
+        self.name = name if name is not None else f"group-{next(_group_numbers)}"
+        self._trials: dict[str, Trial] = {}
+        self._stopped: set[str] = set()
+        for trial in trials:
+            self.add(trial)
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(list(self._trials.values()))
+
+    def __contains__(self, trial_id: object) -> bool:
+        return trial_id in self._trials
+
+    def __getitem__(self, trial_id: str) -> Trial:
+        if trial_id not in self._trials:
+            raise InvalidFieldError("trial_id", trial_id, f"no such trial in TrialGroup {self.name!r}")
+        return self._trials[trial_id]
+
+    def __repr__(self) -> str:
+        return f"TrialGroup(name={self.name!r}, trials={len(self)}, stopped={len(self._stopped)})"
+
+    @property
+    def active(self) -> list[Trial]:
+        """The trials that were not stopped, in the order they were added."""
+        return [trial for trial in self if trial.id not in self._stopped]
+
+    def add(self, trial: Trial) -> Trial:
+        """Adds a trial and returns it; its id must be new to the group."""
+        if not isinstance(trial, Trial):
+            raise InvalidFieldError("trial", trial, "must be a Trial")
+        if trial.id in self._trials:
+            raise InvalidFieldError("trial_id", trial.id, f"already in TrialGroup {self.name!r}")
+        self._trials[trial.id] = trial
+        return trial
+
+    def extend(self, trial_id: str, budget: int) -> Trial:
+        """Gives a trial ``budget`` further iterations, and returns the trial as it now stands."""
+        trial = self[trial_id]
+        if trial_id in self._stopped:
+            raise InvalidFieldError("trial_id", trial_id, "was stopped and cannot be extended")
+        extended = replace(trial, budget=trial.budget + require_integer("budget", budget, at_least=1))
+        self._trials[trial_id] = extended
+        return extended
+
+    def stop(self, trial_id: str) -> None:
+        """Stops a trial: it stays in the group and is run no further. Stopping twice is harmless."""
+        self._stopped.add(self[trial_id].id)
+
+    def remove(self, trial_id: str) -> Trial:
+        """Takes a trial out of the group and returns it."""
+        trial = self[trial_id]
+        del self._trials[trial_id]
+        self._stopped.discard(trial_id)
+        return trial
+
+    def is_stopped(self, trial_id: str) -> bool:
+        """Whether the trial was stopped."""
+        return self[trial_id].id in self._stopped

@@ -1,0 +1,43 @@
+"""`import fluid` must stay cheap: what it loads is measured in a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ["torch", "ray", "matplotlib", "numpy", "rich", "horovod"]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Names in sys.modules after the statement ran in a new interpreter."""
+    code = f"import json, sys; {statement}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("statement", ["import fluid", "import fluid.integrations", "from fluid import TrialGroup"])
+def test_import_loads_nothing_heavy(statement: str) -> None:
+    assert loaded_by(statement).isdisjoint(HEAVY)
+
+
+def test_the_measurement_can_fail() -> None:
+    assert "numpy" in loaded_by("import numpy")
+
+
+def test_every_public_name_can_be_loaded() -> None:
+    import fluid
+
+    assert sorted(fluid.__all__) == sorted(dir(fluid))
+    for name in fluid.__all__:
+        assert getattr(fluid, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import fluid
+
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = fluid.no_such_name

@@ -1,0 +1,71 @@
+"""Tests of fluid._imports."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluid._imports import try_import
+from fluid.errors import FluidError, MissingDependencyError
+
+
+def test_nothing_happens_when_the_import_works() -> None:
+    with try_import("json", extra="plot") as imports:
+        import json
+    imports.check()
+    assert imports.available
+    assert json.loads("1") == 1
+
+
+def test_a_missing_package_fails_late_with_the_install_command() -> None:
+    with try_import("no_such_package", extra="plot") as imports:
+        import no_such_package  # noqa: F401
+    assert not imports.available
+    with pytest.raises(MissingDependencyError) as caught:
+        imports.check()
+    message = str(caught.value)
+    assert "needs no_such_package, which is not installed" in message
+    assert "pip install 'fluid-tune[plot]'" in message
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_check_raises_every_time() -> None:
+    with try_import("no_such_package", extra="plot") as imports:
+        import no_such_package  # noqa: F401
+    for _ in range(2):
+        with pytest.raises(MissingDependencyError):
+            imports.check()
+
+
+def test_the_error_is_an_import_error_too() -> None:
+    assert issubclass(MissingDependencyError, ImportError)
+    assert issubclass(MissingDependencyError, FluidError)
+
+
+def test_a_broken_package_is_not_called_missing() -> None:
+    with try_import("json", extra="plot") as imports:
+        from json import no_such_name  # noqa: F401
+    with pytest.raises(MissingDependencyError, match=r"needs json, which cannot be imported .*no_such_name"):
+        imports.check()
+
+
+def test_an_install_command_of_its_own() -> None:
+    with try_import("no_such_package", install="make no-such-package") as imports:
+        import no_such_package  # noqa: F401
+    with pytest.raises(MissingDependencyError, match="to install it: make no-such-package"):
+        imports.check()
+
+
+def test_other_errors_pass_through() -> None:
+    with pytest.raises(ZeroDivisionError), try_import("json", extra="plot"):
+        _ = 1 / 0
+
+
+def test_a_missing_module_of_fluid_passes_through() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), try_import("json", extra="plot"):
+        import fluid.no_such_module  # noqa: F401
+
+
+@pytest.mark.parametrize("arguments", [{}, {"extra": "plot", "install": "make plot"}])
+def test_exactly_one_way_to_install(arguments: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        try_import("json", **arguments)

@@ -1,0 +1,459 @@
+"""Checks who imports whom, from the source of every module in fluid/ and integrations/.
+
+The checks are plain functions over a mapping of module name to imports, so that the second half of this file
+can show on small bad examples that each of them fails when it should.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of the table: the modules matched by the patterns, and what they may import.
+
+    A pattern is a module name; one that ends in ``.*`` matches the package and everything below it.
+    """
+
+    level: int
+    patterns: tuple[str, ...]
+    #: Third-party packages allowed, by top-level name.
+    packages: frozenset[str] = frozenset()
+
+    def matches(self, module: str) -> bool:
+        return any(
+            module == pattern or (pattern.endswith(".*") and f"{module}.".startswith(pattern[:-1]))
+            for pattern in self.patterns
+        )
+
+
+def layer(level: int, modules: str, packages: str = "") -> Layer:
+    return Layer(level, tuple(f"fluid.{name}" for name in modules.split()), frozenset(packages.split()))
+
+
+# The first row that matches a module counts. A new module is added here, in the lowest layer it can live in.
+# The package fluid itself has no layer: see check_facade.
+LAYERS = (
+    layer(0, "trialgroup resources errors _clock _imports _experimental _version"),
+    layer(1, "runtime_model profile instance placement arrangement share strips narrowest bounds", "numpy"),
+    layer(1, "planner planners fifo static_fluid dynamic_fluid replan concentrate portfolio", "numpy"),
+    layer(2, "engine.* mps nvml", "numpy"),
+    layer(2, "lane", "numpy torch"),
+    layer(2, "elastic.*", "numpy torch horovod"),
+    layer(3, "backends.ray.*", "numpy ray"),
+    layer(3, "backends.*", "numpy"),
+    layer(4, "executor", "numpy"),
+    layer(5, "tune", "numpy"),
+    layer(5, "cli", "numpy rich"),
+    layer(5, "report.*", "numpy rich matplotlib"),
+    layer(6, "integrations.ray_tune.*", "numpy ray"),
+    layer(6, "integrations.hpbandster.*", "numpy hpbandster ConfigSpace"),
+    layer(6, "integrations.optuna.*", "numpy optuna"),
+    layer(6, "integrations.*", "numpy"),
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a module.
+
+    Attributes:
+        target: dotted name of what is imported; starts with a dot if the import is relative.
+        when: "load" (runs when the module is imported), "lazy" (inside a function) or "typing" (under
+            ``if TYPE_CHECKING``, never runs).
+        line: line number.
+    """
+
+    target: str
+    when: str = "load"
+    line: int = 0
+
+
+Imports = Mapping[str, Sequence[Import]]
+Check = Callable[[Imports], list[str]]
+
+
+# --- Reading the source
+
+
+def source_files(root: Path) -> dict[str, Path]:
+    """Module name to file, for fluid/ and integrations/ (under the name it is shipped as)."""
+    files = {}
+    for folder, package in (("fluid", "fluid"), ("integrations", "fluid.integrations")):
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root / folder).with_suffix("").parts
+            if folder == "fluid" and parts[0] == "integrations":
+                continue  # The link: the files are found under their real folder.
+            names = parts[:-1] if parts[-1] == "__init__" else parts
+            files[".".join((package, *names))] = path
+    return files
+
+
+def read_imports(tree: ast.Module, modules: set[str]) -> list[Import]:
+    """Every import in the tree; ``from a import b`` is an import of ``a.b`` if that is one of ``modules``."""
+    found = []
+    for node, when in _walk(tree, "load"):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            targets = sorted({name if name in modules else base for name in names})
+        elif isinstance(node, ast.Call) and _called_name(node) in ("import_module", "__import__"):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                targets = [argument.value]
+        found += [Import(target, when, node.lineno) for target in targets]
+    return found
+
+
+def read_calendar_clocks(tree: ast.Module) -> list[int]:
+    """Lines that read the clock through datetime: ``datetime.now``, ``datetime.utcnow``, ``date.today``."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("now", "utcnow", "today")
+        and _last_name(node.value) in ("datetime", "date")
+    ]
+
+
+def _walk(node: ast.AST, when: str) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+    for child in ast.iter_child_nodes(node):
+        inner = when
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and when == "load":
+            inner = "lazy"
+        elif isinstance(child, ast.If) and _last_name(child.test) == "TYPE_CHECKING":
+            for statement in child.body:
+                yield from _walk(ast.Module([statement], []), "typing")
+            for statement in child.orelse:
+                yield from _walk(ast.Module([statement], []), when)
+            continue
+        if isinstance(child, (ast.stmt, ast.expr)):
+            yield child, inner
+        yield from _walk(child, inner)
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _called_name(node: ast.Call) -> str:
+    return _last_name(node.func)
+
+
+# --- The checks
+# Each takes the mapping and returns what is wrong, one line per offence.
+
+
+def layer_of(module: str) -> Layer | None:
+    return next((row for row in LAYERS if row.matches(module)), None)
+
+
+def is_ours(target: str) -> bool:
+    return target == "fluid" or target.startswith("fluid.")
+
+
+def is_in(target: str, package: str) -> bool:
+    return f"{target}.".startswith(f"{package}.")
+
+
+def check_known(imports: Imports) -> list[str]:
+    return [
+        f"{module} is in no layer: add it to LAYERS in tests/test_layering.py"
+        for module in imports
+        if module != "fluid" and layer_of(module) is None
+    ]
+
+
+def check_downward(imports: Imports) -> list[str]:
+    """A module imports its own layer or a lower one, whenever the import runs."""
+    wrong = []
+    for module, found in imports.items():
+        mine = layer_of(module)
+        for imported in found:
+            if is_in(imported.target, "fluid.integrations"):
+                continue  # One module may reach up to these: see check_integrations.
+            theirs = layer_of(imported.target)
+            if mine and theirs and theirs.level > mine.level:
+                where = f"{module}:{imported.line} (layer {mine.level})"
+                wrong.append(f"{where} imports {imported.target} (layer {theirs.level})")
+    return wrong
+
+
+def check_packages(imports: Imports) -> list[str]:
+    """Besides the standard library, a module imports only the packages its row of the table names."""
+    wrong = []
+    for module, found in imports.items():
+        mine = layer_of(module)
+        allowed = mine.packages if mine else frozenset()
+        for imported in found:
+            package = imported.target.split(".")[0]
+            if package and package != "fluid" and package not in sys.stdlib_module_names | allowed:
+                wrong.append(f"{module}:{imported.line} may not import {package}")
+    return wrong
+
+
+def check_facade(imports: Imports) -> list[str]:
+    """The package fluid loads its names on first use, and only those outside fluid/ get them from there."""
+    wrong = [
+        f"fluid:{imported.line} imports {imported.target} at once; it may do so in a function only"
+        for imported in imports.get("fluid", ())
+        if is_ours(imported.target) and imported.when == "load" and imported.target != "fluid._version"
+    ]
+    for module, found in imports.items():
+        if not is_in(module, "fluid.integrations"):
+            wrong += [
+                f"{module}:{imported.line} imports from fluid; name the module that defines it"
+                for imported in found
+                if imported.target == "fluid"
+            ]
+    return wrong
+
+
+def check_backends(imports: Imports) -> list[str]:
+    """Backends know the base module, never each other."""
+    wrong = []
+    for module, found in imports.items():
+        if not module.startswith("fluid.backends."):
+            continue
+        mine = ".".join(module.split(".")[:3])
+        for imported in found:
+            shared = is_in(imported.target, mine) or is_in(imported.target, "fluid.backends.base")
+            if is_in(imported.target, "fluid.backends") and not shared:
+                wrong.append(f"{module}:{imported.line} imports its sibling {imported.target}")
+    return wrong
+
+
+def check_integrations(imports: Imports) -> list[str]:
+    """Only fluid.tune reaches up to the integrations, and only inside a function."""
+    return [
+        f"{module}:{imported.line} imports {imported.target}; only fluid.tune may, in a function"
+        for module, found in imports.items()
+        if not is_in(module, "fluid.integrations")
+        for imported in found
+        if is_in(imported.target, "fluid.integrations") and (module, imported.when) != ("fluid.tune", "lazy")
+    ]
+
+
+def check_clock(imports: Imports) -> list[str]:
+    """Time is read in one module; chance comes from seeded numpy generators."""
+    allowed = {"time": "fluid._clock", "random": None}
+    return [
+        f"{module}:{imported.line} imports {imported.target}"
+        for module, found in imports.items()
+        for imported in found
+        if imported.target in allowed and module != allowed[imported.target]
+    ]
+
+
+def check_absolute(imports: Imports) -> list[str]:
+    return [
+        f"{module}:{imported.line} has a relative import"
+        for module, found in imports.items()
+        for imported in found
+        if imported.target.startswith(".")
+    ]
+
+
+def check_cycles(imports: Imports) -> list[str]:
+    """No module needs itself while it is being loaded."""
+    needs = {
+        module: sorted({imported.target for imported in found if imported.when == "load"} & imports.keys())
+        for module, found in imports.items()
+    }
+    wrong = []
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            wrong.append(" -> ".join([*path[path.index(module) :], module]))
+        elif module not in done:
+            for needed in needs[module]:
+                visit(needed, [*path, module])
+            done.add(module)
+
+    for module in needs:
+        visit(module, [])
+    return wrong
+
+
+CHECKS = [
+    check_known,
+    check_downward,
+    check_packages,
+    check_facade,
+    check_backends,
+    check_integrations,
+    check_clock,
+    check_absolute,
+    check_cycles,
+]
+
+
+# --- The real source
+
+FILES = source_files(ROOT)
+TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
+IMPORTS = {module: read_imports(tree, set(FILES)) for module, tree in TREES.items()}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_source(check: Check) -> None:
+    assert check(IMPORTS) == []
+
+
+def test_no_calendar_clock() -> None:
+    assert {module: lines for module, tree in TREES.items() if (lines := read_calendar_clocks(tree))} == {}
+
+
+def test_the_source_was_found() -> None:
+    assert {"fluid", "fluid._clock", "fluid.backends", "fluid.integrations"} <= FILES.keys()
+    assert Import("fluid.errors") in [Import(i.target, i.when) for i in IMPORTS["fluid._clock"]]
+    assert not any("integrations" in path.parts[-2:] and path.is_symlink() for path in FILES.values())
+
+
+# --- The checks can fail
+
+LAZY_TORCH = Import("torch", "lazy")
+BAD = [
+    (check_known, {"fluid.surprise": []}),
+    (check_known, {"fluid.backend.local": []}),
+    (check_known, {"fluid.planners.extra": []}),
+    (check_downward, {"fluid.errors": [Import("fluid.instance")]}),
+    (check_downward, {"fluid.portfolio": [Import("fluid.engine.state", "lazy")]}),
+    (check_downward, {"fluid.engine.state": [Import("fluid.backends.base", "typing")]}),
+    (check_downward, {"fluid.backends.local": [Import("fluid.executor")]}),
+    (check_downward, {"fluid.executor": [Import("fluid.cli")]}),
+    (check_downward, {"fluid.errors": [Import("fluid.portfolio", "typing")]}),
+    (check_packages, {"fluid.trialgroup": [Import("numpy")]}),
+    (check_packages, {"fluid.portfolio": [Import("scipy.optimize")]}),
+    (check_packages, {"fluid.engine.state": [LAZY_TORCH]}),
+    (check_packages, {"fluid": [LAZY_TORCH]}),
+    (check_packages, {"fluid.backends.local": [Import("ray")]}),
+    (check_packages, {"fluid.tune": [Import("ray.tune", "lazy")]}),
+    (check_packages, {"fluid.integrations.optuna": [Import("ray")]}),
+    (check_packages, {"fluid.cli": [Import("matplotlib.pyplot", "typing")]}),
+    (check_facade, {"fluid": [Import("fluid.portfolio")]}),
+    (check_facade, {"fluid.cli": [Import("fluid", "lazy")]}),
+    (check_backends, {"fluid.backends.local": [Import("fluid.backends.ray", "lazy")]}),
+    (check_backends, {"fluid.backends.base": [Import("fluid.backends.local")]}),
+    (check_backends, {"fluid.backends.local.pipes": [Import("fluid.backends.simulated")]}),
+    (check_backends, {"fluid.backends.local": [Import("fluid.backends")]}),
+    (check_integrations, {"fluid.tune": [Import("fluid.integrations.ray_tune")]}),
+    (check_integrations, {"fluid.executor": [Import("fluid.integrations", "lazy")]}),
+    (check_integrations, {"fluid": [Import("fluid.integrations", "lazy")]}),
+    (check_integrations, {"fluid.cli": [Import("fluid.integrations.optuna.sampler", "lazy")]}),
+    (check_clock, {"fluid.executor": [Import("time")]}),
+    (check_clock, {"fluid._clock": [Import("random", "lazy")]}),
+    (check_absolute, {"fluid.cli": [Import(".portfolio")]}),
+    (check_cycles, {"fluid.a": [Import("fluid.a")]}),
+    (check_cycles, {"fluid.a": [Import("fluid.b")], "fluid.b": [Import("fluid.a")]}),
+]
+GOOD = {
+    "fluid": [Import("importlib"), Import("fluid._version"), Import("fluid.portfolio", "typing")],
+    "fluid._version": [],
+    "fluid._clock": [Import("time"), Import("fluid.errors")],
+    "fluid.errors": [Import("fluid._clock", "lazy"), Import("fluid.trialgroup", "typing")],
+    "fluid.portfolio": [Import("numpy.typing"), Import("fluid.bounds"), Import("fluid.trialgroup")],
+    "fluid.elastic.group": [Import("torch.distributed"), Import("horovod.torch", "lazy")],
+    "fluid.backends.ray": [Import("ray"), Import("fluid.backends.base"), Import("fluid.lane")],
+    "fluid.backends.local.pipes": [Import("fluid.backends.local.process"), Import("fluid.backends.base")],
+    "fluid.executor": [Import("fluid.backends.local", "lazy")],
+    "fluid.tune": [Import("fluid.integrations.ray_tune", "lazy")],
+    "fluid.integrations.ray_tune.runner": [Import("fluid"), Import("ray.tune"), Import("fluid.executor")],
+}
+
+
+@pytest.mark.parametrize(("check", "imports"), BAD)
+def test_a_bad_example_is_refused(check: Check, imports: Imports) -> None:
+    assert len(check(imports)) == 1
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_good_example_passes(check: Check) -> None:
+    assert check(GOOD) == []
+
+
+def test_every_check_has_a_bad_example() -> None:
+    assert {check for check, _ in BAD} == set(CHECKS)
+
+
+def test_a_cycle_is_spelled_out() -> None:
+    imports = {"fluid.a": [Import("fluid.b")], "fluid.b": [Import("fluid.c")], "fluid.c": [Import("fluid.b")]}
+    assert check_cycles(imports) == ["fluid.b -> fluid.c -> fluid.b"]
+
+
+SAMPLE = """
+import os.path, time
+from typing import TYPE_CHECKING
+from fluid.backends import base, local_helper
+from . import sibling
+try:
+    import json
+except ImportError:
+    json = None
+if TYPE_CHECKING:
+    from fluid.instance import Instance
+else:
+    import numpy
+class A:
+    import math
+    def f(self):
+        import torch
+        if TYPE_CHECKING:
+            import typing
+        return importlib.import_module("ray.tune"), importlib.import_module(name)
+with try_import("x", extra="y"):
+    import matplotlib
+late = lambda: __import__("random")
+"""
+
+
+def test_reading_imports() -> None:
+    found = {(i.target, i.when) for i in read_imports(ast.parse(SAMPLE), {"fluid.backends.base"})}
+    assert found == {
+        ("os.path", "load"),
+        ("time", "load"),
+        ("typing", "load"),
+        ("fluid.backends.base", "load"),
+        ("fluid.backends", "load"),
+        (".", "load"),
+        ("json", "load"),
+        ("fluid.instance", "typing"),
+        ("numpy", "load"),
+        ("math", "load"),
+        ("torch", "lazy"),
+        ("typing", "typing"),
+        ("ray.tune", "lazy"),
+        ("matplotlib", "load"),
+        ("random", "lazy"),
+    }
+
+
+def test_reading_calendar_clocks() -> None:
+    sample = "datetime.datetime.now()\ndate.today()\nclock.now()\nself.clock.now()\ndatetime.max\n"
+    assert read_calendar_clocks(ast.parse(sample)) == [1, 2]
+
+
+def test_source_files_names_modules_as_shipped(tmp_path: Path) -> None:
+    for name in ("fluid/__init__", "fluid/report/table", "integrations/__init__", "integrations/x/y"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "fluid/integrations").symlink_to("../integrations")
+    files = source_files(tmp_path)
+    assert set(files) == {"fluid", "fluid.report.table", "fluid.integrations", "fluid.integrations.x.y"}
+    assert files["fluid.integrations.x.y"] == tmp_path / "integrations/x/y.py"
