@@ -1,7 +1,7 @@
-"""Lower bounds on the makespan (SPEC section 6).
+"""Lower bounds on the makespan (docs/theory.md, section 5).
 
 ``mLB`` bounds every schedule, also one that changes widths while trials run; ``T*`` bounds only schedules with
-fixed widths.
+fixed widths, and takes packed trials to share their device from start to end.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def malleable_lower_bound(instance: Instance) -> float:
 
 
 def fixed_width_lower_bound(instance: Instance) -> float:
-    """T*, seconds: bounds schedules in which every trial keeps one width, on devices of speed 1."""
-    return NarrowestWidths(instance).fixed_width_bound()
+    """T*, seconds: bounds schedules in which every trial keeps one width w and takes ``h_i(w)``, at speed 1."""
+    return NarrowestWidths(instance, np.floor).fixed_width_bound()
 
 
 def envelope(alpha: float, beta: float, c: int, d: int) -> tuple[FloatArray, FloatArray]:

@@ -1,4 +1,4 @@
-"""DynamicFluid, the paper's re-planner (Algorithm 3.2, as SPEC section 5 settles it)."""
+"""DynamicFluid, the paper's re-planner (Algorithm 3.2; docs/theory.md, section 4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from fluid.arrangement import Arrangement, Replanner, Resize, Running
 from fluid.instance import Instance
 from fluid.planner import Planner
-from fluid.runtime_model import FloatArray, stretch_of
+from fluid.runtime_model import TOLERANCE, FloatArray, stretch_of
 from fluid.share import make_room, static_widths
 from fluid.static_fluid import StaticFluid
 
@@ -36,7 +36,7 @@ class ReallocateByShare:
             if not (target < width and width >= 1.0):
                 continue
             target_height = self._height(running, i, target)
-            if target * (target_height + running.epsilon) < width * heights[i]:
+            if target * (target_height + running.epsilon) < width * heights[i] * (1.0 - TOLERANCE):
                 if target < 1.0:
                     joined = slots.take(int(running.c[i]))
                     if not joined and width < 2.0:
@@ -47,9 +47,11 @@ class ReallocateByShare:
                 resizes.append(Resize(int(running.rows[i]), target))
         for i in by_height:
             width, target = float(running.widths[i]), float(targets[i])
-            own = max(1, round(width)) if alone[i] else 0
+            own = max(1, round(width)) if alone[i] and int(running.device[i]) not in slots.joined else 0
             target = min(target, float(own + free))
-            if target > width and target >= 1.0 and self._height(running, i, target) + running.epsilon < heights[i]:
+            if target <= width or target < 1.0:
+                continue
+            if self._height(running, i, target) + running.epsilon < heights[i] * (1.0 - TOLERANCE):
                 free -= round(target) - own
                 resizes.append(Resize(int(running.rows[i]), target))
         return resizes
@@ -75,20 +77,24 @@ class _OpenSlots:
     """Open slots on the devices that packed trials share."""
 
     def __init__(self, running: Running) -> None:
-        self._open: dict[int, list[int]] = {}
-        for width, device, residents in zip(
-            running.widths.tolist(), running.device.tolist(), running.residents.tolist(), strict=True
+        #: devices on which a slot was taken.
+        self.joined: set[int] = set()
+        #: (-speed, device) -> [most trials there, trials there]
+        self._open: dict[tuple[float, int], list[int]] = {}
+        for width, device, residents, speed in zip(
+            *(column.tolist() for column in (running.widths, running.device, running.residents, running.speed)),
+            strict=True,
         ):
             if width < 1.0:
-                limit = min(round(1.0 / width), self._open.get(device, [10**9])[0])
-                self._open[device] = [limit, residents]
+                limit = min(round(1.0 / width), self._open.get((-speed, device), [10**9])[0])
+                self._open[-speed, device] = [limit, residents]
 
     def take(self, c: int) -> bool:
-        """Takes a slot on a device where at most ``c`` trials would then run."""
-        for slot in self._open.values():
-            limit, residents = slot
+        """Takes a slot where at most ``c`` trials would then run: as placement does, the most idle one."""
+        for (speed, device), (limit, residents) in sorted(self._open.items(), key=lambda slot: (slot[1][1], slot[0])):
             if residents < min(limit, c):
-                slot[1] += 1
+                self._open[speed, device] = [min(limit, c), residents + 1]
+                self.joined.add(device)
                 return True
         return False
 

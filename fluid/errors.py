@@ -20,7 +20,7 @@ class InvalidFieldError(FluidError, ValueError):
     """
 
     def __init__(self, field: str, value: object, reason: str) -> None:
-        super().__init__(f"{field}={value!r}: {reason}")
+        super().__init__(f"{field}={_shown(value)}: {reason}")
         self.field = field
         self.value = value
         self.reason = reason
@@ -28,6 +28,14 @@ class InvalidFieldError(FluidError, ValueError):
     def __reduce__(self) -> tuple[type[InvalidFieldError], tuple[str, object, str]]:
         # The default would call __init__ with the message alone, so the error could not cross a process.
         return type(self), (self.field, self.value, self.reason)
+
+
+def _shown(value: object) -> str:
+    """The value as text; Python refuses to print whole numbers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} too long to print"
 
 
 class MissingDependencyError(FluidError, ImportError):
@@ -51,12 +59,15 @@ def require_number(field: str, value: object, *, at_least: float, finite: bool =
     return number
 
 
-def require_integer(field: str, value: object, *, at_least: int) -> int:
+def require_integer(field: str, value: object, *, at_least: int, at_most: int | None = None) -> int:
     """Returns ``value`` as an int (``3.0`` counts as 3), or raises :class:`InvalidFieldError`."""
     number = require_number(field, value, at_least=at_least)
     if number != int(number):
         raise InvalidFieldError(field, value, "must be a whole number")
-    return int(number)
+    if at_most is not None and number > at_most:
+        raise InvalidFieldError(field, value, f"must be at most {at_most}")
+    # A float holds whole numbers exactly up to 2^53 only.
+    return int(value) if isinstance(value, numbers.Integral) else int(number)
 
 
 def require_one_of(field: str, value: object, allowed: Collection[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.profile import Profile
-from fluid.resources import Cluster, Device, MemoryNeed
+from fluid.resources import MOST_DEVICES, Cluster, Device, MemoryNeed
 from fluid.runtime_model import (
     DEFAULT_BENEFIT_THRESHOLD,
     DEFAULT_MAX_PACKING,
@@ -83,7 +84,7 @@ class Instance:
         Raises:
             InvalidFieldError: a value cannot be used; the message names the field and the value.
         """
-        runtimes = np.atleast_1d(np.asarray(heights, dtype=np.float64)).copy()
+        runtimes = np.atleast_1d(_numbers("runtime_s", heights)).copy()
         if runtimes.ndim != 1 or not len(runtimes):
             raise InvalidFieldError("trials", heights, "a plan needs at least one trial")
         wrong = ~(np.isfinite(runtimes) & (runtimes > 0.0))
@@ -94,16 +95,23 @@ class Instance:
         ids = tuple(trial_ids) if trial_ids is not None else tuple(f"trial-{row:05d}" for row in range(k))
         if len(set(ids)) < len(ids):
             raise InvalidFieldError("id", next(i for i in ids if ids.count(i) > 1), "two trials have this id")
+        priorities = np.atleast_1d(_numbers("priority", priority))
+        if not np.isfinite(priorities).all():
+            raise InvalidFieldError("priority", float(priorities[~np.isfinite(priorities)][0]), "must be finite")
+        per_trial = {"trial_ids": ids, "needs": needs, "priority": priorities if len(priorities) != 1 else None}
+        for field, values in per_trial.items():
+            if values is not None and len(values) != k:
+                raise InvalidFieldError(field, values, f"must be one for each of the {k} trials")
         instance = cls(
             trial_ids=ids,
             heights=runtimes,
             model=RuntimeModel.build(k, n=len(machines), alpha=alpha, beta=beta, c=c, d=d, threshold=threshold),
             cluster=machines,
             epsilon=require_number("epsilon", epsilon, at_least=0.0),
-            priority=np.broadcast_to(np.asarray(priority, dtype=np.float64), (k,)),
+            priority=np.broadcast_to(priorities, (k,)),
             needs=tuple(needs) if needs is not None else (None,) * k,
         )
-        instance._check_memory()
+        instance._fit_memory()
         return instance
 
     @classmethod
@@ -173,17 +181,17 @@ class Instance:
             top = data.get(field, default)
             return [require_number(field, trial.get(field, top), at_least=1.0) for trial in trials]
 
-        widest = [
-            min(own, require_integer("max_width", trial.get("max_width", own), at_least=1))
-            for own, trial in zip(column("d", DEFAULT_MAX_WIDTH), trials, strict=True)
-        ]
+        widest = [require_integer("d", own, at_least=1) for own in column("d", DEFAULT_MAX_WIDTH)]
+        for row, trial in enumerate(trials):
+            own = require_integer("max_width", trial.get("max_width", widest[row]), at_least=1)
+            widest[row] = min(widest[row], own)
         return cls.build(
             [trial["runtime_s"] for trial in trials],
             cluster_from_json(data["devices"]),
             alpha=column("alpha", 1.0),
             beta=column("beta", 1.0),
             c=[require_integer("c", c, at_least=1) for c in column("c", DEFAULT_MAX_PACKING)],
-            d=[require_integer("d", d, at_least=1) for d in widest],
+            d=widest,
             epsilon=require_number("epsilon", data.get("epsilon", 0.0), at_least=0.0),
             trial_ids=[str(trial.get("id", f"trial-{row:05d}")) for row, trial in enumerate(trials)],
             priority=[require_number("priority", trial.get("priority", 1.0), at_least=0.0) for trial in trials],
@@ -195,16 +203,21 @@ class Instance:
         """Reads an instance from a JSON file."""
         return cls.from_json(read_json_object(path))
 
-    def _check_memory(self) -> None:
-        room = max(self.cluster.usable_bytes(device) for device in self.cluster.devices)
-        for trial_id, need in zip(self.trial_ids, self.needs, strict=True):
-            if need is not None and need.peak_bytes > room:
+    def _fit_memory(self) -> None:
+        """Refuses a trial that fits on no device, and lets none span more devices than it fits on."""
+        rooms = sorted(self.cluster.usable_bytes(device) for device in self.cluster.devices)
+        for row, need in enumerate(self.needs):
+            if need is None:
+                continue
+            fitting = len(rooms) - bisect_left(rooms, need.peak_bytes)
+            if not fitting:
                 raise InvalidFieldError(
                     "memory",
                     need,
-                    f"trial {trial_id!r} needs {need.peak_bytes:.0f} bytes at its peak and the device with the "
-                    f"most has {room:.0f} usable",
+                    f"trial {self.trial_ids[row]!r} needs {need.peak_bytes:.0f} bytes at its peak and the device "
+                    f"with the most has {rooms[-1]:.0f} usable",
                 )
+            self.model.d[row] = min(self.model.d[row], fitting)
 
 
 _INSTANCE_FIELDS = {"devices", "c", "d", "alpha", "beta", "epsilon", "trials"}
@@ -221,7 +234,7 @@ def read_json_object(path: str | Path) -> dict[str, Any]:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidFieldError("path", str(path), f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidFieldError("path", str(path), f"is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise InvalidFieldError("path", str(path), "must hold one JSON object")
@@ -238,7 +251,14 @@ def cluster_from_json(devices: object) -> Cluster:
             refuse_unknown("device", device, _DEVICE_FIELDS)
             made.append(Device(**{"index": position, "kind": "gpu", **device}))
         return Cluster(tuple(made))
-    return Cluster.of(require_integer("devices", devices, at_least=1))
+    return Cluster.of(require_integer("devices", devices, at_least=1, at_most=MOST_DEVICES))
+
+
+def _numbers(field: str, values: ArrayLike) -> FloatArray:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidFieldError(field, values, "must be numbers") from error
 
 
 def _memory_from_json(trial: Mapping[str, Any]) -> MemoryNeed | None:

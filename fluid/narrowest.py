@@ -1,4 +1,6 @@
-"""gamma(T): the narrowest width at which each trial ends within T, and the times T worth aiming at (SPEC section 7).
+"""gamma(T): the narrowest width at which each trial ends within T, and the times T worth aiming at.
+
+See docs/theory.md, section 6.
 
 Trials with the same overheads and limits are sorted by height once. For a time T the trials of one width are
 then a contiguous run, so each question about T costs a few binary searches and no pass over the trials.
@@ -43,12 +45,13 @@ class NarrowestWidths:
 
     Args:
         instance: the trials and the number of devices.
+        rounding: which way overheads are rounded where there are very many kinds: up for a plan, down for a bound.
     """
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, rounding: Callable[[FloatArray], FloatArray] = np.ceil) -> None:
         self._n = instance.n
         self._k = len(instance)
-        self._kinds = [_make_kind(*kind, instance.heights) for kind in distinct_kinds(instance.model, np.ceil)]
+        self._kinds = [_make_kind(*kind, instance.heights) for kind in distinct_kinds(instance.model, rounding)]
         #: No fixed width ends the longest trial sooner.
         self.shortest = max(float(kind.heights[-1] * kind.stretch[-1]) for kind in self._kinds)
 
@@ -64,7 +67,8 @@ class NarrowestWidths:
     def fixed_width_bound(self) -> float:
         """T*, seconds: the smallest T with ``sum_i gamma_i(T) h_i(gamma_i(T)) <= n T``.
 
-        No schedule with fixed widths is shorter.
+        No schedule is shorter in which each trial has one width and takes ``h_i(w)`` for it. A packed trial whose
+        neighbours end early takes less than that, so T* does not bound what such trials really do.
         """
         return self._smallest(self._fits_by_area, self.shortest)
 

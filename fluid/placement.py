@@ -1,4 +1,4 @@
-"""Which devices a trial of a given width gets, and who holds what (SPEC sections 4 and 10).
+"""Which devices a trial of a given width gets, and who holds what (docs/theory.md, sections 3 and 8).
 
 Packed trials (width 1/p) go to the most idle device. Wide trials prefer the devices of one host and one speed.
 """
@@ -116,22 +116,30 @@ class Occupancy:
         A trial alone on its devices keeps as many of them as it can; one that leaves a shared device moves. A
         width below 1 takes an open slot beside others, or lets others in on a device the trial has.
         """
+        chosen = self.devices_for(row, width, need)
+        if chosen is not None:
+            self.move(row, chosen, width, need)
+        return chosen
+
+    def move(self, row: int, devices: tuple[int, ...], width: float, need: MemoryNeed | None = None) -> None:
+        """Leaves the row with these devices, as :meth:`devices_for` chose them just before."""
+        self.release(row)
+        self._hold(row, devices, residents_at(width), need)
+
+    def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
+        """The devices :meth:`resize` would leave the row with; changes nothing."""
         before = self.held[row]
         alone = all(len(self.residents[index]) == 1 for index in before)
         if width < 1.0:
             slot = self._open_device(residents_at(width), need, avoid=before, shared_only=True)
-            chosen: tuple[int, ...] = (slot,) if slot is not None else before[:1]
-        elif alone and round(width) <= len(before):
-            chosen = self._best_subset(before, round(width))
-        else:
-            kept = before if alone else ()
-            extra = self._choose_free(round(width) - len(kept), need, near=kept)
-            if extra is None:
+            if slot is None and len(self.residents[before[0]]) > residents_at(width):
                 return None
-            chosen = kept + extra
-        self.release(row)
-        self._hold(row, chosen, residents_at(width), need)
-        return chosen
+            return (slot,) if slot is not None else self._best_subset(before, 1)
+        if alone and round(width) <= len(before):
+            return self._best_subset(before, round(width))
+        kept = before if alone else ()
+        extra = self._choose_free(round(width) - len(kept), need, near=kept)
+        return None if extra is None else kept + extra
 
     # -- choices ------------------------------------------------------------------------------------------
 
@@ -149,7 +157,11 @@ class Occupancy:
             found = None
             while heap and found is None:
                 index = heap[0][1]
-                if len(self.residents.get(index, ())) != count or self.open_slots(index) <= 0:
+                if (
+                    len(self.residents.get(index, ())) != count
+                    or self.open_slots(index) <= 0
+                    or self._devices[index].speed != -heap[0][0]
+                ):
                     heapq.heappop(heap)  # stale: the device changed since this entry was made
                 elif index in avoid or not self._memory_fits(index, need):
                     unfit.append(heapq.heappop(heap))
@@ -165,6 +177,8 @@ class Occupancy:
         """``count`` idle devices: kin of ``near`` first, then one host and speed, then one host, then any."""
         if count > self._free_count:
             return None
+        if need is None and len(self._free) == 1:  # alike devices on one host, the usual case
+            return tuple(next(iter(self._free.values()))[:count])
         groups = {kin: self._fitting(indices, need) for kin, indices in self._free.items()}
         groups = {kin: indices for kin, indices in groups.items() if indices}
         if sum(map(len, groups.values())) < count:
@@ -247,7 +261,7 @@ class Occupancy:
         return [index for index in indices if self._memory_fits(index, need)]
 
     def _memory_fits(self, index: int, need: MemoryNeed | None) -> bool:
-        """The safety condition of SPEC section 10, with every resident in a lane of its own."""
+        """The safety condition of docs/theory.md, section 8, with every resident in a lane of its own."""
         usable = self._cluster.usable_bytes(self._devices[index])
         if usable == float("inf"):
             return True

@@ -119,5 +119,5 @@ class Plan:
 
     @cached_property
     def lower_bound(self) -> float:
-        """mLB: seconds that no schedule of the instance can beat (SPEC section 6)."""
+        """mLB: seconds that no schedule of the instance can beat (docs/theory.md, section 5)."""
         return malleable_lower_bound(self.instance)

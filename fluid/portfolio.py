@@ -1,4 +1,6 @@
-"""The portfolio planner, the default: several arrangements of one instance, the best by simulation (SPEC section 7).
+"""The portfolio planner, the default: several arrangements of one instance, the best by simulation.
+
+See docs/theory.md, section 6.
 
 The candidates include FIFO, StaticFluid and StaticFluid + DynamicFluid, so by the runtime model the choice is never
 worse than any of them.
@@ -28,7 +30,7 @@ from fluid.strips import rollout
 #: Multiples of T1 whose narrowest widths are tried: a little slack leaves room for what T1 does not see.
 _TARGETS = (1.0, 1.1, 1.25)
 #: Above this many trials, candidates are compared by their nominal makespan instead of by simulation.
-DEFAULT_SIMULATE_UP_TO = 256
+DEFAULT_SIMULATE_UP_TO = 400
 
 
 class Portfolio(Planner):

@@ -1,6 +1,6 @@
 """What was measured about trials: seconds per iteration, overheads, memory and the cost of a resize.
 
-Everything is learnt from iterations that are useful work anyway (SPEC section 9; paper section 3.4.2.2), per
+Everything is learnt from iterations that are useful work anyway (docs/theory.md, section 7; paper section 3.4.2.2), per
 profile key and bucket: p trials on one device, or one trial on w devices. Without data nothing is guessed:
 seconds and memory are ``None``; alpha = beta = 1, epsilon = 0 and the limits are the ideal model's, and
 :meth:`Profile.measured_packing` says how far packing was tried. Trials of one key are taken to be alike, as
@@ -15,14 +15,27 @@ import json
 import logging
 import math
 import os
-import statistics
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.measurements import (
+    ALONE,
+    DRIFT_BASELINE,
+    DRIFT_STREAK,
+    MIN_OBSERVATIONS,
+    Bucket,
+    KeyProfile,
+    Overhead,
+    bucket_from_json,
+    bucket_id,
+    key_from_json,
+    mapping,
+    member,
+    prefix,
+)
 from fluid.resources import MemoryNeed
 from fluid.runtime_model import (
     DEFAULT_BENEFIT_THRESHOLD,
@@ -38,102 +51,12 @@ _log = logging.getLogger(__name__)
 FORMAT = 1
 #: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
 DEFAULT_WINDOW = 31
-#: Observations after which a bucket needs no more measuring: their median outvotes two outliers.
-MIN_OBSERVATIONS = 5
-#: Drifting observations in a row that restart a bucket; below MIN_OBSERVATIONS, so that it is measured again.
-DRIFT_STREAK = 4
-#: Earlier observations needed to see a drift; the median of fewer follows quickly enough by itself.
-DRIFT_BASELINE = 2 * DRIFT_STREAK
-#: Deviations up to this share of the estimate are timer noise.
-DRIFT_FLOOR = 0.1
 #: Keeps a clamped overhead inside its half-open interval, by more than TOLERANCE.
 _INSIDE = 1.0 - 1e-6
 
-#: (co-residents on the device, devices); at least one of them is 1.
-_BucketId = tuple[int, int]
-_Overhead = Literal["alpha", "beta"]
-_ALONE: _BucketId = (1, 1)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """Seconds per iteration seen at one co-residency or width.
-
-    Drift rule: the newest observations that all drifted to one side are the streak, those before them the
-    baseline. Let M be the baseline's median and D its absolute deviations from M, the largest eighth of them
-    cut to the next largest, so that a few stragglers hide nothing. If the baseline has ``DRIFT_BASELINE`` or
-    more, an observation x drifts where ``|x - M| > max(mean(D) + std(D), DRIFT_FLOOR * M)``. One that does
-    not, or to the other side, ends the streak. ``DRIFT_STREAK`` in a row restart the bucket: it then knows
-    them alone.
-    """
-
-    #: Newest observations, oldest first, the streak included; at most the profile's window.
-    seconds: list[float] = field(default_factory=list)
-    #: Length of the streak, negative where it is below the estimate; its size is less than DRIFT_STREAK.
-    streak: int = 0
-    #: Times the bucket drifted and was started again.
-    restarts: int = 0
-
-    @property
-    def estimate(self) -> float:
-        """The low median, in seconds: with two observations the faster, as the first may hold a warm-up."""
-        return statistics.median_low(self.seconds)
-
-    @property
-    def measured(self) -> bool:
-        """Whether the estimate can be relied on. A restart leaves one that can: its observations agree."""
-        return len(self.seconds) >= MIN_OBSERVATIONS or self.restarts > 0
-
-    def add(self, seconds: float, window: int) -> bool:
-        """Takes one observation; returns whether the bucket restarts."""
-        side = self._side(seconds)
-        self.streak = self.streak + side if self.streak * side > 0 else side
-        self.seconds = [*self.seconds, seconds][-window:]
-        if abs(self.streak) < DRIFT_STREAK:
-            return False
-        self.seconds, self.streak, self.restarts = self.seconds[-DRIFT_STREAK:], 0, self.restarts + 1
-        return True
-
-    def _side(self, seconds: float) -> int:
-        """1 or -1 where the observation drifts above or below the baseline, else 0."""
-        baseline = self.seconds[: len(self.seconds) - abs(self.streak)]
-        if len(baseline) < DRIFT_BASELINE:
-            return 0
-        middle = statistics.median_low(baseline)
-        deviations = sorted(abs(value - middle) for value in baseline)
-        cut = len(deviations) // 8
-        deviations[-cut:] = [deviations[-cut - 1]] * cut
-        mean = sum(deviations) / len(deviations)
-        std = math.sqrt(sum((value - mean) * (value - mean) for value in deviations) / len(deviations))
-        if abs(seconds - middle) <= max(mean + std, DRIFT_FLOOR * middle):
-            return 0
-        return 1 if seconds > middle else -1
-
-
-@dataclass(slots=True)
-class _KeyProfile:
-    """All that is known about one profile key."""
-
-    buckets: dict[_BucketId, _Bucket] = field(default_factory=dict)
-    memory: MemoryNeed | None = None
-    #: Fitted overheads, computed on demand and dropped with each observation.
-    fitted: dict[_Overhead, float] = field(default_factory=dict)
-
-    def line(self, overhead: _Overhead) -> dict[int, _Bucket]:
-        """Measured buckets by co-residents (alpha) or width (beta), ascending; the lone one is in both."""
-        axis = 0 if overhead == "alpha" else 1
-        measured = sorted((ids, bucket) for ids, bucket in self.buckets.items() if bucket.measured)
-        return {ids[axis]: bucket for ids, bucket in measured if ids[1 - axis] == 1}
-
-    def grow_memory(self, need: MemoryNeed) -> None:
-        """Keeps the maximum of each part: an average would admit a trial that does not fit."""
-        seen = self.memory or MemoryNeed()
-        persistent = max(seen.persistent_bytes, need.persistent_bytes)
-        self.memory = MemoryNeed(persistent, max(seen.ephemeral_bytes, need.ephemeral_bytes))
-
 
 class Profile:
-    """Learns how fast trials run alone, packed and wide, and what they need (SPEC section 9).
+    """Learns how fast trials run alone, packed and wide, and what they need (docs/theory.md, section 7).
 
     It only knows what it is told: no clock, no threads, no randomness. A key never seen is no error.
 
@@ -151,9 +74,9 @@ class Profile:
         self.threshold = require_number("threshold", threshold, at_least=0.0)
         if self.threshold >= 1.0:
             raise InvalidFieldError("threshold", threshold, "must be below 1")
-        self._keys: dict[str, _KeyProfile] = {}
-        self._resizes = _Bucket()
-        self._warned: set[tuple[str, _Overhead]] = set()
+        self._keys: dict[str, KeyProfile] = {}
+        self._resizes = Bucket()
+        self._warned: set[tuple[str, Overhead]] = set()
 
     def observe(
         self,
@@ -175,18 +98,18 @@ class Profile:
             iterations: how many iterations took ``seconds``.
             memory: the trial's peak memory in bytes, where it was measured.
         """
-        ids = _bucket_id(co_residents, width)
+        ids = bucket_id(co_residents, width)
         count = require_integer("iterations", iterations, at_least=1)
         each = require_number("seconds", seconds, at_least=0.0) / count
         if each == 0.0:
             raise InvalidFieldError("seconds", seconds, "must be above 0")
         if memory is not None and not isinstance(memory, MemoryNeed):
             raise InvalidFieldError("memory", memory, "must be a MemoryNeed or None")
-        known = self._keys.setdefault(_named("key", key), _KeyProfile())
+        known = self._keys.setdefault(_named("key", key), KeyProfile())
         if memory is not None:
             known.grow_memory(memory)
         known.fitted.clear()
-        if known.buckets.setdefault(ids, _Bucket()).add(each, self.window):
+        if known.buckets.setdefault(ids, Bucket()).add(each, self.window):
             _log.info("profile %r drifted at co_residents=%d, width=%d: measuring again", key, *ids)
 
     def observe_resize(self, seconds: float) -> None:
@@ -208,7 +131,7 @@ class Profile:
 
     def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
         """Whether a bucket holds under ``MIN_OBSERVATIONS``: at first, and after a drift restarted it."""
-        bucket = self._known(key).buckets.get(_bucket_id(co_residents, width), _Bucket())
+        bucket = self._known(key).buckets.get(bucket_id(co_residents, width), Bucket())
         return len(bucket.seconds) < MIN_OBSERVATIONS
 
     def seconds_per_iteration(self, key: str) -> float | None:
@@ -219,8 +142,8 @@ class Profile:
         """
         buckets = self._known(key).buckets
         for usable in ({ids: bucket for ids, bucket in buckets.items() if bucket.measured}, buckets):
-            if _ALONE in usable:
-                return usable[_ALONE].estimate
+            if ALONE in usable:
+                return usable[ALONE].estimate
             if usable:
                 alpha, beta = math.log(self.alpha(key)), math.log(self.beta(key))
                 logs = {
@@ -243,13 +166,12 @@ class Profile:
 
         d is the last of the measured widths 1, 2, ... that are each faster than the one before.
         """
-        # SPEC section 3, like the paper, prints [1, (d+1)/d). But d is the largest w with beta < w/(w-1), and
-        # the SPEC's own case 6 has beta = 1.3 with d = 4: d/(d-1) is the bound that agrees with both.
+        # The paper prints [1, (d+1)/d), which its own definition of d contradicts (docs/theory.md, section 2).
         return self._overhead(key, "beta")
 
     def measured_packing(self, key: str) -> int:
         """The largest p for which each of 1..p co-residents was measured; 0 where not even one alone was."""
-        return len(_prefix(self._known(key).line("alpha")))
+        return len(prefix(self._known(key).line("alpha")))
 
     def marginal_benefits(self, key: str) -> dict[int, float]:
         """O^p (eq. 3.1) by p, where p and p - 1 were measured; medians stand for the paper's means."""
@@ -263,7 +185,7 @@ class Profile:
         is taken to cost the fitted alpha, which without data is the ideal 1.
         """
         c_max = require_integer("c_max", c_max, at_least=1)
-        seconds = _prefix(self._known(key).line("alpha"))[:c_max]
+        seconds = prefix(self._known(key).line("alpha"))[:c_max]
         c = packing_limit_from_seconds(seconds, threshold=self.threshold)
         if c < len(seconds):
             return c
@@ -297,14 +219,14 @@ class Profile:
     @classmethod
     def from_json(cls, data: object) -> Profile:
         """Makes the profile that :meth:`to_json` described: same estimates, and it goes on learning alike."""
-        version = _member("", data, "format")
+        version = member("", data, "format")
         if version != FORMAT:
             raise InvalidFieldError("format", version, f"is unknown; this Fluid reads format {FORMAT}")
-        profile = cls(window=_member("", data, "window"), threshold=_member("", data, "threshold"))
-        profile._resizes = _bucket_from_json("resizes", _member("", data, "resizes"), profile.window)
-        for key, content in _mapping("keys", _member("", data, "keys")).items():
+        profile = cls(window=member("", data, "window"), threshold=member("", data, "threshold"))
+        profile._resizes = bucket_from_json("resizes", member("", data, "resizes"), profile.window)
+        for key, content in mapping("keys", member("", data, "keys")).items():
             name = _named("keys", key)
-            profile._keys[name] = _key_from_json(f"keys[{name!r}]", content, profile.window)
+            profile._keys[name] = key_from_json(f"keys[{name!r}]", content, profile.window)
         return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -331,18 +253,18 @@ class Profile:
         except (ValueError, RecursionError) as error:
             raise InvalidFieldError("path", name, f"is not a JSON file: {error}") from error
 
-    def _known(self, key: str) -> _KeyProfile:
-        return self._keys.get(key) or _KeyProfile()
+    def _known(self, key: str) -> KeyProfile:
+        return self._keys.get(key) or KeyProfile()
 
-    def _overhead(self, key: str, name: _Overhead) -> float:
+    def _overhead(self, key: str, name: Overhead) -> float:
         known = self._known(key)
         if name not in known.fitted:
             line = known.line(name)
             value = 1.0 if len(line) < 2 else _exp(_slope(line, shared=name == "beta"))
-            known.fitted[name] = self._clamped(key, name, value, _prefix(line))
+            known.fitted[name] = self._clamped(key, name, value, prefix(line))
         return known.fitted[name]
 
-    def _clamped(self, key: str, name: _Overhead, value: float, seconds: Sequence[float]) -> float:
+    def _clamped(self, key: str, name: Overhead, value: float, seconds: Sequence[float]) -> float:
         """``value`` brought into [1, m/(m-1)), where m is the measured c or d."""
         if name == "alpha":
             limit = packing_limit_from_seconds(seconds, threshold=self.threshold)
@@ -360,26 +282,13 @@ class Profile:
         return clamped
 
 
-def _bucket_id(co_residents: object, width: object, where: str = "") -> _BucketId:
-    p = require_integer(f"{where}co_residents", co_residents, at_least=1)
-    w = require_integer(f"{where}width", width, at_least=1)
-    if p > 1 and w > 1:
-        raise InvalidFieldError(f"{where}width", width, f"cannot be wide and packed, with co_residents={p}")
-    return p, w
-
-
 def _named(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidFieldError(name, value, "must be a non-empty string")
     return value
 
 
-def _prefix(line: Mapping[int, _Bucket]) -> list[float]:
-    """The estimates at 1, 2, ... up to the first gap."""
-    return [line[step].estimate for step in itertools.takewhile(line.__contains__, itertools.count(1))]
-
-
-def _slope(line: Mapping[int, _Bucket], *, shared: bool) -> float:
+def _slope(line: Mapping[int, Bucket], *, shared: bool) -> float:
     """log alpha, or log beta where the devices share the work (eq. 3.2), from two buckets or more."""
     logs = {step: math.log(bucket.estimate * (step if shared else 1)) for step, bucket in line.items()}
     slopes = []
@@ -400,50 +309,3 @@ def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
 def _exp(exponent: float) -> float:
     """exp, but an absurd measurement ends in an absurd number and not in an OverflowError."""
     return math.exp(min(max(exponent, -700.0), 700.0))
-
-
-def _mapping(where: str, value: object) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidFieldError(where or "profile", value, "must be a JSON object")
-    return value
-
-
-def _member(where: str, data: object, name: str) -> Any:
-    """``data[name]``, where ``where`` is the place of ``data`` in the profile, for the error."""
-    if name not in _mapping(where, data):
-        raise InvalidFieldError(f"{where}.{name}".lstrip("."), None, "is missing")
-    return _mapping(where, data)[name]
-
-
-def _bucket_from_json(where: str, data: object, window: int) -> _Bucket:
-    values = _member(where, data, "seconds")
-    if not isinstance(values, list) or len(values) > window:
-        raise InvalidFieldError(f"{where}.seconds", values, f"must be a list of at most {window} numbers")
-    seconds = [require_number(f"{where}.seconds", value, at_least=0.0) for value in values]
-    longest = min(DRIFT_STREAK - 1, len(seconds))
-    streak = require_integer(f"{where}.streak", _member(where, data, "streak"), at_least=-longest)
-    if streak > longest:
-        raise InvalidFieldError(f"{where}.streak", streak, f"must be at most {longest}")
-    restarts = require_integer(f"{where}.restarts", _member(where, data, "restarts"), at_least=0)
-    return _Bucket(seconds, streak, restarts)
-
-
-def _key_from_json(where: str, data: object, window: int) -> _KeyProfile:
-    known = _KeyProfile()
-    memory, spot = _member(where, data, "memory"), f"{where}.memory"
-    if memory is not None:
-        parts = [_member(spot, memory, part) for part in ("persistent_bytes", "ephemeral_bytes")]
-        known.memory = MemoryNeed(*parts)
-    buckets = _member(where, data, "buckets")
-    if not isinstance(buckets, list):
-        raise InvalidFieldError(f"{where}.buckets", buckets, "must be a list")
-    for index, entry in enumerate(buckets):
-        spot = f"{where}.buckets[{index}]"
-        ids = _bucket_id(_member(spot, entry, "co_residents"), _member(spot, entry, "width"), f"{spot}.")
-        bucket = _bucket_from_json(spot, entry, window)
-        if not bucket.seconds or min(bucket.seconds) == 0.0:
-            raise InvalidFieldError(f"{spot}.seconds", bucket.seconds, "must hold numbers above 0")
-        if ids in known.buckets:
-            raise InvalidFieldError(spot, ids, "occurs twice")
-        known.buckets[ids] = bucket
-    return known

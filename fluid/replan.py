@@ -1,4 +1,4 @@
-"""Re-planner R: idle devices go to the trials that end last (SPEC section 7).
+"""Re-planner R: idle devices go to the trials that end last (docs/theory.md, section 6).
 
 For a finish time T each trial needs the narrowest width that meets T. R finds the smallest T that the idle
 devices allow. That T is an order statistic: list, for every trial and every further device, the finish time
@@ -7,6 +7,7 @@ below which that device is needed; with F devices to hand out, T is the (F+1)-th
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,8 +79,10 @@ def _predicted_finish(running: Running) -> tuple[FloatArray, IntArray]:
         return finish, held
     shared = shared[np.lexsort((running.remaining[shared], running.device[shared]))]
     device = running.device[shared]
-    first = np.flatnonzero(np.r_[True, device[1:] != device[:-1]])
-    rank = np.arange(len(shared)) - np.repeat(first, np.diff(np.r_[first, len(shared)]))
+    begins = np.ones(len(shared), dtype=bool)
+    begins[1:] = device[1:] != device[:-1]
+    first = np.flatnonzero(begins)
+    rank = np.arange(len(shared)) - first[np.cumsum(begins) - 1]
     held[shared[rank > 0]] = 0
     remaining, alpha = running.remaining[shared], running.alpha[shared]
     # finish of rank r = sum over l <= r of (remaining_l - remaining_(l-1)) * alpha^(residents left - 1)
@@ -106,7 +109,7 @@ def _fill(running: Running, finish: FloatArray, held: IntArray, *, base: IntArra
     lowest = np.maximum(base, 1)
     most = np.maximum(np.minimum(running.d, base + budget), lowest)
     if int(most.sum()) > _LARGE_TABLE:
-        within = float(seconds.sum()) / max(1, int(base.sum()) + budget) - running.epsilon
+        within = float(seconds[held > 0].sum()) / max(1, int(base.sum()) + budget) - running.epsilon
         most = np.minimum(most, np.maximum(_widths_to_end_within(running, seconds, within), np.maximum(held, lowest)))
     # Ragged table, one run of entries a trial: its widths from lowest to most, and its finish time at each.
     length = most - lowest + 1
@@ -137,7 +140,8 @@ def _fill(running: Running, finish: FloatArray, held: IntArray, *, base: IntArra
 def _widths_to_end_within(running: Running, seconds: FloatArray, within: float) -> IntArray:
     """(m,) about the narrowest widths at which the trials end within that many seconds; never too few.
 
-    No schedule ends before all the work spread evenly over all devices, so nobody needs more than this.
+    No schedule ends before the work of those who hold a device, spread evenly over all devices, so nobody needs
+    more than this. Those who stay beside others do not count: packing may get more out of a device than 1.
     """
     if within <= 0.0:
         return running.d
@@ -156,7 +160,8 @@ def _spend(running: Running, finish: FloatArray, held: IntArray, devices: IntArr
     if left <= 0 or not len(candidates):
         return devices
     # Plain lists: a departure leaves a handful of devices to hand out, for which arrays are too slow to look into.
-    by_finish = candidates[np.argsort(-finish[candidates], kind="stable")].tolist()
+    by_finish = candidates[np.lexsort((devices[candidates] > 0, -finish[candidates]))].tolist()
+    device, company = running.device.tolist(), Counter(running.device[devices == 0].tolist())
     seconds, beta = (running.remaining / running.speed).tolist(), running.beta.tolist()
     limit, has, had, finish_now = running.d.tolist(), devices.tolist(), held.tolist(), finish.tolist()
     epsilon = running.epsilon
@@ -169,10 +174,13 @@ def _spend(running: Running, finish: FloatArray, held: IntArray, devices: IntArr
     while left > 0 and by_finish:
         widened = []
         for i in by_finish:
+            if has[i] and company[device[i]]:
+                continue  # it has the device to itself, to widen from, only once the others have left
             present = end(i, has[i]) * (1.0 - TOLERANCE)
             for width in range(has[i] + 1, min(limit[i], has[i] + left) + 1):
                 if end(i, width) < present:
                     left -= width - has[i]
+                    company[device[i]] -= not has[i]
                     has[i] = width
                     widened.append(i)
                     break

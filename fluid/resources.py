@@ -10,8 +10,10 @@ from fluid.errors import InvalidFieldError, require_integer, require_number, req
 
 DeviceKind = Literal["gpu", "cpu"]
 
-#: Share of a device's memory that trials may fill (SPEC section 10).
+#: Share of a device's memory that trials may fill (docs/theory.md, section 8).
 DEFAULT_MEMORY_WATERMARK = 0.9
+#: More devices than this are taken for a slip of the keyboard.
+MOST_DEVICES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Device:
 
     def __post_init__(self) -> None:
         require_integer("index", self.index, at_least=0)
+        if not isinstance(self.host, str):
+            raise InvalidFieldError("host", self.host, "must be a string")
         require_one_of("kind", self.kind, ("gpu", "cpu"))
         if require_number("speed", self.speed, at_least=0.0) == 0.0:
             raise InvalidFieldError("speed", self.speed, "must be above 0")
@@ -44,7 +48,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Device memory one trial needs (SPEC section 10), in bytes.
+    """Device memory one trial needs (docs/theory.md, section 8), in bytes.
 
     Args:
         persistent_bytes: held between iterations (weights, optimizer state).
@@ -80,6 +84,9 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.devices:
             raise InvalidFieldError("devices", self.devices, "a cluster needs at least one device")
+        for device in self.devices:
+            if not isinstance(device, Device):
+                raise InvalidFieldError("devices", device, "must be a Device")
         watermark = require_number("memory_watermark", self.memory_watermark, at_least=0.0)
         if not 0.0 < watermark <= 1.0:
             raise InvalidFieldError("memory_watermark", watermark, "must be in (0, 1]")
@@ -94,10 +101,10 @@ class Cluster:
     @classmethod
     def of(cls, devices: int | Iterable[Device], *, kind: DeviceKind = "gpu") -> Cluster:
         """Makes a cluster of ``devices`` alike devices on one host, or of the devices given."""
-        if isinstance(devices, int):
-            count = require_integer("devices", devices, at_least=1)
-            return cls(tuple(Device(index, kind=kind) for index in range(count)))
-        return cls(tuple(devices))
+        if isinstance(devices, Iterable):
+            return cls(tuple(devices))
+        count = require_integer("devices", devices, at_least=1, at_most=MOST_DEVICES)
+        return cls(tuple(Device(index, kind=kind) for index in range(count)))
 
     def __len__(self) -> int:
         """n, the number of devices."""

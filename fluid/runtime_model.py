@@ -1,4 +1,4 @@
-"""The runtime model: how a trial's runtime depends on its width (SPEC section 3; paper eq. 3.1 and 3.2).
+"""The runtime model: how a trial's runtime depends on its width (docs/theory.md, section 2; paper eq. 3.1 and 3.2).
 
 Widths are floats: ``1/p`` for one of ``p`` co-resident trials on a device, and whole numbers from 1 on. Heights
 are predicted remaining runtimes in seconds.

@@ -26,7 +26,7 @@ def static_widths(heights: FloatArray, c: ArrayLike, d: ArrayLike, n: int) -> Fl
         n: devices to share out.
 
     Returns:
-        (k,) widths; those of at least 1 sum to at most n.
+        (k,) widths; those above 1/c sum to at most n.
     """
     # k = n alike trials have a share of 1 each, which rounding must not take below 1.
     whole = np.floor(shares(heights, n) + TOLERANCE)
@@ -44,7 +44,7 @@ def widths_beside(instance: Instance, others: FloatArray, idle: int) -> FloatArr
         idle: devices that nobody holds.
 
     Returns:
-        (k,) widths; those of at least 1 sum to at most ``idle``.
+        (k,) widths; those above 1/c sum to at most ``idle``.
     """
     model, k = instance.model, len(instance)
     everything = np.concatenate([instance.heights, others])

@@ -1,4 +1,4 @@
-"""StaticFluid, the paper's planner on arrival of a TrialGroup (Algorithm 3.1, as SPEC section 4 settles it)."""
+"""StaticFluid, the paper's planner on arrival of a TrialGroup (Algorithm 3.1; docs/theory.md, section 3)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 This is the model of execution by which planners judge a plan, and which the simulator runs on its virtual clock.
 A packed trial advances at the rate its actual co-residents allow, ``alpha^-(p(t)-1)``, updated at each arrival
-and departure; a wide one at ``w / beta^(w-1)`` (SPEC section 4). Nothing here reads a clock: time is an argument.
+and departure; a wide one at ``w / beta^(w-1)`` (docs/theory.md, section 3). Nothing here reads a clock: time is
+an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fluid.arrangement import Arrangement, Resize, Running
 from fluid.instance import Instance
 from fluid.placement import Occupancy
 from fluid.resources import Cluster, Device, MemoryNeed
-from fluid.runtime_model import stretch_of
+from fluid.runtime_model import TOLERANCE, stretch_of
 
 #: Events closer together than this share of the time are one instant.
 _SAME_INSTANT = 1e-12
@@ -33,7 +34,7 @@ class Segment:
         start, end: seconds.
         devices: indices of the devices held.
         width: the width given, ``1/p`` as planned.
-        pause: seconds of it, at its start, lost to the resize that began it.
+        pause: seconds of it, at its start, lost to the resize that began it, or to one just before.
     """
 
     row: int
@@ -132,6 +133,11 @@ class Strips:
         """True seconds at width 1 and speed 1 of a trial of predicted ``height``, up to where it is stopped."""
         return (height - self._stop_at[row]) * self._slowdown[row]
 
+    def stays(self, row: int, width: float) -> bool:
+        """Whether a running trial would be resized by letting others in on its device, which interrupts nothing."""
+        held = self.occupancy.held[row]
+        return width < 1.0 == self._width[row] and self.occupancy.devices_for(row, width, self._needs[row]) == held
+
     def waiting_heights(self) -> list[float]:
         """Predicted seconds of work left of each queued trial."""
         return [self._remaining[row] for rows in self._queue.values() for row in rows]
@@ -216,6 +222,9 @@ class Strips:
             rows.extendleft(reversed(waiting))
             if not rows:
                 del self._queue[key]
+        # Rates follow from who is where once all have started: pacing each arrival anew would be wasted.
+        for row in {near for begun in started for near in (begun, *self._neighbours(begun))}:
+            self._pace(row)
         return started
 
     def advance(self, until: float) -> list[int]:
@@ -257,6 +266,16 @@ class Strips:
         self._width[row] = width
         self._queue.setdefault((-priority, -width), deque()).append(row)
 
+    def cap_queue(self, widest: int) -> None:
+        """Narrows queued trials to at most ``widest``: wider ones would never start once devices are gone."""
+        for priority, width in [key for key in self._queue if -key[1] > widest]:
+            for row in self._queue.pop((priority, width)):
+                self.requeue(row, float(widest), -priority)
+
+    def limit_widths(self, widest: int) -> None:
+        """Sets d, the most devices a trial may span, of all trials: it depends on how many devices there are."""
+        self._d = [widest] * len(self._d)
+
     def add_device(self, device: Device) -> None:
         """Adds an idle device."""
         self.occupancy.add_device(device)
@@ -273,19 +292,23 @@ class Strips:
         """Gives a running trial another width; it pays epsilon unless it started this very instant.
 
         Returns:
-            Whether it was possible; nothing changed otherwise.
+            Whether it was possible; nothing changed otherwise. A trial is not widened onto devices so much slower
+            than its own that it would slow down.
         """
         before = self.occupancy.held[row]
         neighbours = self._neighbours(row)
         self._settle(row)
-        if self.occupancy.resize(row, width, self._needs[row]) is None:
+        chosen = self.occupancy.devices_for(row, width, self._needs[row])
+        if chosen is None or (width > self._width[row] and self._is_slower(row, chosen, width)):
             return False
+        self.occupancy.move(row, chosen, width, self._needs[row])
         # A trial that lets others in on the device it has does not move.
         free = self.is_fresh(row) or self.occupancy.held[row] == before
         self._close(row, before)
         self._width[row] = width
         pause = 0.0 if free else self.epsilon
-        self._since[row] = max(self._since[row], self.now) + pause
+        pause += max(0.0, self._since[row] - self.now)  # what is left of the pause before
+        self._since[row] = self.now + pause
         self._opened[row] = (self.now, pause)
         self.resizes += not free
         for other in {row, *neighbours, *self._neighbours(row)}:
@@ -304,9 +327,7 @@ class Strips:
         self.started.setdefault(row, self.now)
         self._since[row] = self.now
         self._opened[row] = (self.now, 0.0)
-        for other in self._neighbours(row):
-            self._pace(other)
-        self._pace(row)
+        self._rate[row] = 0.0
 
     def _leave(self, row: int) -> None:
         neighbours = self._neighbours(row)
@@ -345,6 +366,10 @@ class Strips:
         self._version[row] += 1
         to_do = max(0.0, self._remaining[row] - self._stop_at[row])
         heapq.heappush(self._ends, (self._since[row] + to_do / rate, row, self._version[row]))
+
+    def _is_slower(self, row: int, devices: tuple[int, ...], width: float) -> bool:
+        rate = self.occupancy.speed(devices) / stretch_of(self._alpha[row], self._beta[row], width)
+        return rate < self._rate[row] * self._slowdown[row] * (1.0 - TOLERANCE)
 
     def _close(self, row: int, devices: tuple[int, ...]) -> None:
         start, pause = self._opened[row]

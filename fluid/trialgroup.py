@@ -1,4 +1,4 @@
-"""Trials and TrialGroups: what a search algorithm asks Fluid to run (SPEC section 2)."""
+"""Trials and TrialGroups: what a search algorithm asks Fluid to run (docs/theory.md, section 1)."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ class Trial:
         object.__setattr__(self, "priority", require_number("priority", self.priority, at_least=0.0))
         if self.max_width is not None:
             object.__setattr__(self, "max_width", require_integer("max_width", self.max_width, at_least=1))
+        if self.profile_key is not None and (not isinstance(self.profile_key, str) or not self.profile_key):
+            raise InvalidFieldError("profile_key", self.profile_key, "must be a non-empty string or None")
+        if self.memory is not None and not isinstance(self.memory, MemoryNeed):
+            raise InvalidFieldError("memory", self.memory, "must be a MemoryNeed or None")
         if not isinstance(self.config, Mapping):
             raise InvalidFieldError("config", self.config, "must be a mapping of hyperparameters")
         if self.trial_id is None:

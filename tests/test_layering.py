@@ -44,9 +44,10 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 # The package fluid itself has no layer: see check_facade.
 LAYERS = (
     layer(0, "trialgroup resources errors _clock _imports _experimental _version"),
-    layer(1, "runtime_model profile instance placement arrangement share strips narrowest bounds", "numpy"),
+    layer(1, "runtime_model measurements profile instance placement arrangement share strips", "numpy"),
+    layer(1, "narrowest bounds", "numpy"),
     layer(1, "planner planners fifo static_fluid dynamic_fluid replan concentrate portfolio", "numpy"),
-    layer(2, "engine.* mps nvml", "numpy"),
+    layer(2, "scenario workloads engine.* mps nvml", "numpy"),
     layer(2, "lane", "numpy torch"),
     layer(2, "elastic.*", "numpy torch horovod"),
     layer(3, "backends.ray.*", "numpy ray"),

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.profile import DRIFT_BASELINE, DRIFT_STREAK, FORMAT, MIN_OBSERVATIONS, Profile
+from fluid.measurements import DRIFT_BASELINE, DRIFT_STREAK, MIN_OBSERVATIONS
+from fluid.profile import FORMAT, Profile
 from fluid.resources import MemoryNeed
 from fluid.runtime_model import packing_limit, width_limit
 

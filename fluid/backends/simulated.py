@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fluid.arrangement import Replanner, Resize
-from fluid.backends.scenario import DeviceChange, Scenario
-from fluid.backends.workloads import Ask, GroupAsk, Scores, make_algorithm
 from fluid.bounds import malleable_lower_bound
 from fluid.instance import Instance
 from fluid.planner import Planner
-from fluid.resources import Cluster
-from fluid.runtime_model import TOLERANCE, stretch_of
+from fluid.resources import Cluster, Device
+from fluid.runtime_model import TOLERANCE, stretch_of, width_limit
+from fluid.scenario import DeviceChange, Scenario
 from fluid.strips import Segment, Strips
+from fluid.workloads import Ask, GroupAsk, Scores, make_algorithm
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -98,7 +98,8 @@ class _Run:
         self._fates = _Fates(scenario, trials_rng)
         self._algorithm = make_algorithm(scenario.workload, Scores(scores_rng), len(scenario.cluster))
         self._cluster = scenario.cluster
-        self._changes = sorted(scenario.changes, key=lambda change: change.at, reverse=True)
+        #: still to come, the next one last; changes of one instant happen in the order given.
+        self._changes = sorted(scenario.changes, key=lambda change: change.at)[::-1]
         self._changed: list[tuple[float, int, bool]] = []
         # By row.
         self._trial: list[int] = []
@@ -159,9 +160,11 @@ class _Run:
             left = tuple(device for device in self._cluster.devices if device.index != change.lost)
             self._cluster = replace(self._cluster, devices=left)
             self._changed.append((strips.now, change.lost, False))
+            strips.cap_queue(len(left))
             for row in evicted:
                 self._pending.pop(row, None)
                 self._restart(row)
+        strips.limit_widths(width_limit(self._scenario.beta, n=len(self._cluster), d_max=self._scenario.d))
         strips.dispatch()
         self._rebalance()
 
@@ -241,8 +244,7 @@ class _Run:
         self._pending.clear()
         for row, width in resizes:
             at = self._next_boundary(row)
-            lets_others_in = width < 1.0 and strips.width(row) == 1.0
-            if lets_others_in or at <= strips.now * (1.0 + TOLERANCE):
+            if strips.stays(row, width) or at <= strips.now * (1.0 + TOLERANCE):
                 self._apply(row, width)
             else:
                 self._pending[row] = width
@@ -259,6 +261,10 @@ class _Run:
 
     def _reach_boundary(self, row: int, width: float) -> None:
         if self._pending.get(row) != width:
+            return
+        at = self._next_boundary(row)
+        if at > self._strips.now * (1.0 + TOLERANCE):  # its pace changed since
+            heapq.heappush(self._boundaries, (at, row, width))
             return
         del self._pending[row]
         free = self._strips.occupancy.free_count
@@ -277,10 +283,13 @@ class _Run:
             if width < 1.0 or width <= present:
                 return
             epsilon = 0.0 if strips.is_fresh(row) else scenario.epsilon
-            moved = epsilon + strips.remaining(row) * stretch_of(scenario.alpha, scenario.beta, width)
+            work = strips.remaining(row) / strips.occupancy.speed(strips.occupancy.held[row])
+            moved = epsilon + work * stretch_of(scenario.alpha, scenario.beta, width)
             if moved >= strips.seconds_left(row) * (1.0 - TOLERANCE):
                 return
-        strips.resize(row, width)
+        if strips.resize(row, width):
+            for other, its_width in self._pending.items():  # those it left or joined have another pace now
+                heapq.heappush(self._boundaries, (self._next_boundary(other), other, its_width))
 
     # -- the result ----------------------------------------------------------------------------------------
 
@@ -320,20 +329,25 @@ class _Run:
     def _lower_bound(self) -> float:
         """mLB of the work that was run, by true runtimes, on all devices there ever were.
 
-        Stages that wait for one another add up; groups of one stage, and all groups of an algorithm without
-        stages, count as one.
+        Stages of a bracket wait for one another and add up; groups of one stage, and all groups of an algorithm
+        without stages, count as one. Brackets run beside one another: the longest counts, or all work as one.
         """
-        gained = {change.device.index: change.device for change in self._scenario.changes if change.device}
-        devices = {device.index: device for device in self._scenario.cluster.devices} | gained
+        gained = [change.device for change in self._scenario.changes if change.device]
+        devices: dict[int, Device] = {}
+        for device in sorted([*self._scenario.cluster.devices, *gained], key=lambda device: device.speed):
+            devices[device.index] = device  # one that came back with another speed counts with the greater one
         cluster = Cluster(tuple(devices.values()))
-        work: dict[int, dict[int, float]] = {}
+        everything: dict[int, float] = {}
+        work: dict[int, dict[int | None, dict[int, float]]] = {}
         for row, trial in enumerate(self._trial):
-            stage = self._asks[self._group[row]].stage
-            of_stage = work.setdefault(-1 if stage is None else stage, {})
-            of_stage[trial] = of_stage.get(trial, 0.0) + self._strips.true_work(row, self._height[row])
-        return sum(
-            malleable_lower_bound(self._instance(list(stage), list(stage.values()), cluster)) for stage in work.values()
-        )
+            ask = self._asks[self._group[row]]
+            for seconds in (everything, work.setdefault(ask.bracket, {}).setdefault(ask.stage, {})):
+                seconds[trial] = seconds.get(trial, 0.0) + self._strips.true_work(row, self._height[row])
+
+        def bound(seconds: dict[int, float]) -> float:
+            return malleable_lower_bound(self._instance(list(seconds), list(seconds.values()), cluster))
+
+        return max(bound(everything), *(sum(map(bound, stages.values())) for stages in work.values()))
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ class _Drawing:
     def axis_lines(self) -> Iterator[Text]:
         span, glyphs = self._timeline.makespan, self._glyphs
         line = [glyphs.axis] * self._columns
-        step = tick_step(span, max(5, self._columns // 9))
+        step = tick_step(span, max(6, self._columns // 9))
         labels = []
         for count in range(int(span / step + 1e-9) + 1):
             column = min(self._column(count * step), self._columns - 1)
@@ -235,7 +235,7 @@ class _Drawing:
         if bound is None:
             yield Text(" " * self._margin + makespan)
             return
-        text = _pointer(bound, pointer, f"lower bound {duration(self._timeline.lower_bound)}", self._room)
+        text = _pointer(bound, pointer, f"lower bound {duration(self._timeline.lower_bound, like=span)}", self._room)
         gap = len(makespan) - len(makespan.lstrip())
         if len(text) < gap:
             yield Text(" " * self._margin + text + makespan[len(text) :])
@@ -246,7 +246,7 @@ class _Drawing:
     # -- legend -------------------------------------------------------------------------------------------
 
     def legend_lines(self, most: int) -> Iterator[Text]:
-        names = list(dict.fromkeys(self._timeline.trial_ids))
+        names = self._timeline.names
         line, used = Text(), 0
         for trial, name in enumerate(names):
             short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + self._glyphs.ellipsis

@@ -79,7 +79,8 @@ def summary(plan: Plan, fifo_makespan: float) -> Text:
     timeline = Timeline.of_plan(plan)
     line = Text()
     line.append(f"makespan {duration(plan.makespan)}", style="bold")
-    line.append(f" ({times(plan.makespan / plan.lower_bound)} the lower bound, {duration(plan.lower_bound)})")
+    bound = duration(plan.lower_bound, like=plan.makespan)
+    line.append(f" ({times(plan.makespan / plan.lower_bound)} the lower bound, {bound})")
     line.append(f"; devices busy {percent(timeline.utilisation)}")
     line.append(f"; FIFO would take {duration(fifo_makespan)} ({times(fifo_makespan / plan.makespan)})")
     return line

@@ -71,7 +71,8 @@ class Timeline:
     Attributes:
         devices: the devices, by index; also those that joined later.
         segments: what ran, in any order.
-        trial_ids: (rows,) names by row. Rows may share a name: a trial that came back.
+        trial_ids: (rows,) names by row. A trial that came back has several rows, of one name or of names such as
+            ``trial 3, stage 0`` and ``trial 3, stage 1``.
         makespan: seconds.
         lower_bound: seconds, 0 where none is known.
         changes: devices lost and gained, in order of time.
@@ -109,9 +110,14 @@ class Timeline:
 
     @cached_property
     def trials(self) -> tuple[int, ...]:
-        """(rows,) number of each row's trial, counted by first appearance of its name."""
-        numbers: dict[str, int] = {}
-        return tuple(numbers.setdefault(name, len(numbers)) for name in self.trial_ids)
+        """(rows,) number of each row's trial: its place in :attr:`names`."""
+        numbers = {name: number for number, name in enumerate(self.names)}
+        return tuple(numbers[_trial_of(name)] for name in self.trial_ids)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the trials, each once, by first appearance."""
+        return tuple(dict.fromkeys(map(_trial_of, self.trial_ids)))
 
     @cached_property
     def bars(self) -> Mapping[int, tuple[Bar, ...]]:
@@ -157,6 +163,13 @@ class Timeline:
         return {device: _union((bar.start, bar.end) for bar in bars) for device, bars in self.bars.items()}
 
     @cached_property
+    def shared_stretches(self) -> Mapping[int, tuple[tuple[float, float], ...]]:
+        """Device index to the stretches, in seconds, in which its bars stand side by side."""
+        return {
+            device: _union((bar.start, bar.end) for bar in bars if bar.slots > 1) for device, bars in self.bars.items()
+        }
+
+    @cached_property
     def busy_fractions(self) -> Mapping[int, float]:
         """Device index to the share of the time it was there that a trial held it."""
         fractions = {}
@@ -194,6 +207,10 @@ class Timeline:
         total = np.concatenate([[0.0], np.cumsum(shares * np.diff(times))])
         edges = np.linspace(0.0, self.makespan, count + 1)
         return np.asarray(np.diff(np.interp(edges, times, total)) * count / self.makespan)
+
+
+def _trial_of(name: str) -> str:
+    return name.split(", stage ")[0]
 
 
 def _assign_slots(segments: Sequence[Segment], positions: Sequence[int]) -> Iterable[Bar]:

@@ -11,9 +11,16 @@ _UNITS = (("s", 1.0, 300.0), ("min", 60.0, 3.0 * 3600.0), ("h", 3600.0, math.inf
 _STEPS = {"s": (1, 2, 5, 10, 15, 30, 60), "min": (1, 2, 5, 10, 15, 30, 60), "h": (1, 2, 3, 6, 12, 24, 48)}
 
 
-def duration(seconds: float) -> str:
-    """A duration to three digits in the unit that suits it: ``"9.2 s"``, ``"12.5 min"``, ``"1.53 h"``."""
-    name, size = unit_for(seconds)
+def duration(seconds: float, like: float | None = None) -> str:
+    """A duration to three digits: ``"9.2 s"``, ``"12.5 min"``, ``"1.53 h"``.
+
+    Args:
+        seconds: the duration.
+        like: a duration beside which this one stands; it takes the unit of that one.
+    """
+    if math.isinf(seconds):
+        return "never"
+    name, size = unit_for(seconds if like is None else like)
     if name == "s" and 0.0 < seconds < 0.1:
         return f"{number(seconds * 1000.0)} ms"
     return f"{number(seconds / size)} {name}"
@@ -27,7 +34,7 @@ def durations(seconds: Sequence[float]) -> list[str]:
     if name == "s" and 0.0 < longest < 0.1:
         name, size = "ms", 0.001
     scaled = [value / size for value in finite]
-    decimals = 2 if longest / size < 10.0 else 1
+    decimals = 2 if longest / size < 100.0 else 1
     if all(abs(value - round(value)) < 1e-9 * max(1.0, value) for value in scaled):
         decimals = 0
     return [f"{value / size:.{decimals}f} {name}" if math.isfinite(value) else "never" for value in seconds]
@@ -40,8 +47,6 @@ def unit_for(seconds: float) -> tuple[str, float]:
 
 def number(value: float) -> str:
     """Three significant digits, never in powers of ten while the number is of a readable size."""
-    if not math.isfinite(value):
-        return "never" if value > 0 else str(value)
     if abs(value) >= 100.0:
         return f"{value:,.0f}"
     if 0.0 < abs(value) < 0.001:
@@ -49,6 +54,13 @@ def number(value: float) -> str:
     digits = 2 - math.floor(math.log10(abs(value))) if value else 0
     text = f"{value:.{min(max(digits, 0), 5)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def figures(values: Sequence[float]) -> list[str]:
+    """Numbers for a column: equally many decimals, so that the smallest but 0 still shows three digits, or four."""
+    smallest = min((abs(value) for value in values if value), default=1.0)
+    decimals = min(max(2 - math.floor(math.log10(smallest)), 0), 4)
+    return [f"{value:,.{decimals}f}" for value in values]
 
 
 def percent(share: float) -> str:

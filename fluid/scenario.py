@@ -16,6 +16,8 @@ from fluid.resources import Cluster, Device
 from fluid.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 
 DISTRIBUTIONS = ("constant", "lognormal", "uniform", "bimodal")
+#: More trials or iterations than this are taken for a slip of the keyboard.
+_MOST = 1_000_000
 ALGORITHMS = ("random", "successive_halving", "hyperband", "syncbohb", "asha", "pbt")
 
 
@@ -80,11 +82,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         require_one_of("algorithm", self.algorithm, ALGORITHMS)
-        require_integer("trials", self.trials, at_least=1)
-        require_integer("max_iterations", self.max_iterations, at_least=1)
-        require_integer("eta", self.eta, at_least=2)
-        require_integer("concurrency", self.concurrency, at_least=0)
-        require_integer("interval", self.interval, at_least=1)
+        least = {"trials": 1, "max_iterations": 1, "eta": 2, "concurrency": 0, "interval": 1}
+        for field, at_least in least.items():  # JSON may say 27.0 or 1e2, which range() would not take
+            value = require_integer(field, getattr(self, field), at_least=at_least, at_most=_MOST)
+            object.__setattr__(self, field, value)
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class DeviceChange:
     at: float
     device: Device | None = None
     lost: int | None = None
+
+    def __post_init__(self) -> None:
+        require_number("at", self.at, at_least=0.0)
+        if (self.device is None) == (self.lost is None):
+            raise InvalidFieldError("lost", self.lost, "a change is either a device gained or one lost")
 
 
 @dataclass(frozen=True)
@@ -136,11 +142,11 @@ class Scenario:
     def __post_init__(self) -> None:
         require_number("alpha", self.alpha, at_least=1.0)
         require_number("beta", self.beta, at_least=1.0)
-        require_integer("c", self.c, at_least=1)
-        require_integer("d", self.d, at_least=1)
+        for field, at_least in {"c": 1, "d": 1, "seed": 0}.items():
+            object.__setattr__(self, field, require_integer(field, getattr(self, field), at_least=at_least))
         require_number("epsilon", self.epsilon, at_least=0.0)
-        require_number("runtime_error", self.runtime_error, at_least=0.0)
-        require_integer("seed", self.seed, at_least=0)
+        if require_number("runtime_error", self.runtime_error, at_least=0.0) > 10.0:
+            raise InvalidFieldError("runtime_error", self.runtime_error, "must be at most 10, a sigma of logarithms")
         if require_number("early_stop", self.early_stop, at_least=0.0) > 1.0:
             raise InvalidFieldError("early_stop", self.early_stop, "must be in [0, 1]")
         self._check_changes()
@@ -169,6 +175,9 @@ class Scenario:
         for field in ("devices", "workload"):
             if field not in data:
                 raise InvalidFieldError(field, None, "is missing from the scenario")
+        events = data.get("events", [])
+        if not isinstance(events, list | tuple):
+            raise InvalidFieldError("events", events, "must be a list")
         cluster = cluster_from_json(data["devices"])
         plain = {
             field: data[field]
@@ -179,7 +188,7 @@ class Scenario:
             cluster=cluster,
             workload=Workload(**_section(data, "workload", set(Workload.__dataclass_fields__))),
             runtimes=Runtimes(**_section(data, "runtimes", set(Runtimes.__dataclass_fields__))),
-            changes=tuple(_change_from_json(event, cluster) for event in data.get("events", ())),
+            changes=tuple(_change_from_json(event, cluster) for event in events),
             **plain,
         )
 
@@ -187,7 +196,6 @@ class Scenario:
         """Refuses a loss of a device that is not there, a gain of one that is, and a loss of the last one."""
         present = {device.index for device in self.cluster.devices}
         for change in sorted(self.changes, key=lambda change: change.at):
-            require_number("at", change.at, at_least=0.0)
             if change.lost is not None:
                 if change.lost not in present:
                     raise InvalidFieldError("remove_device", change.lost, f"is not there at {change.at:g} s")

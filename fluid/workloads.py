@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fluid.backends.scenario import Workload
+from fluid.scenario import Workload
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ class GroupAsk:
         name: for people.
         asks: at least one.
         stage: groups of one stage number run at the same time; ``None`` where the algorithm has no stages.
+        bracket: stages of one bracket wait for one another; brackets do not.
     """
 
     name: str
     asks: tuple[Ask, ...]
     stage: int | None = None
+    bracket: int = 0
 
 
 class Algorithm(Protocol):
@@ -89,29 +91,33 @@ class Bracket:
     Args:
         name: prefix of the groups' names.
         trials: numbers of the trials of the first rung.
-        first_budget: iterations up to the first rung.
+        rungs: rungs after the first; the last one has ``max_iterations``.
         workload: ``max_iterations`` and ``eta``.
         scores: who is better.
         first_stage: stage number of the first rung.
+        number: of the bracket among those that run beside one another.
     """
 
     def __init__(
         self,
         name: str,
         trials: range,
-        first_budget: int,
+        rungs: int,
         workload: Workload,
         scores: Scores,
         first_stage: int = 0,
+        number: int = 0,
     ) -> None:
         self._name = name
         self._trials = list(trials)
         self._workload = workload
         self._scores = scores
         self._reached = 0
-        self._target = first_budget
+        self._rungs = rungs
+        self._target = self._budget(0)
         self._rung = 0
         self._first_stage = first_stage
+        self._number = number
         self._waiting: set[int] = set()
         self._survivors: list[int] = []
         self.started = False
@@ -123,7 +129,8 @@ class Bracket:
         iterations = self._target - self._reached
         self._waiting, self._survivors = set(self._trials), []
         asks = tuple(Ask(trial, iterations) for trial in self._trials)
-        return [GroupAsk(f"{self._name} rung {self._rung}", asks, stage=self._first_stage + self._rung)]
+        name, stage = f"{self._name} rung {self._rung}", self._first_stage + self._rung
+        return [GroupAsk(name, asks, stage, self._number)]
 
     def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
         """Returns the next rung once the last trial of this one has ended."""
@@ -141,11 +148,12 @@ class Bracket:
             self.finished = True
             return []
         self._trials = best
-        self._reached, self._target = (
-            self._target,
-            min(self._target * self._workload.eta, self._workload.max_iterations),
-        )
+        self._reached, self._target = self._target, self._budget(self._rung)
         return self.start()
+
+    def _budget(self, rung: int) -> int:
+        """Iterations a trial has run by the end of a rung."""
+        return max(1, self._workload.max_iterations // int(self._workload.eta ** (self._rungs - rung)))
 
 
 def successive_halving(workload: Workload, scores: Scores) -> Bracket:
@@ -153,8 +161,7 @@ def successive_halving(workload: Workload, scores: Scores) -> Bracket:
     rungs = 0
     while workload.eta ** (rungs + 1) <= min(workload.trials, workload.max_iterations):
         rungs += 1
-    first = max(1, workload.max_iterations // workload.eta**rungs)
-    return Bracket("bracket 0", range(workload.trials), first, workload, scores)
+    return Bracket("bracket 0", range(workload.trials), rungs, workload, scores)
 
 
 class Hyperband:
@@ -176,9 +183,8 @@ class Hyperband:
         for s in range(s_max, -1, -1):
             count = -(-(s_max + 1) * workload.eta**s // (s + 1))
             trials = range(first_trial, first_trial + count)
-            budget = max(1, workload.max_iterations // workload.eta**s)
-            name = f"bracket {s_max - s}"
-            self._brackets.append(Bracket(name, trials, budget, workload, scores, first_stage))
+            name, beside = f"bracket {s_max - s}", 0 if one_by_one else s_max - s
+            self._brackets.append(Bracket(name, trials, s, workload, scores, first_stage, beside))
             first_trial += count
             first_stage += s + 1 if one_by_one else 0
 

@@ -1,0 +1,248 @@
+"""The command line: ``fluid plan`` and ``fluid simulate`` (see ``docs/cli.md``).
+
+What a command needs is imported when it runs, so that ``fluid --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fluid._version import __version__
+from fluid.errors import FluidError, InvalidFieldError, require_integer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fluid.backends.simulated import SimulationResult
+    from fluid.scenario import Scenario
+
+_PLANNERS = "fifo, static, dynamic or portfolio"
+#: From this many characters on a terminal has room for every column of a table.
+_ROOM_FOR_TABLES = 76
+_LONGEST_ERROR = 600
+
+EXIT_BROKEN_PIPE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        argv: arguments without the program's name; those of the process where ``None``.
+
+    Returns:
+        The exit status: 0, 1 if the reader of the output went away, 2 for bad input, 130 if interrupted.
+
+    Raises:
+        SystemExit: the arguments make no command (status 2), or ask for help or the version (status 0).
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.plot:
+            from fluid.report.gantt import check_plot
+
+            check_plot(arguments.plot)
+        arguments.command(arguments)
+        sys.stdout.flush()
+    except FluidError as error:
+        print(f"fluid: error: {_one_line(str(error))}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        # Or the interpreter would complain a second time, flushing on exit. Under a test stdout is no real file.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+# --- The commands
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from fluid.instance import Instance
+    from fluid.planner import Plan
+    from fluid.planners import make_planner
+
+    planner = make_planner(arguments.planner)
+    instance = Instance.from_json(_read(arguments.instance))
+    plan = Plan(planner.name, instance, planner.arrange(instance))
+    if arguments.plot:
+        from fluid.report.gantt import GanttPanel, save_gantt
+
+        save_gantt(arguments.plot, [GanttPanel.of_plan(plan)])
+    if arguments.json:
+        widths = {trial: round(w) if w >= 1.0 else w for trial, w in plan.widths.items()}
+        _print_json(
+            {
+                "planner": plan.planner,
+                "widths": widths,
+                "makespan_s": plan.makespan,
+                "lower_bound_s": plan.lower_bound,
+            }
+        )
+        return
+    from fluid.report.terminal import StripsPicture, strips_table, summary
+    from fluid.report.timeline import Timeline
+
+    fifo = Plan("fifo", instance, make_planner("fifo").arrange(instance))
+    console = _console()
+    console.print(strips_table(plan, compact=_is_narrow(console)))
+    console.print(StripsPicture(Timeline.of_plan(plan)))
+    console.print()
+    # Left to the terminal to wrap: in a file it stays one line.
+    console.print(summary(plan, fifo.makespan), soft_wrap=True)
+    _say_plotted(console, arguments.plot)
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    from fluid.planners import PLANNERS, make_planner
+    from fluid.scenario import Scenario
+
+    # Everything asked for is checked before anything is run.
+    planners = [make_planner(name).name for name in dict.fromkeys(arguments.planner or PLANNERS)]
+    counts = _device_counts(arguments.devices) if arguments.devices is not None else None
+    scenario = Scenario.from_json(_read(arguments.scenario))
+    if arguments.seed is not None:
+        scenario = scenario.with_seed(arguments.seed)
+    if counts is None:
+        _compare(scenario, planners, arguments)
+    else:
+        _sweep(scenario, planners, counts, arguments)
+
+
+def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namespace) -> None:
+    """Runs the planners on the scenario's own devices."""
+    from fluid.report.comparison import as_json, comparison_table
+
+    results = _run([(scenario, name) for name in planners], record=bool(arguments.plot))
+    title = f"{scenario.name}: {results[0].trials} trials, {len(scenario.cluster)} devices, seed {scenario.seed}"
+    if arguments.plot:
+        from fluid.report.gantt import GanttPanel, save_gantt
+
+        save_gantt(arguments.plot, [GanttPanel.of_result(result) for result in results], title)
+    if arguments.json:
+        _print_json({"scenario": scenario.name, "seed": scenario.seed, **as_json(results)})
+        return
+    known = [result for result in results if result.planner == "fifo"] or _run([(scenario, "fifo")])
+    console = _console()
+    console.print(comparison_table(results, known[0].makespan, title, compact=_is_narrow(console)))
+    _say_plotted(console, arguments.plot)
+
+
+def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments: argparse.Namespace) -> None:
+    """Runs the planners on several numbers of devices."""
+    from fluid.report.comparison import advice_text, advise, as_json, sweep_table
+
+    results = _run([(scenario.with_devices(n), name) for n in counts for name in planners])
+    title = f"{scenario.name}: {results[0].trials} trials, seed {scenario.seed}"
+    advice = advise(results)
+    if arguments.plot:
+        from fluid.report.gantt import save_sweep
+
+        save_sweep(arguments.plot, results, title)
+    if arguments.json:
+        _print_json({"scenario": scenario.name, "seed": scenario.seed, **as_json(results, advice)})
+        return
+    console = _console()
+    console.print(sweep_table(results, title, compact=_is_narrow(console)))
+    console.print(advice_text(advice))
+    _say_plotted(console, arguments.plot)
+
+
+def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
+    from fluid.backends.simulated import simulate
+    from fluid.planners import make_planner
+    from fluid.report.progress import track
+
+    return [
+        simulate(scenario, make_planner(name, c=scenario.c, d=scenario.d), record=record)
+        for scenario, name in track(runs, lambda run: f"{run[1]} on {len(run[0].cluster)} devices")
+    ]
+
+
+# --- In and out
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Reads a JSON object from a file, or from stdin where the path is ``-``."""
+    from fluid.instance import read_json_object
+
+    if path != "-":
+        return read_json_object(path)
+    try:
+        data = json.loads(sys.stdin.read())
+    except ValueError as error:
+        raise InvalidFieldError("stdin", path, f"is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InvalidFieldError("stdin", path, "must hold one JSON object")
+    return data
+
+
+def _device_counts(text: str) -> list[int]:
+    """Reads ``1,2,4,8``; in ascending order, each once."""
+    try:
+        return sorted({require_integer("devices", int(part), at_least=1) for part in text.split(",")})
+    except ValueError as error:
+        raise InvalidFieldError("devices", text, "must be numbers of devices such as 1,2,4,8") from error
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Ids and names are the user's: brackets and colons in them mean nothing.
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def _is_narrow(console: Console) -> bool:
+    return console.width < _ROOM_FOR_TABLES
+
+
+def _say_plotted(console: Console, path: str | None) -> None:
+    if path:
+        console.print(f"plotted to {path}", soft_wrap=True)
+
+
+def _one_line(message: str) -> str:
+    line = " ".join(message.split())
+    # The field stands at the beginning and the reason at the end; the value between them may be anything.
+    half = _LONGEST_ERROR // 2
+    return line if len(line) <= _LONGEST_ERROR else f"{line[:half]} ... {line[-half:]}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fluid", description="A hyperparameter tuning execution engine.")
+    parser.add_argument("--version", action="version", version=f"fluid {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    plan = commands.add_parser("plan", help="plan the trials of one TrialGroup")
+    plan.add_argument("instance", metavar="INSTANCE", help="JSON file with devices and trials; - for stdin")
+    plan.add_argument("--planner", default="portfolio", help=f"{_PLANNERS} (default: portfolio)")
+    plan.set_defaults(command=_plan)
+
+    simulate = commands.add_parser("simulate", help="compare planners on a simulated workload")
+    simulate.add_argument("scenario", metavar="SCENARIO", help="JSON file with devices and workload; - for stdin")
+    simulate.add_argument("--planner", action="append", help=f"{_PLANNERS}; repeatable (default: all)")
+    simulate.add_argument("--devices", metavar="N,N,...", help="sweep over these numbers of devices")
+    simulate.add_argument("--seed", type=int, help="random seed, in place of the scenario's")
+    simulate.set_defaults(command=_simulate)
+
+    for command in (plan, simulate):
+        command.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+        command.add_argument("--plot", metavar="FILE", help="also draw a picture, such as out.png (needs matplotlib)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""What a profile keeps about one profile key: seconds per iteration by co-residency and width, and memory.
+
+Everything that is in a saved profile is read and checked here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.resources import MemoryNeed
+
+#: Observations after which a bucket needs no more measuring: their median outvotes two outliers.
+MIN_OBSERVATIONS = 5
+#: Drifting observations in a row that restart a bucket; below MIN_OBSERVATIONS, so that it is measured again.
+DRIFT_STREAK = 4
+#: Earlier observations needed to see a drift; the median of fewer follows quickly enough by itself.
+DRIFT_BASELINE = 2 * DRIFT_STREAK
+#: Deviations up to this share of the estimate are timer noise.
+DRIFT_FLOOR = 0.1
+
+#: (co-residents on the device, devices); at least one of them is 1.
+BucketId = tuple[int, int]
+Overhead = Literal["alpha", "beta"]
+ALONE: BucketId = (1, 1)
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Seconds per iteration seen at one co-residency or width.
+
+    Drift rule: the newest observations that all drifted to one side are the streak, those before them the
+    baseline. Let M be the baseline's median and D its absolute deviations from M, the largest eighth of them
+    cut to the next largest, so that a few stragglers hide nothing. If the baseline has ``DRIFT_BASELINE`` or
+    more, an observation x drifts where ``|x - M| > max(mean(D) + std(D), DRIFT_FLOOR * M)``. One that does
+    not, or to the other side, ends the streak. ``DRIFT_STREAK`` in a row restart the bucket: it then knows
+    them alone.
+    """
+
+    #: Newest observations, oldest first, the streak included; at most the profile's window.
+    seconds: list[float] = field(default_factory=list)
+    #: Length of the streak, negative where it is below the estimate; its size is less than DRIFT_STREAK.
+    streak: int = 0
+    #: Times the bucket drifted and was started again.
+    restarts: int = 0
+
+    @property
+    def estimate(self) -> float:
+        """The low median, in seconds: with two observations the faster, as the first may hold a warm-up."""
+        return statistics.median_low(self.seconds)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the estimate can be relied on. A restart leaves one that can: its observations agree."""
+        return len(self.seconds) >= MIN_OBSERVATIONS or self.restarts > 0
+
+    def add(self, seconds: float, window: int) -> bool:
+        """Takes one observation; returns whether the bucket restarts."""
+        side = self._side(seconds)
+        self.streak = self.streak + side if self.streak * side > 0 else side
+        self.seconds = [*self.seconds, seconds][-window:]
+        if abs(self.streak) < DRIFT_STREAK:
+            return False
+        self.seconds, self.streak, self.restarts = self.seconds[-DRIFT_STREAK:], 0, self.restarts + 1
+        return True
+
+    def _side(self, seconds: float) -> int:
+        """1 or -1 where the observation drifts above or below the baseline, else 0."""
+        baseline = self.seconds[: len(self.seconds) - abs(self.streak)]
+        if len(baseline) < DRIFT_BASELINE:
+            return 0
+        middle = statistics.median_low(baseline)
+        deviations = sorted(abs(value - middle) for value in baseline)
+        cut = len(deviations) // 8
+        deviations[-cut:] = [deviations[-cut - 1]] * cut
+        mean = sum(deviations) / len(deviations)
+        std = math.sqrt(sum((value - mean) * (value - mean) for value in deviations) / len(deviations))
+        if abs(seconds - middle) <= max(mean + std, DRIFT_FLOOR * middle):
+            return 0
+        return 1 if seconds > middle else -1
+
+
+@dataclass(slots=True)
+class KeyProfile:
+    """All that is known about one profile key."""
+
+    buckets: dict[BucketId, Bucket] = field(default_factory=dict)
+    memory: MemoryNeed | None = None
+    #: Fitted overheads, computed on demand and dropped with each observation.
+    fitted: dict[Overhead, float] = field(default_factory=dict)
+
+    def line(self, overhead: Overhead) -> dict[int, Bucket]:
+        """Measured buckets by co-residents (alpha) or width (beta), ascending; the lone one is in both."""
+        axis = 0 if overhead == "alpha" else 1
+        measured = sorted((ids, bucket) for ids, bucket in self.buckets.items() if bucket.measured)
+        return {ids[axis]: bucket for ids, bucket in measured if ids[1 - axis] == 1}
+
+    def grow_memory(self, need: MemoryNeed) -> None:
+        """Keeps the maximum of each part: an average would admit a trial that does not fit."""
+        seen = self.memory or MemoryNeed()
+        persistent = max(seen.persistent_bytes, need.persistent_bytes)
+        self.memory = MemoryNeed(persistent, max(seen.ephemeral_bytes, need.ephemeral_bytes))
+
+
+def bucket_id(co_residents: object, width: object, where: str = "") -> BucketId:
+    p = require_integer(f"{where}co_residents", co_residents, at_least=1)
+    w = require_integer(f"{where}width", width, at_least=1)
+    if p > 1 and w > 1:
+        raise InvalidFieldError(f"{where}width", width, f"cannot be wide and packed, with co_residents={p}")
+    return p, w
+
+
+def prefix(line: Mapping[int, Bucket]) -> list[float]:
+    """The estimates at 1, 2, ... up to the first gap."""
+    return [line[step].estimate for step in itertools.takewhile(line.__contains__, itertools.count(1))]
+
+
+def mapping(where: str, value: object) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidFieldError(where or "profile", value, "must be a JSON object")
+    return value
+
+
+def member(where: str, data: object, name: str) -> Any:
+    """``data[name]``, where ``where`` is the place of ``data`` in the profile, for the error."""
+    if name not in mapping(where, data):
+        raise InvalidFieldError(f"{where}.{name}".lstrip("."), None, "is missing")
+    return mapping(where, data)[name]
+
+
+def bucket_from_json(where: str, data: object, window: int) -> Bucket:
+    values = member(where, data, "seconds")
+    if not isinstance(values, list) or len(values) > window:
+        raise InvalidFieldError(f"{where}.seconds", values, f"must be a list of at most {window} numbers")
+    seconds = [require_number(f"{where}.seconds", value, at_least=0.0) for value in values]
+    longest = min(DRIFT_STREAK - 1, len(seconds))
+    streak = require_integer(f"{where}.streak", member(where, data, "streak"), at_least=-longest)
+    if streak > longest:
+        raise InvalidFieldError(f"{where}.streak", streak, f"must be at most {longest}")
+    restarts = require_integer(f"{where}.restarts", member(where, data, "restarts"), at_least=0)
+    return Bucket(seconds, streak, restarts)
+
+
+def key_from_json(where: str, data: object, window: int) -> KeyProfile:
+    known = KeyProfile()
+    memory, spot = member(where, data, "memory"), f"{where}.memory"
+    if memory is not None:
+        parts = [member(spot, memory, part) for part in ("persistent_bytes", "ephemeral_bytes")]
+        known.memory = MemoryNeed(*parts)
+    buckets = member(where, data, "buckets")
+    if not isinstance(buckets, list):
+        raise InvalidFieldError(f"{where}.buckets", buckets, "must be a list")
+    for index, entry in enumerate(buckets):
+        spot = f"{where}.buckets[{index}]"
+        ids = bucket_id(member(spot, entry, "co_residents"), member(spot, entry, "width"), f"{spot}.")
+        bucket = bucket_from_json(spot, entry, window)
+        if not bucket.seconds or min(bucket.seconds) == 0.0:
+            raise InvalidFieldError(f"{spot}.seconds", bucket.seconds, "must hold numbers above 0")
+        if ids in known.buckets:
+            raise InvalidFieldError(spot, ids, "occurs twice")
+        known.buckets[ids] = bucket
+    return known

@@ -1,0 +1,284 @@
+"""Tests of fluid.trialgroup."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import FrozenInstanceError
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from fluid.errors import InvalidFieldError
+from fluid.resources import MemoryNeed
+from fluid.trialgroup import Trial, TrialGroup
+
+
+def train(config: dict[str, Any]) -> None:
+    """A trainable."""
+
+
+class Net:
+    """A trainable."""
+
+
+def ids(group: TrialGroup) -> list[str]:
+    return [trial.id for trial in group]
+
+
+# --- Trial
+
+
+def test_a_trial_needs_no_more_than_a_trainable() -> None:
+    trial = Trial(train)
+    assert (trial.budget, trial.priority, dict(trial.config)) == (1, 1.0, {})
+    assert trial.max_width is trial.memory is trial.profile_key is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("budget", value) for value in (0, -1, -27, 2.5, math.nan, math.inf, -math.inf, True, "27", None, 10**400)),
+        *(("priority", value) for value in (-0.1, math.nan, math.inf, True, "high", None)),
+        *(("max_width", value) for value in (0, -1, 0.5, 1.5, math.nan, math.inf, True, "2")),
+        *(("config", value) for value in (None, [("lr", 0.1)], "lr=0.1", 5, {"lr"})),
+        *(("trial_id", value) for value in ("", 5, 0, ["a"], b"a")),
+        *(("profile_key", value) for value in (5, ["a"], "")),
+        *(("memory", value) for value in (5, 1e9, "1GB", {"persistent_bytes": 1})),
+    ],
+)
+def test_a_bad_field_is_refused_by_name_and_value(field: str, value: Any) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        Trial(train, **{field: value})
+    assert caught.value.field == field
+    assert repr(value) in str(caught.value)
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    trial = Trial(train, budget=np.int64(27), priority=np.float32(2.0), max_width=np.uint8(4))  # type: ignore[arg-type]
+    assert (trial.budget, trial.priority, trial.max_width) == (27, 2.0, 4)
+    assert [type(value) for value in (trial.budget, trial.priority, trial.max_width)] == [int, float, int]
+    assert Trial(train, budget=27.0).budget == 27  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [{}, {"lr": 0.1}, OrderedDict(lr=0.1), MappingProxyType({"lr": 0.1})])
+def test_any_mapping_is_a_config(config: Any) -> None:
+    assert Trial(train, config).config == config
+
+
+def test_a_zero_priority_and_a_width_of_one_are_fine() -> None:
+    trial = Trial(train, priority=0, max_width=1)
+    assert (trial.priority, trial.max_width) == (0.0, 1)
+
+
+def test_ids_are_made_up_and_differ() -> None:
+    made = {Trial(train).id for _ in range(100)}
+    assert len(made) == 100
+    assert all(isinstance(trial_id, str) and trial_id for trial_id in made)
+    assert Trial(train, trial_id="mine").id == "mine"
+
+
+def test_the_profile_key_is_the_trainable_unless_given() -> None:
+    assert Trial(train).key == "train"
+    assert Trial(Net).key == "Net"
+    assert Trial(Net()).key == "Net", "an instance counts as its class"
+    assert Trial(Net, profile_key="alexnet").key == "alexnet"
+    assert Trial(lambda config: None).key == Trial(lambda config: None).key
+
+
+def test_a_trial_cannot_be_changed() -> None:
+    trial = Trial(train, budget=3)
+    with pytest.raises(FrozenInstanceError):
+        trial.budget = 4  # type: ignore[misc]
+
+
+def test_two_trials_of_one_configuration_are_two_trials() -> None:
+    one, other = (Trial(train, {"lr": 0.1}, trial_id="a") for _ in range(2))
+    assert one != other
+    assert len({one, other}) == 2
+
+
+# --- TrialGroup
+
+
+def test_a_group_keeps_the_order_of_its_trials() -> None:
+    group = TrialGroup([Trial(train, trial_id=name) for name in "bca"], name="rung-0")
+    assert group.name == "rung-0"
+    assert len(group) == 3
+    assert ids(group) == ["b", "c", "a"]
+    assert "a" in group
+    assert "z" not in group
+    assert group["c"].id == "c"
+    assert "rung-0" in repr(group)
+
+
+def test_a_group_may_begin_empty_and_gets_a_name() -> None:
+    one, other = TrialGroup(), TrialGroup()
+    assert len(one) == 0
+    assert list(one) == one.active == []
+    assert one.name != other.name
+
+
+def test_two_trials_of_one_id_are_refused() -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        TrialGroup([Trial(train, trial_id="a"), Trial(Net, trial_id="a")], name="rung-0")
+    assert caught.value.field == "trial_id"
+    assert caught.value.value == "a"
+    assert "rung-0" in str(caught.value)
+
+
+def test_adding_a_known_id_changes_nothing() -> None:
+    first = Trial(train, trial_id="a")
+    group = TrialGroup([first])
+    with pytest.raises(InvalidFieldError):
+        group.add(Trial(Net, trial_id="a"))
+    assert group["a"] is first
+    assert len(group) == 1
+
+
+@pytest.mark.parametrize("wrong", ["a", None, 3, {"trainable": train}, train])
+def test_what_is_no_trial_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        TrialGroup().add(wrong)
+    assert (caught.value.field, caught.value.value) == ("trial", wrong)
+
+
+@pytest.mark.parametrize("method", ["stop", "remove", "is_stopped", "__getitem__", "extend"])
+def test_an_unknown_id_is_refused_and_named(method: str) -> None:
+    group = TrialGroup([Trial(train, trial_id="a")], name="rung-0")
+    arguments = ("z", 1) if method == "extend" else ("z",)
+    with pytest.raises(InvalidFieldError, match="rung-0") as caught:
+        getattr(group, method)(*arguments)
+    assert (caught.value.field, caught.value.value) == ("trial_id", "z")
+    assert ids(group) == ["a"]
+
+
+def test_extending_adds_iterations_and_leaves_the_first_trial_as_it_was() -> None:
+    trial = Trial(train, {"lr": 0.1}, budget=3, trial_id="a", priority=2.0, max_width=2, memory=MemoryNeed(5))
+    group = TrialGroup([trial])
+    extended = group.extend("a", 6)
+    assert group["a"] is extended
+    assert extended.budget == 9
+    assert trial.budget == 3
+    assert (extended.id, extended.config, extended.priority) == ("a", {"lr": 0.1}, 2.0)
+    assert (extended.max_width, extended.memory) == (2, MemoryNeed(5))
+    assert group.extend("a", np.int32(1)).budget == 10  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [0, -1, 1.5, math.nan, math.inf, True, "3", None, 10**400])
+def test_extending_by_a_bad_budget_is_refused_and_changes_nothing(budget: Any) -> None:
+    group = TrialGroup([Trial(train, budget=3, trial_id="a")])
+    with pytest.raises(InvalidFieldError) as caught:
+        group.extend("a", budget)
+    assert caught.value.field == "budget"
+    assert group["a"].budget == 3
+
+
+def test_a_stopped_trial_stays_but_is_not_active() -> None:
+    group = TrialGroup([Trial(train, trial_id=name) for name in "abc"])
+    group.stop("b")
+    group.stop("b")
+    assert ids(group) == ["a", "b", "c"]
+    assert [trial.id for trial in group.active] == ["a", "c"]
+    assert [group.is_stopped(name) for name in "abc"] == [False, True, False]
+
+
+def test_a_stopped_trial_cannot_be_extended() -> None:
+    group = TrialGroup([Trial(train, budget=3, trial_id="a")])
+    group.stop("a")
+    with pytest.raises(InvalidFieldError, match="stopped") as caught:
+        group.extend("a", 1)
+    assert (caught.value.field, caught.value.value) == ("trial_id", "a")
+    assert group["a"].budget == 3
+
+
+def test_an_id_is_free_again_once_its_trial_was_removed() -> None:
+    group = TrialGroup([Trial(train, trial_id="a")])
+    group.stop("a")
+    removed = group.remove("a")
+    assert removed.id == "a"
+    assert "a" not in group
+    group.add(Trial(Net, trial_id="a"))
+    assert not group.is_stopped("a"), "the newcomer has nothing to do with the one that was stopped"
+    assert group.extend("a", 2).budget == 3
+
+
+def test_a_group_can_change_while_it_is_iterated_over() -> None:
+    group = TrialGroup([Trial(train, trial_id=name) for name in "abc"])
+    for trial in group:
+        group.remove(trial.id)
+        group.add(Trial(train, trial_id=f"{trial.id}-again"))
+    assert ids(group) == ["a-again", "b-again", "c-again"]
+
+
+@given(budgets=st.lists(st.integers(1, 1000), min_size=1))
+def test_extensions_add_up(budgets: list[int]) -> None:
+    group = TrialGroup([Trial(train, budget=budgets[0], trial_id="a")])
+    for budget in budgets[1:]:
+        group.extend("a", budget)
+    assert group["a"].budget == sum(budgets)
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """Adding, extending, stopping and removing in any order, against two plain dictionaries."""
+
+    names = Bundle("names")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group = TrialGroup()
+        self.budgets: dict[str, int] = {}
+        self.stopped: set[str] = set()
+
+    @rule(target=names, name=st.text("abc", min_size=1, max_size=2), budget=st.integers(1, 9))
+    def add(self, name: str, budget: int) -> str:
+        trial = Trial(train, trial_id=name, budget=budget)
+        if name in self.budgets:
+            with pytest.raises(InvalidFieldError):
+                self.group.add(trial)
+        else:
+            assert self.group.add(trial) is trial
+            self.budgets[name] = budget
+        return name
+
+    @rule(name=names, budget=st.integers(1, 9))
+    def extend(self, name: str, budget: int) -> None:
+        if name in self.budgets and name not in self.stopped:
+            self.group.extend(name, budget)
+            self.budgets[name] += budget
+        else:
+            with pytest.raises(InvalidFieldError):
+                self.group.extend(name, budget)
+
+    @rule(name=names)
+    def stop(self, name: str) -> None:
+        if name in self.budgets:
+            self.group.stop(name)
+            self.stopped.add(name)
+        else:
+            with pytest.raises(InvalidFieldError):
+                self.group.stop(name)
+
+    @rule(name=consumes(names))
+    def remove(self, name: str) -> None:
+        if name in self.budgets:
+            assert self.group.remove(name).budget == self.budgets.pop(name)
+            self.stopped.discard(name)
+        else:
+            with pytest.raises(InvalidFieldError):
+                self.group.remove(name)
+
+    @invariant()
+    def agrees(self) -> None:
+        assert {trial.id: trial.budget for trial in self.group} == self.budgets
+        assert ids(self.group) == list(self.budgets)
+        assert [trial.id for trial in self.group.active] == [n for n in self.budgets if n not in self.stopped]
+        assert len(self.group) == len(self.budgets)
+
+
+TestGroupMachine = GroupMachine.TestCase
