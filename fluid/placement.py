@@ -9,6 +9,7 @@ import heapq
 from bisect import insort
 from collections.abc import Iterable, Sequence
 
+from fluid.errors import InvalidFieldError
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.runtime_model import residents_at
 
@@ -72,7 +73,9 @@ class Occupancy:
     # -- changes ------------------------------------------------------------------------------------------
 
     def add_device(self, device: Device) -> None:
-        """Adds an idle device."""
+        """Adds an idle device; its index must be new."""
+        if device.index in self._devices:
+            raise InvalidFieldError("index", device.index, "a device of this index is there already")
         self._devices[device.index] = device
         self.residents[device.index] = []
         self._set_free(device.index)

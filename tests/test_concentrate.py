@@ -159,6 +159,8 @@ def test_the_longest_moves_out_first() -> None:
     assert replan(Scene((group,), free=6)) == [Resize(13, 4.0), Resize(16, 2.0)]
     # The last one keeps the device it is left with: 4 + 4 new ones and 3 beside its own.
     assert replan(Scene((group,), free=11)) == [Resize(13, 4.0), Resize(16, 4.0), Resize(10, 4.0)]
+    pairs = (packed(10.0, 9.0, alpha=1.1, beta=1.05), packed(8.0, 4.0, alpha=1.1, beta=1.05))
+    assert replan(Scene(pairs, free=11)) == [Resize(10, 4.0), Resize(13, 4.0), Resize(16, 4.0)]
 
 
 def test_what_does_not_pay_is_left_to_r() -> None:

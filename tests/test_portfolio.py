@@ -50,6 +50,11 @@ def test_widths_are_the_narrowest_that_end_in_time(case: Case, share: float) -> 
     narrowest = NarrowestWidths(instance)
     for within in (share * narrowest.shortest, narrowest.shortest, narrowest.fixed_width_bound(), 1e-9, 1e12):
         assert narrowest.widths(within).tolist() == gamma(instance, within)
+    # A trial that ends just in time does so whatever the rounding.
+    model = instance.model
+    for width in all_widths(int(model.c.max()), int(model.d.max())):
+        for within in model.heights(instance.heights, np.full(len(instance), width)).tolist():
+            assert narrowest.widths(within).tolist() == gamma(instance, within)
 
 
 @given(case=cases(most_trials=16))

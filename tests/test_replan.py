@@ -166,6 +166,9 @@ def test_a_sharer_does_not_widen_from_a_device_it_shares() -> None:
     # Packing is free here: leaving for one device helps neither, and widening the shorter one would take two.
     assert replan(Scene((packed(10.0, 20.0),), free=1)) == []
     assert replan(Scene((packed(5.0, 5.0),), free=1)) == []
+    # Once the longer one has left, the shorter one may; what neither needs goes to the longer one first.
+    last = single(100.0, d=1)
+    assert replan(Scene((last, packed(6.0, 10.0, alpha=1.25)), free=2)) == [Resize(16, 1.0), Resize(13, 2.0)]
     # A further device lets the longer one leave for two.
     assert replan(Scene((packed(10.0, 20.0),), free=2)) == [Resize(13, 2.0)]
 
@@ -174,8 +177,11 @@ def test_an_early_finisher_gives_devices_to_the_last_one() -> None:
     # 60 s alone against 10 s on three devices: with one of them left to it, the other has three.
     scene = Scene((single(60.0), single(10.0, 3)), free=0)
     assert replan(scene) == [Resize(13, 1.0), Resize(10, 3.0)]
-    # Not for less than one in a hundred.
+    # Where that would not bring the last finish forward it keeps them.
     assert replan(Scene((single(60.0, d=1), single(10.0, 3)), free=0)) == []
+    # From 12 to 13 devices is a gain of 8%; from 120 to 121 it is less than one in a hundred.
+    assert replan(Scene((single(120.0, 12, d=200), single(1.0, 2)), free=0)) == [Resize(13, 1.0), Resize(10, 13.0)]
+    assert replan(Scene((single(1200.0, 120, d=200), single(1.0, 2)), free=0)) == []
 
 
 def test_make_room_is_the_common_one() -> None:
@@ -218,6 +224,12 @@ def test_cutting_the_table_down_allows_for_what_packing_gains(
     with pytest.MonkeyPatch.context() as monkeypatch:
         plain, cut = both_ways(Scene(tuple(groups), free, epsilon), monkeypatch)
     assert cut == plain
+
+
+def test_cutting_the_table_down_allows_for_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The mean load is 7.4 s. The second trial ends with the third one, after 11 s, on 7 devices: 5 + 38 / 7 < 11.
+    plain, cut = both_ways(Scene((single(11.0), single(38.0), single(88.0, 8, d=16)), 6, 5.0), monkeypatch)
+    assert cut == plain == [Resize(13, 7.0)]
 
 
 def test_a_table_that_is_large_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:

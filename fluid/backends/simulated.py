@@ -49,7 +49,7 @@ class SimulationResult:
         device_hours: device-hours there were, used or not: what is paid for.
         resizes: how often a running trial's width changed.
         trials: trials asked for, each counted once.
-        stopped: trials the algorithm stopped early.
+        stopped: runs that the algorithm stopped early; a trial asked for again may count twice.
         groups: in order of submission.
         segments: who held what and when, if recorded.
         trial_ids: a name for each row of the segments.
