@@ -132,9 +132,7 @@ def _fill(running: Running, finish: FloatArray, held: IntArray, *, base: IntArra
     limit = reach * (1.0 + TOLERANCE)
     needs_more = np.bincount(owner, weights=inner & (best > limit), minlength=len(running)).astype(np.int64)
     devices = np.where(shared, np.where(finish > limit, 1, 0), lowest) + needs_more
-    # Nobody gives up a width that meets T for another one that meets it without freeing a device.
-    keeps = (finish <= limit) & (devices >= held)
-    return _Filling(reach, np.where(keeps, held, devices))
+    return _Filling(reach, devices)
 
 
 def _widths_to_end_within(running: Running, seconds: FloatArray, within: float) -> IntArray:
