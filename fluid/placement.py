@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 
 from fluid.errors import InvalidFieldError
-from fluid.resources import Cluster, Device, MemoryNeed
+from fluid.resources import DEFAULT_MEMORY_WATERMARK, Cluster, Device, MemoryNeed
 from fluid.runtime_model import residents_at
 
 #: Devices that are alike to a wide trial: same host, same speed.
@@ -24,11 +24,12 @@ class Occupancy:
     others; with mixed p on a device the smallest counts. A device is never filled beyond its usable memory.
 
     Args:
-        cluster: the devices; :meth:`add_device` and :meth:`remove_device` change them later.
+        cluster: the devices to begin with; :meth:`add_device` and :meth:`remove_device` change them later.
+        watermark: share of a device's memory that trials may fill, where there is no cluster to say so.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster | None = None, *, watermark: float = DEFAULT_MEMORY_WATERMARK) -> None:
+        self._watermark = cluster.memory_watermark if cluster is not None else watermark
         self._devices: dict[int, Device] = {}
         #: device index -> rows on it, in order of arrival.
         self.residents: dict[int, list[int]] = {}
@@ -37,11 +38,13 @@ class Occupancy:
         #: row -> most trials it tolerates on its device, itself included; 1 for widths >= 1.
         self._tolerates: dict[int, int] = {}
         self._needs: dict[int, MemoryNeed] = {}
+        #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
+        self.reserved: dict[int, float] = {}
         self._free: dict[_Kin, list[int]] = {}
         self._free_count = 0
         #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
         self._open: dict[int, list[tuple[float, int]]] = {}
-        for device in cluster.devices:
+        for device in cluster.devices if cluster is not None else ():
             self.add_device(device)
 
     # -- what there is ------------------------------------------------------------------------------------
@@ -87,22 +90,70 @@ class Occupancy:
             self.release(row)
         self._unset_free(index)
         del self._devices[index], self.residents[index]
+        self.reserved.pop(index, None)
         return evicted
 
-    def place(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
-        """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now."""
-        if width < 1.0:
+    def place(
+        self, row: int, width: float, need: MemoryNeed | None = None, *, near: int | None = None, only: bool = False
+    ) -> tuple[int, ...] | None:
+        """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now.
+
+        Args:
+            row: the trial; it holds nothing yet.
+            width: of a device, or in devices.
+            need: device memory, where it is known.
+            near: device to prefer for a width of at most 1.
+            only: whether no other device will do.
+        """
+        chosen: tuple[int, ...] | None = None
+        if near is not None and width <= 1.0 and self._admits(near, width, need):
+            chosen = (near,)
+        elif not only and width < 1.0:
             device = self._open_device(residents_at(width), need)
-            if device is None:
-                return None
-            chosen: tuple[int, ...] = (device,)
-        else:
-            wide = self._choose_free(round(width), need, near=())
-            if wide is None:
-                return None
-            chosen = wide
-        self._hold(row, chosen, residents_at(width), need)
+            chosen = None if device is None else (device,)
+        elif not only:
+            chosen = self._choose_free(round(width), need, near=())
+        if chosen is not None:
+            self._hold(row, chosen, residents_at(width), need)
         return chosen
+
+    def hold(self, row: int, devices: tuple[int, ...], width: float, need: MemoryNeed | None = None) -> None:
+        """Gives ``row``, which holds nothing, just these devices, whether or not there is room."""
+        self._hold(row, devices, residents_at(width), need)
+
+    def tolerate(self, row: int, width: float) -> None:
+        """Changes how many trials a row tolerates on the device it has."""
+        self._tolerates[row] = residents_at(width)
+        for index in self.held[row]:
+            self._refresh(index)
+
+    def need_of(self, row: int) -> MemoryNeed | None:
+        """The device memory with which the row was placed."""
+        return self._needs.get(row)
+
+    def reserve(self, index: int, memory: float) -> None:
+        """Counts so many bytes more on a device for states of trials that hold no device; fewer if negative."""
+        left = self.reserved.pop(index, 0.0) + memory
+        if left > 0.0:
+            self.reserved[index] = left
+
+    def limit(self, index: int) -> int:
+        """How many trials the residents of a device tolerate there, themselves included; 1 for an idle device."""
+        rows = self.residents[index]
+        return self._limit(rows) if rows else 1
+
+    def filled_bytes(self, index: int) -> float:
+        """Bytes on a device that are taken, as far as they are known."""
+        return self.reserved.get(index, 0.0) + self.running_bytes(index)
+
+    def running_bytes(self, index: int) -> float:
+        """Bytes that the trials on a device take, as far as they were known when they were placed."""
+        return sum(self._needs[row].peak_bytes for row in self.residents[index] if row in self._needs)
+
+    def usable_bytes(self, index: int) -> float | None:
+        """Bytes that trials may fill on a device; ``None`` where its memory does not bound packing."""
+        memory = self._devices[index].memory_bytes
+        return None if memory is None else memory * self._watermark
 
     def release(self, row: int) -> None:
         """Takes everything from ``row``."""
@@ -124,10 +175,30 @@ class Occupancy:
             self.move(row, chosen, width, need)
         return chosen
 
-    def move(self, row: int, devices: tuple[int, ...], width: float, need: MemoryNeed | None = None) -> None:
-        """Leaves the row with these devices, as :meth:`devices_for` chose them just before."""
+    def move(
+        self,
+        row: int,
+        devices: tuple[int, ...],
+        width: float,
+        need: MemoryNeed | None = None,
+        *,
+        ghost: int | None = None,
+    ) -> None:
+        """Leaves the row with these devices, as :meth:`devices_for` chose them just before.
+
+        Args:
+            row: the trial.
+            devices: its new devices.
+            width: its new width.
+            need: device memory, where it is known.
+            ghost: row that keeps the devices it leaves until they are released, while the trial is still on its way.
+        """
+        left = tuple(index for index in self.held[row] if index not in devices)
+        tolerates, old_need = self._tolerates[row], self._needs.get(row)
         self.release(row)
         self._hold(row, devices, residents_at(width), need)
+        if ghost is not None and left:
+            self._hold(ghost, left, tolerates, old_need)
 
     def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
         """The devices :meth:`resize` would leave the row with; changes nothing."""
@@ -145,6 +216,13 @@ class Occupancy:
         return None if extra is None else kept + extra
 
     # -- choices ------------------------------------------------------------------------------------------
+
+    def _admits(self, index: int, width: float, need: MemoryNeed | None) -> bool:
+        """Whether a trial of a width of at most 1 fits on this device now."""
+        if index not in self._devices or not self._memory_fits(index, need):
+            return False
+        rows = self.residents[index]
+        return not rows or (width < 1.0 and len(rows) < min(self._limit(rows), residents_at(width)))
 
     def _open_device(
         self, tolerates: int, need: MemoryNeed | None, avoid: tuple[int, ...] = (), shared_only: bool = False
@@ -265,8 +343,5 @@ class Occupancy:
 
     def _memory_fits(self, index: int, need: MemoryNeed | None) -> bool:
         """The safety condition of docs/theory.md, section 8, with every resident in a lane of its own."""
-        usable = self._cluster.usable_bytes(self._devices[index])
-        if usable == float("inf"):
-            return True
-        known = [self._needs[row] for row in self.residents[index] if row in self._needs]
-        return sum(other.peak_bytes for other in known) + (need.peak_bytes if need else 0.0) <= usable
+        usable = self.usable_bytes(index)
+        return usable is None or self.filled_bytes(index) + (need.peak_bytes if need else 0.0) <= usable

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +17,9 @@ import numpy as np
 from fluid.arrangement import Arrangement, Resize, Running
 from fluid.instance import Instance
 from fluid.placement import Occupancy
-from fluid.resources import Cluster, Device, MemoryNeed
+from fluid.resources import Cluster, MemoryNeed
 from fluid.runtime_model import TOLERANCE, stretch_of
+from fluid.start_queue import StartQueue
 
 #: Events closer together than this share of the time are one instant.
 _SAME_INSTANT = 1e-12
@@ -66,11 +66,8 @@ class Strips:
         self.started: dict[int, float] = {}
         self.finished: dict[int, float] = {}
         self._record = record
-        # Columns, one entry per row. `_remaining` is predicted work, in seconds at width 1 and speed 1, as of
-        # `_since`; `_slowdown` is what the planner does not know: true over predicted runtime.
+        # Columns, one entry per row. `_remaining` is work left, in seconds at width 1 and speed 1, as of `_since`.
         self._remaining: list[float] = []
-        self._stop_at: list[float] = []  # predicted work left when the trial ends; 0 unless it is stopped early
-        self._slowdown: list[float] = []
         self._alpha: list[float] = []
         self._beta: list[float] = []
         self._c: list[int] = []
@@ -82,15 +79,14 @@ class Strips:
         self._version: list[int] = []
         self._opened: list[tuple[float, float]] = []
         self._ends: list[tuple[float, int, int]] = []
-        #: (-priority, -width) -> rows, in starting order.
-        self._queue: dict[tuple[float, float], deque[int]] = {}
+        self._queue = StartQueue()
 
     # -- what there is ------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
         """Trials that wait for a device."""
-        return sum(map(len, self._queue.values()))
+        return len(self._queue)
 
     @property
     def next_end(self) -> float:
@@ -108,39 +104,9 @@ class Strips:
         """The width given to the trial."""
         return self._width[row]
 
-    @property
-    def all_fresh(self) -> bool:
-        """Whether every running trial started this very instant."""
-        return all(self.is_fresh(row) for row in self.running)
-
     def is_fresh(self, row: int) -> bool:
         """Whether the trial started this very instant, so that a resize costs nothing."""
         return self.started[row] == self.now
-
-    def is_alone(self, row: int) -> bool:
-        """Whether no other trial is on the devices of a running trial."""
-        return len(self.occupancy.residents[self.occupancy.held[row][0]]) == 1
-
-    def seconds_left(self, row: int) -> float:
-        """Predicted seconds until a running trial ends at the width and co-residency it has."""
-        return max(0.0, self._since[row] - self.now) + self.remaining(row) / (self._rate[row] * self._slowdown[row])
-
-    def time_to_do(self, row: int, work: float) -> float:
-        """When a running trial will have done so much more predicted work, if nothing changes."""
-        return max(self.now, self._since[row]) + work / self._rate[row]
-
-    def true_work(self, row: int, height: float) -> float:
-        """True seconds at width 1 and speed 1 of a trial of predicted ``height``, up to where it is stopped."""
-        return (height - self._stop_at[row]) * self._slowdown[row]
-
-    def stays(self, row: int, width: float) -> bool:
-        """Whether a running trial would be resized by letting others in on its device, which interrupts nothing."""
-        held = self.occupancy.held[row]
-        return width < 1.0 == self._width[row] and self.occupancy.devices_for(row, width, self._needs[row]) == held
-
-    def waiting_heights(self) -> list[float]:
-        """Predicted seconds of work left of each queued trial."""
-        return [self._remaining[row] for rows in self._queue.values() for row in rows]
 
     def snapshot(self, epsilon: float | None = None) -> Running:
         """What a re-planner looks at; ``epsilon`` stands in for the strips' own."""
@@ -166,26 +132,15 @@ class Strips:
 
     # -- changes ------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        instance: Instance,
-        arrangement: Arrangement,
-        *,
-        slowdown: list[float] | None = None,
-        stop_at: list[float] | None = None,
-    ) -> range:
+    def submit(self, instance: Instance, arrangement: Arrangement) -> range:
         """Queues the trials of an instance as arranged, behind what is queued; returns their rows.
 
         Args:
             instance: the trials; its cluster is not looked at.
             arrangement: widths and starting order.
-            slowdown: true over predicted runtime of each trial, 1 where the prediction holds.
-            stop_at: predicted seconds of work left at which each trial is stopped, 0 where it is not.
         """
         first, k, model = len(self._remaining), len(instance), instance.model
         self._remaining += instance.heights.tolist()
-        self._slowdown += slowdown if slowdown is not None else [1.0] * k
-        self._stop_at += stop_at if stop_at is not None else [0.0] * k
         self._alpha += model.alpha.tolist()
         self._beta += model.beta.tolist()
         self._c += model.c.tolist()
@@ -198,7 +153,7 @@ class Strips:
         self._opened += [(0.0, 0.0)] * k
         priority, widths = instance.priority.tolist(), arrangement.widths.tolist()
         for row in arrangement.order.tolist():
-            self._queue.setdefault((-priority[row], -widths[row]), deque()).append(first + row)
+            self._queue.push(first + row, widths[row], priority[row], instance.needs[row])
         return range(first, first + k)
 
     def dispatch(self) -> list[int]:
@@ -206,22 +161,7 @@ class Strips:
 
         A trial that does not fit lets narrower ones pass: they would leave the devices idle otherwise.
         """
-        started: list[int] = []
-        for key in sorted(self._queue):
-            rows = self._queue[key]
-            waiting: deque[int] = deque()
-            while rows:
-                row = rows.popleft()
-                if self.occupancy.place(row, self._width[row], self._needs[row]) is None:
-                    waiting.append(row)
-                    if self._needs[row] is None:
-                        break  # alike trials do not fit either; without memory there is nothing to tell apart
-                    continue
-                self._begin(row)
-                started.append(row)
-            rows.extendleft(reversed(waiting))
-            if not rows:
-                del self._queue[key]
+        started = self._queue.start(self._place)
         # Rates follow from who is where once all have started: pacing each arrival anew would be wasted.
         for row in {near for begun in started for near in (begun, *self._neighbours(begun))}:
             self._pace(row)
@@ -242,51 +182,8 @@ class Strips:
             ended.append(row)
         for row in ended:
             self._leave(row)
-            self._remaining[row] = self._stop_at[row]
+            self._remaining[row] = 0.0
         return ended
-
-    def withdraw(self, row: int) -> None:
-        """Takes a trial off its devices or out of the queue; it can be queued again by :meth:`requeue`."""
-        if row in self.running:
-            self._leave(row)
-            return
-        for key, rows in self._queue.items():
-            if row in rows:
-                rows.remove(row)
-                if not rows:
-                    del self._queue[key]
-                return
-
-    def set_remaining(self, row: int, seconds: float) -> None:
-        """Sets the predicted work left of a trial that does not run."""
-        self._remaining[row] = seconds
-
-    def requeue(self, row: int, width: float, priority: float = 1.0) -> None:
-        """Queues a withdrawn trial again, with the work it has left."""
-        self._width[row] = width
-        self._queue.setdefault((-priority, -width), deque()).append(row)
-
-    def cap_queue(self, widest: int) -> None:
-        """Narrows queued trials to at most ``widest``: wider ones would never start once devices are gone."""
-        for priority, width in [key for key in self._queue if -key[1] > widest]:
-            for row in self._queue.pop((priority, width)):
-                self.requeue(row, float(widest), -priority)
-
-    def limit_widths(self, widest: int) -> None:
-        """Sets d, the most devices a trial may span, of all trials: it depends on how many devices there are."""
-        self._d = [widest] * len(self._d)
-
-    def add_device(self, device: Device) -> None:
-        """Adds an idle device."""
-        self.occupancy.add_device(device)
-
-    def remove_device(self, index: int) -> list[int]:
-        """Removes a device; the trials on it stop where they are and are returned."""
-        evicted = list(self.occupancy.residents[index])
-        for row in evicted:
-            self._leave(row)
-        self.occupancy.remove_device(index)
-        return evicted
 
     def resize(self, row: int, width: float) -> bool:
         """Gives a running trial another width; it pays epsilon unless it started this very instant.
@@ -321,6 +218,12 @@ class Strips:
             self.resize(row, width)
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _place(self, row: int) -> bool:
+        if self.occupancy.place(row, self._width[row], self._needs[row]) is None:
+            return False
+        self._begin(row)
+        return True
 
     def _begin(self, row: int) -> None:
         self.running.add(row)
@@ -362,14 +265,13 @@ class Strips:
         if width < 1.0:
             width = 1.0 / len(self.occupancy.residents[devices[0]])
         rate = self.occupancy.speed(devices) / stretch_of(self._alpha[row], self._beta[row], width)
-        self._rate[row] = rate = rate / self._slowdown[row]
+        self._rate[row] = rate
         self._version[row] += 1
-        to_do = max(0.0, self._remaining[row] - self._stop_at[row])
-        heapq.heappush(self._ends, (self._since[row] + to_do / rate, row, self._version[row]))
+        heapq.heappush(self._ends, (self._since[row] + self._remaining[row] / rate, row, self._version[row]))
 
     def _is_slower(self, row: int, devices: tuple[int, ...], width: float) -> bool:
         rate = self.occupancy.speed(devices) / stretch_of(self._alpha[row], self._beta[row], width)
-        return rate < self._rate[row] * self._slowdown[row] * (1.0 - TOLERANCE)
+        return rate < self._rate[row] * (1.0 - TOLERANCE)
 
     def _close(self, row: int, devices: tuple[int, ...]) -> None:
         start, pause = self._opened[row]

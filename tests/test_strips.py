@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
@@ -32,14 +31,11 @@ def submit(
     strips: Strips,
     heights: Sequence[float],
     widths: Sequence[float],
-    *,
-    slowdown: list[float] | None = None,
-    stop_at: list[float] | None = None,
     **model: Any,
 ) -> range:
     """Submits trials of these heights and widths, and starts those that fit; returns their rows."""
     instance = Instance.build(heights, 64, c=8, d=64, **model)
-    rows = strips.submit(instance, arrange(instance, widths), slowdown=slowdown, stop_at=stop_at)
+    rows = strips.submit(instance, arrange(instance, widths))
     strips.dispatch()
     return rows
 
@@ -119,31 +115,6 @@ def test_every_trial_pays_its_own_overhead() -> None:
 # --- What the planner does not know
 
 
-def test_a_slow_trial_takes_longer_than_predicted() -> None:
-    strips = strips_of([6.0, 6.0], [1.0, 1.0], 2, slowdown=[2.0, 0.5])
-    assert [strips.seconds_left(row) for row in (0, 1)] == [6.0, 6.0], "as far as anyone can tell"
-    assert strips.advance(math.inf) == [1]
-    assert strips.now == 3.0
-    assert strips.remaining(0) == 4.5
-    assert drain(strips) == [(12.0, [0])]
-    assert [strips.true_work(row, 6.0) for row in (0, 1)] == [12.0, 3.0]
-
-
-def test_a_trial_that_is_stopped_ends_before_its_work_is_done() -> None:
-    strips = strips_of([10.0, 10.0], [1.0, 1.0], 2, stop_at=[4.0, 0.0], slowdown=[2.0, 1.0])
-    assert strips.seconds_left(0) == 10.0
-    assert drain(strips) == [(10.0, [1]), (12.0, [0])]
-    assert strips.remaining(0) == 4.0
-    assert strips.true_work(0, 10.0) == 12.0
-
-
-def test_time_to_do_is_when_so_much_more_work_is_done() -> None:
-    strips = strips_of([10.0, 10.0], [HALF, HALF], 1, alpha=1.25, slowdown=[2.0, 1.0])
-    strips.advance(4.0)
-    assert strips.time_to_do(0, 1.0) == pytest.approx(4.0 + 2.5)
-    assert strips.time_to_do(1, 1.0) == pytest.approx(4.0 + 1.25)
-
-
 # --- One instant
 
 
@@ -174,76 +145,6 @@ def test_time_stands_at_the_limit_when_nothing_ends_before_it() -> None:
 
 
 # --- Resizing
-
-
-def test_a_resized_trial_holds_its_devices_and_makes_no_progress_for_epsilon() -> None:
-    strips = strips_of([10.0], [1.0], 4, epsilon=0.5)
-    strips.advance(2.0)
-    assert strips.resize(0, 4.0)
-    assert strips.occupancy.free_count == 0
-    assert strips.seconds_left(0) == pytest.approx(0.5 + 2.0)
-    strips.advance(2.4)
-    assert strips.remaining(0) == 8.0
-    assert strips.snapshot().remaining.tolist() == [8.0]
-    strips.advance(3.0)
-    assert strips.remaining(0) == pytest.approx(6.0)
-    assert drain(strips) == [(pytest.approx(4.5), [0])]
-    assert strips.resizes == 1
-    assert strips.segments == [
-        Segment(0, 0.0, 2.0, (0,), 1.0),
-        Segment(0, 2.0, pytest.approx(4.5), (0, 1, 2, 3), 4.0, pause=0.5),
-    ]
-
-
-def test_a_trial_that_starts_this_instant_is_resized_for_nothing() -> None:
-    strips = strips_of([10.0], [1.0], 4, epsilon=0.5)
-    assert strips.all_fresh
-    assert strips.resize(0, 2.0)
-    assert strips.resize(0, 4.0)
-    assert strips.resizes == 0
-    assert drain(strips) == [(2.5, [0])]
-    assert strips.segments == [Segment(0, 0.0, 2.5, (0, 1, 2, 3), 4.0)]
-
-
-def test_letting_others_in_costs_no_more_than_their_company() -> None:
-    strips = strips_of([10.0], [1.0], 1, epsilon=0.5, alpha=1.25)
-    strips.advance(2.0)
-    assert strips.stays(0, HALF)
-    assert strips.resize(0, HALF)
-    assert strips.resizes == 0
-    submit(strips, [4.0], [HALF], alpha=1.25)
-    assert drain(strips) == [(7.0, [1]), (11.0, [0])]
-    assert strips.segments[0] == Segment(0, 0.0, 2.0, (0,), 1.0)
-
-
-def test_shrinking_onto_another_device_is_a_move_and_pays() -> None:
-    strips = strips_of([10.0, 10.0], [1.0, HALF], 2, epsilon=0.5)
-    strips.advance(2.0)
-    assert not strips.stays(0, HALF), "it would join the other trial"
-    assert strips.resize(0, HALF)
-    assert strips.occupancy.held == {0: (1,), 1: (1,)}
-    assert strips.resizes == 1
-    assert drain(strips) == [(10.0, [1]), (10.5, [0])]
-
-
-def test_a_wide_trial_that_lets_others_in_moves_first() -> None:
-    strips = strips_of([10.0], [2.0], 2, epsilon=0.5)
-    strips.advance(1.0)
-    assert not strips.stays(0, HALF)
-    assert not strips.stays(0, 1.0)
-    assert strips.resize(0, HALF)
-    assert drain(strips) == [(9.5, [0])]
-
-
-def test_pauses_add_up_when_a_trial_is_resized_while_it_stands_still() -> None:
-    strips = strips_of([12.0], [1.0], 4, epsilon=2.0)
-    strips.advance(4.0)
-    strips.resize(0, 2.0)
-    strips.advance(5.0)  # one second of the pause is left
-    strips.resize(0, 4.0)
-    assert strips.seconds_left(0) == pytest.approx(3.0 + 2.0)
-    assert drain(strips) == [(pytest.approx(10.0), [0])]
-    assert [segment.pause for segment in strips.segments] == [0.0, 1.0, 3.0]
 
 
 def test_a_pause_goes_on_when_others_are_let_in() -> None:
@@ -281,18 +182,6 @@ def test_a_resize_for_which_there_is_no_room_changes_nothing() -> None:
     assert len(strips.segments) == 2
 
 
-def test_a_trial_is_not_widened_onto_devices_that_slow_it_down() -> None:
-    strips = strips_of([12.0], [1.0], speeds(4.0, 1.0, 1.0, 1.0))
-    strips.advance(1.0)
-    assert not strips.resize(0, 3.0), "three devices at speed 1 are slower than one at speed 4"
-    assert strips.resize(0, 4.0)
-    assert drain(strips) == [(3.0, [0])]
-    strips = strips_of([12.0, 12.0, 12.0], [HALF] * 3, speeds(4.0, 1.0), alpha=1.5)
-    strips.withdraw(1)
-    assert strips.occupancy.held == {0: (0,), 2: (0,)}
-    assert not strips.resize(0, 1.0), "half of the fast device is more than all of the slow one"
-
-
 def test_apply_carries_out_resizes_in_order() -> None:
     strips = strips_of([10.0, 10.0], [3.0, 1.0], 4)
     strips.apply([Resize(0, 1.0), Resize(1, 3.0)])
@@ -300,44 +189,6 @@ def test_apply_carries_out_resizes_in_order() -> None:
 
 
 # --- Snapshots
-
-
-def test_a_snapshot_shows_what_a_replanner_needs() -> None:
-    cluster = speeds(2.0, 2.0, 1.0, 1.0, 1.0)
-    strips = strips_of(
-        [20.0, 9.0, 6.0, 1.0],
-        [2.0, QUARTER, HALF, QUARTER],
-        cluster,
-        epsilon=0.5,
-        alpha=[1.0, 1.1, 1.2, 1.0],
-        beta=[1.05, 1.0, 1.0, 1.0],
-        slowdown=[1.0, 2.0, 1.0, 1.0],
-    )
-    strips.advance(1.0)  # row 3 ends
-    submit(strips, [5.0], [QUARTER])
-    strips.occupancy.remove_device(4)  # row 4 is gone with it, for all the occupancy knows
-    strips.running.discard(4)
-    seen = strips.snapshot()
-    assert len(seen) == 3
-    assert seen.rows.tolist() == [0, 1, 2]
-    assert seen.remaining.tolist() == pytest.approx([20.0 - 4.0 / 1.05, 9.0 - 0.5, 6.0 - 1.0])
-    assert seen.widths.tolist() == [2.0, QUARTER, HALF]
-    assert seen.residents.tolist() == [1, 1, 1]
-    assert seen.device.tolist() == [0, 3, 2]
-    assert seen.speed.tolist() == [2.0, 1.0, 1.0]
-    assert seen.alpha.tolist() == [1.0, 1.1, 1.2]
-    assert seen.beta.tolist() == [1.05, 1.0, 1.0]
-    assert (seen.free, seen.n, seen.epsilon) == (0, 4, 0.5)
-    assert strips.snapshot(epsilon=0.0).epsilon == 0.0
-
-
-def test_a_snapshot_counts_actual_residents() -> None:
-    strips = strips_of([4.0, 4.0, 4.0], [QUARTER] * 3, 2)
-    seen = strips.snapshot()
-    assert seen.residents.tolist() == [2, 1, 2]
-    assert seen.device.tolist() == [0, 1, 0]
-    assert not strips.is_alone(0)
-    assert strips.is_alone(1)
 
 
 def test_a_snapshot_of_nothing_is_empty() -> None:
@@ -354,14 +205,6 @@ def test_priority_comes_before_width_and_width_before_the_order_of_submission() 
     assert [row for _, rows in drain(strips) for row in rows] == [2, 3, 1, 0]
 
 
-def test_a_trial_that_does_not_fit_lets_narrower_ones_pass() -> None:
-    strips = strips_of([9.0, 9.0, 1.0], [2.0, 3.0, HALF], 4)
-    assert strips.occupancy.held == {1: (0, 1, 2), 2: (3,)}
-    assert strips.queued == 1
-    assert strips.waiting_heights() == [9.0]
-    assert drain(strips) == [(1.0, [2]), (3.0, [1]), (7.5, [0])]
-
-
 def test_a_trial_short_of_memory_lets_its_likes_pass() -> None:
     cluster = Cluster((Device(0, memory_bytes=10.0),), memory_watermark=1.0)
     needs = [MemoryNeed(6.0), MemoryNeed(6.0), MemoryNeed(4.0)]
@@ -370,79 +213,7 @@ def test_a_trial_short_of_memory_lets_its_likes_pass() -> None:
     assert drain(strips) == [(1.0, [2]), (3.0, [0]), (5.0, [1])]
 
 
-def test_a_withdrawn_trial_keeps_the_work_it_has_left() -> None:
-    strips = strips_of([10.0, 4.0, 7.0], [1.0, HALF, 1.0], 2)
-    strips.advance(2.0)
-    strips.withdraw(0)
-    assert 0 not in strips.running
-    assert strips.remaining(0) == 8.0
-    strips.advance(3.0)
-    strips.requeue(0, 1.0)
-    assert strips.dispatch() == [0]
-    assert drain(strips) == [(7.0, [2]), (11.0, [0, 1])]
-    assert strips.started[0] == 0.0
-
-
-def test_a_queued_trial_can_be_withdrawn() -> None:
-    strips = strips_of([4.0, 3.0, 2.0], [1.0] * 3, 1)
-    strips.withdraw(1)
-    assert strips.queued == 1
-    assert strips.waiting_heights() == [2.0]
-    strips.withdraw(2)
-    assert strips.queued == 0
-    strips.set_remaining(1, 1.5)
-    strips.requeue(1, 1.0)
-    assert drain(strips) == [(4.0, [0]), (5.5, [1])]
-
-
-def test_a_requeued_trial_waits_by_its_priority() -> None:
-    strips = strips_of([4.0, 3.0, 2.0], [1.0] * 3, 1)
-    strips.withdraw(2)
-    strips.requeue(2, 1.0, priority=5.0)
-    assert [row for _, rows in drain(strips) for row in rows] == [0, 2, 1]
-
-
-def test_company_leaves_with_a_withdrawn_trial() -> None:
-    strips = strips_of([10.0, 10.0], [HALF, HALF], 1, alpha=1.25)
-    strips.advance(5.0)
-    strips.withdraw(1)
-    assert drain(strips) == [(11.0, [0])]
-
-
 # --- Devices come and go
-
-
-def test_trials_on_a_lost_device_stop_where_they_are() -> None:
-    strips = strips_of([10.0, 8.0, 8.0], [2.0, HALF, HALF], 3, alpha=1.25)
-    strips.advance(2.0)
-    assert strips.remove_device(1) == [0]
-    assert strips.remaining(0) == 6.0
-    assert strips.occupancy.free_count == 1
-    assert sorted(strips.remove_device(2)) == [1, 2]
-    assert strips.remaining(1) == strips.remaining(2) == pytest.approx(6.4)
-    assert strips.running == set()
-    assert strips.next_end == math.inf
-    assert [segment.end for segment in strips.segments] == [2.0] * 3
-
-
-def test_a_gained_device_is_used_at_once() -> None:
-    strips = strips_of([4.0, 3.0], [1.0, 1.0], 1)
-    strips.advance(1.0)
-    strips.add_device(Device(7, speed=3.0))
-    assert strips.dispatch() == [1]
-    assert drain(strips) == [(2.0, [1]), (4.0, [0])]
-
-
-def test_queued_trials_wider_than_all_devices_are_narrowed() -> None:
-    strips = strips_of([8.0, 8.0, 6.0, 1.0], [4.0, 4.0, 3.0, HALF], 4, priority=[1.0, 1.0, 2.0, 0.5])
-    assert sorted(strips.running) == [2, 3]
-    strips.remove_device(3)
-    strips.cap_queue(3)
-    strips.cap_queue(3)
-    assert [strips.width(row) for row in range(4)] == [3.0, 3.0, 3.0, HALF]
-    assert strips.queued == 2
-    ended = drain(strips)
-    assert [row for _, rows in ended for row in rows] == [2, 0, 1]
 
 
 # --- Rollouts
@@ -534,78 +305,6 @@ ACTIONS = st.lists(
     ),
     max_size=25,
 )
-
-
-@settings(max_examples=300)
-@given(
-    devices=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=5),
-    alike=st.booleans(),
-    actions=ACTIONS,
-    epsilon=st.sampled_from([0.0, 0.25, 3.0]),
-    overheads=st.sampled_from([(1.0, 1.0), (1.25, 1.0), (1.1, 1.05)]),
-    slow=st.booleans(),
-)
-def test_work_is_conserved_and_segments_tile_the_running_time(
-    devices: list[float],
-    alike: bool,
-    actions: list[tuple[str, int, float]],
-    epsilon: float,
-    overheads: tuple[float, float],
-    slow: bool,
-) -> None:
-    alpha, beta = overheads
-    cluster = speeds(*([1.0] * len(devices) if alike else devices))
-    speed = {device.index: device.speed for device in cluster.devices}
-    strips = Strips(cluster, epsilon, record=True)
-    heights: list[float] = []
-    slowdown: list[float] = []
-    out: dict[int, list[float]] = {}
-
-    def back(row: int, width: float) -> None:
-        out.setdefault(row, []).append(strips.now)
-        strips.requeue(row, min(width, len(strips.occupancy)))
-
-    for action, number, width in [("submit", 7, HALF), ("submit", 3, 1.0), *actions]:
-        running = sorted(strips.running)
-        row = running[number % len(running)] if running else None
-        if action == "submit":
-            heights.append(1.0 + number / 8)
-            slowdown.append(1.5 if slow and number % 2 else 1.0)
-            narrow = min(width, len(strips.occupancy))
-            submit(strips, heights[-1:], [narrow], alpha=alpha, beta=beta, slowdown=slowdown[-1:])
-        elif action == "advance" and running:
-            strips.advance(math.inf)
-        elif action == "part" and running:
-            strips.advance(strips.now + (strips.next_end - strips.now) * number / 100)
-        elif action == "resize" and row is not None:
-            strips.resize(row, width)
-        elif action == "withdraw" and row is not None:
-            strips.withdraw(row)
-            back(row, width)
-        elif action == "lose" and len(strips.occupancy) > 1:
-            present = sorted(strips.occupancy.residents)
-            evicted = strips.remove_device(present[number % len(present)])
-            strips.cap_queue(len(present) - 1)
-            for lost in evicted:
-                back(lost, width)
-        elif action == "gain":
-            speed[len(speed)] = 1.0
-            strips.add_device(Device(len(speed) - 1))
-        strips.dispatch()
-        assert strips.running == set(strips.occupancy.held)
-        assert len(strips.running) + strips.queued + sum(r not in strips.running for r in ended(strips)) == len(heights)
-    drain(strips)
-
-    assert strips.queued == 0
-    for row, height in enumerate(heights):
-        own = [segment for segment in strips.segments if segment.row == row]
-        assert own[0].start == strips.started[row] or strips.started[row] in out[row]
-        assert own[-1].end == strips.finished[row]
-        for before, after in itertools.pairwise(own):
-            assert before.end == after.start or before.end in out[row], "no gap but where it was taken off"
-        assert all(0.0 <= segment.pause <= segment.end - segment.start for segment in own)
-        work = work_done(strips.segments, row, alpha, beta, speed)
-        assert work == pytest.approx(height * slowdown[row], rel=1e-9)
 
 
 def ended(strips: Strips) -> list[int]:

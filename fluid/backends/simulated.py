@@ -1,408 +1,351 @@
-"""Runs a scenario on a virtual clock, with the planning code that decides about real trials.
+"""A backend on a virtual clock: it answers the engine's commands as devices would, by the runtime model.
 
-Deterministic by the scenario's seed: under every planner the same trials take the same time and stop at the same
-point of their budget.
+Time stands still while the engine thinks, and jumps to the next thing that happens when it waits.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
+from fluid._clock import VirtualClock
+from fluid.engine.commands import (
+    Command,
+    Pause,
+    Resize,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopLane,
+    StopTrial,
+)
+from fluid.engine.events import (
+    Checkpoint,
+    Event,
+    IterationDone,
+    LaneReady,
+    ResizeDone,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialStarted,
+)
+from fluid.resources import Device
+from fluid.runtime_model import stretch_of
+from fluid.strips import Segment
 
-from fluid.arrangement import Replanner, Resize
-from fluid.bounds import malleable_lower_bound
-from fluid.instance import Instance
-from fluid.planner import Planner
-from fluid.resources import Cluster, Device
-from fluid.runtime_model import TOLERANCE, stretch_of, width_limit
-from fluid.scenario import DeviceChange, Scenario
-from fluid.strips import Segment, Strips
-from fluid.workloads import Ask, GroupAsk, Scores, make_algorithm
-
-_SECONDS_PER_HOUR = 3600.0
+#: Events closer together than this share of the time are one instant.
+_SAME_INSTANT = 1e-12
 
 
 @dataclass(frozen=True)
-class GroupResult:
-    """One TrialGroup's times, in seconds since the start."""
-
-    name: str
-    submitted: float
-    finished: float
-    trials: int
-
-
-@dataclass(frozen=True)
-class SimulationResult:
-    """What happened.
+class Truth:
+    """How a trial really behaves.
 
     Attributes:
-        planner: its name.
-        n: devices at the start.
-        makespan: seconds from the first start to the last finish.
-        busy_device_seconds: device-seconds in which at least one trial held the device.
-        utilisation: their share of the device-seconds there were.
-        lower_bound: seconds no schedule of the work that was run can beat.
-        device_hours: device-hours there were, used or not: what is paid for.
-        resizes: how often a running trial's width changed.
-        trials: trials asked for, each counted once.
-        stopped: runs that the algorithm stopped early; a trial asked for again may count twice.
-        groups: in order of submission.
-        segments: who held what and when, if recorded.
-        trial_ids: a name for each row of the segments.
-        cluster: the devices at the start.
-        device_changes: (seconds, device, whether it was added), in order.
+        seconds: seconds per iteration at width 1, alone on a device of speed 1.
+        alpha, beta: its overheads.
+        row: its number in the recorded segments.
     """
 
-    planner: str
-    n: int
-    makespan: float
-    busy_device_seconds: float
-    utilisation: float
-    lower_bound: float
-    device_hours: float
-    resizes: int
-    trials: int
-    stopped: int
-    groups: tuple[GroupResult, ...]
-    segments: tuple[Segment, ...]
-    trial_ids: tuple[str, ...]
-    cluster: Cluster
-    device_changes: tuple[tuple[float, int, bool], ...]
+    seconds: float
+    alpha: float = 1.0
+    beta: float = 1.0
+    row: int = 0
 
 
-def simulate(scenario: Scenario, planner: Planner, *, record: bool = False) -> SimulationResult:
-    """Runs a scenario to its end.
+@dataclass
+class _Resident:
+    """A trial in its lanes.
+
+    Attributes:
+        lanes: where it runs, or ran last; rank 0 first.
+        left: iterations it still has to run.
+        busy: whether it holds its devices: it iterates, or is being resized.
+        work: seconds of work left in the iteration in flight at width 1 and speed 1, as of ``since``.
+        began: when that iteration began.
+        version: another one whenever what was predicted for it no longer holds; never used twice.
+        pausing: whether it is to pause at the end of the iteration.
+        stopping: lanes that it is to leave then.
+        opened, pause, company: when the stretch of time began in which it holds these devices, seconds of it lost to a
+            resize, and the most trials that ran there at once.
+    """
+
+    truth: Truth
+    lanes: tuple[int, ...]
+    done: int = 0
+    left: int = 0
+    busy: bool = False
+    work: float = 0.0
+    rate: float = 0.0
+    since: float = 0.0
+    began: float = 0.0
+    version: int = -1
+    pausing: bool = False
+    stopping: tuple[int, ...] = ()
+    opened: float = 0.0
+    pause: float = 0.0
+    company: int = 1
+
+
+@dataclass
+class SimulatedBackend:
+    """Devices that exist on paper.
 
     Args:
-        scenario: what to run; its ``c`` and ``d`` count, not the planner's.
-        planner: who plans.
-        record: whether to keep the segments, for drawings.
-    """
-    return _Run(scenario, planner, record).run()
-
-
-class _Run:
-    """One scenario under one planner."""
-
-    def __init__(self, scenario: Scenario, planner: Planner, record: bool) -> None:
-        self._scenario = scenario
-        self._planner = planner
-        self._record = record
-        self._strips = Strips(scenario.cluster, scenario.epsilon, record=True)
-        self._replanner: Replanner = planner.replanner()
-        trials_rng, scores_rng = np.random.default_rng(scenario.seed).spawn(2)
-        self._fates = _Fates(scenario, trials_rng)
-        self._algorithm = make_algorithm(scenario.workload, Scores(scores_rng), len(scenario.cluster))
-        self._cluster = scenario.cluster
-        #: still to come, the next one last; changes of one instant happen in the order given.
-        self._changes = sorted(scenario.changes, key=lambda change: change.at)[::-1]
-        self._changed: list[tuple[float, int, bool]] = []
-        # By row.
-        self._trial: list[int] = []
-        self._group: list[int] = []
-        self._names: list[str] = []
-        self._iteration: list[float] = []
-        self._height: list[float] = []
-        self._ends_early: list[bool] = []
-        # By group.
-        self._asks: list[GroupAsk] = []
-        self._submitted: list[float] = []
-        self._open: list[int] = []
-        self._finished: list[float] = []
-        #: row -> width decided for it, to be applied at the end of its iteration; a newer decision replaces it.
-        self._pending: dict[int, float] = {}
-        self._boundaries: list[tuple[float, int, float]] = []
-
-    def run(self) -> SimulationResult:
-        self._submit(self._algorithm.start())
-        while self._strips.running or self._strips.queued:
-            self._step()
-        return self._result()
-
-    # -- one event after another ---------------------------------------------------------------------------
-
-    def _step(self) -> None:
-        strips = self._strips
-        change_at = self._changes[-1].at if self._changes else math.inf
-        boundary_at = self._boundaries[0][0] if self._boundaries else math.inf
-        ended = strips.advance(min(change_at, boundary_at))
-        if ended:
-            self._end(ended)
-        elif change_at <= boundary_at:
-            self._change(self._changes.pop())
-        else:
-            self._reach_boundary(*heapq.heappop(self._boundaries)[1:])
-
-    def _end(self, rows: list[int]) -> None:
-        for row in rows:
-            self._pending.pop(row, None)
-            group = self._group[row]
-            self._open[group] -= 1
-            self._finished[group] = self._strips.now
-        # In order of trial, not of float noise: the algorithm sees one instant as one report.
-        reports = sorted((self._trial[row], self._ends_early[row]) for row in rows)
-        self._strips.dispatch()
-        self._submit(self._algorithm.ended(reports))
-        self._rebalance()
-
-    def _change(self, change: DeviceChange) -> None:
-        strips = self._strips
-        if change.device is not None:
-            strips.add_device(change.device)
-            self._cluster = replace(self._cluster, devices=(*self._cluster.devices, change.device))
-            self._changed.append((strips.now, change.device.index, True))
-        elif change.lost is not None:
-            evicted = strips.remove_device(change.lost)
-            left = tuple(device for device in self._cluster.devices if device.index != change.lost)
-            self._cluster = replace(self._cluster, devices=left)
-            self._changed.append((strips.now, change.lost, False))
-            strips.cap_queue(len(left))
-            for row in evicted:
-                self._pending.pop(row, None)
-                self._restart(row)
-        strips.limit_widths(width_limit(self._scenario.beta, n=len(self._cluster), d_max=self._scenario.d))
-        strips.dispatch()
-        self._rebalance()
-
-    def _restart(self, row: int) -> None:
-        """Queues a trial again that lost its device: the iteration in flight is lost with it."""
-        done = self._height[row] - self._strips.remaining(row)
-        whole = math.floor(done / self._iteration[row] + TOLERANCE) * self._iteration[row]
-        self._strips.set_remaining(row, self._height[row] - whole)
-        alone = self._instance([self._trial[row]], [self._height[row]], self._cluster)
-        self._strips.requeue(row, float(self._planner.join(alone, np.zeros(0), idle=0).widths[0]))
-
-    # -- planning ------------------------------------------------------------------------------------------
-
-    def _submit(self, groups: list[GroupAsk]) -> None:
-        """Plans what arrives at one instant as one: on an idle cluster as a whole, else beside what is there."""
-        if not groups:
-            return
-        strips = self._strips
-        asks = [(len(self._asks) + index, ask) for index, group in enumerate(groups) for ask in group.asks]
-        trials = [ask.trial for _, ask in asks]
-        heights = [self._fates.pace(ask.trial) * ask.iterations for _, ask in asks]
-        instance = self._instance(trials, heights, self._cluster)
-        if strips.running or strips.queued:
-            others = np.array([*strips.snapshot().remaining, *strips.waiting_heights()])
-            arrangement = self._planner.join(instance, others, strips.occupancy.free_count)
-        else:
-            arrangement = self._planner.arrange(instance)
-        self._replanner = arrangement.replanner
-        fates = [self._fates.draw(trial) for trial in trials]
-        strips.submit(
-            instance,
-            arrangement,
-            slowdown=[fate.slowdown for fate in fates],
-            stop_at=[height * (1.0 - fate.stop_at) for height, fate in zip(heights, fates, strict=True)],
-        )
-        self._trial += trials
-        self._height += heights
-        self._group += [group for group, _ in asks]
-        self._iteration += [height / ask.iterations for height, (_, ask) in zip(heights, asks, strict=True)]
-        self._names += [_row_name(ask, groups[group - len(self._asks)]) for group, ask in asks]
-        self._ends_early += [fate.stop_at < 1.0 for fate in fates]
-        self._asks += groups
-        self._submitted += [strips.now] * len(groups)
-        self._finished += [strips.now] * len(groups)
-        self._open += [len(group.asks) for group in groups]
-        strips.dispatch()
-        if arrangement.replan_at_start and not strips.queued and strips.occupancy.free_count:
-            # Trials that start this instant are resized for nothing.
-            self._decide(self._replanner.replan(strips.snapshot(epsilon=0.0)))
-
-    def _rebalance(self) -> None:
-        strips = self._strips
-        if strips.queued:
-            self._decide(self._replanner.make_room(strips.snapshot(), np.array(strips.waiting_heights())))
-            strips.dispatch()
-        elif strips.running:
-            self._decide(self._replanner.replan(strips.snapshot()))
-
-    def _instance(self, trials: list[int], heights: list[float], cluster: Cluster) -> Instance:
-        scenario = self._scenario
-        return Instance.build(
-            heights,
-            cluster,
-            alpha=scenario.alpha,
-            beta=scenario.beta,
-            c=scenario.c,
-            d=scenario.d,
-            epsilon=scenario.epsilon,
-            trial_ids=[f"trial-{trial}" for trial in trials],
-        )
-
-    # -- resizes -------------------------------------------------------------------------------------------
-
-    def _decide(self, resizes: list[Resize]) -> None:
-        """Notes resizes for the end of each trial's current iteration; they replace what was noted before."""
-        strips = self._strips
-        self._pending.clear()
-        for row, width in resizes:
-            at = self._next_boundary(row)
-            if strips.stays(row, width) or at <= strips.now * (1.0 + TOLERANCE):
-                self._apply(row, width)
-            else:
-                self._pending[row] = width
-                heapq.heappush(self._boundaries, (at, row, width))
-
-    def _next_boundary(self, row: int) -> float:
-        """When the trial's current iteration ends; now, if it stands between two."""
-        strips = self._strips
-        done = (self._height[row] - strips.remaining(row)) / self._iteration[row]
-        begun = done - math.floor(done + TOLERANCE)
-        if begun <= TOLERANCE:
-            return strips.now
-        return strips.time_to_do(row, (1.0 - begun) * self._iteration[row])
-
-    def _reach_boundary(self, row: int, width: float) -> None:
-        if self._pending.get(row) != width:
-            return
-        at = self._next_boundary(row)
-        if at > self._strips.now * (1.0 + TOLERANCE):  # its pace changed since
-            heapq.heappush(self._boundaries, (at, row, width))
-            return
-        del self._pending[row]
-        free = self._strips.occupancy.free_count
-        self._apply(row, width)
-        if self._strips.occupancy.free_count > free:
-            self._strips.dispatch()
-            self._rebalance()
-
-    def _apply(self, row: int, width: float) -> None:
-        """Resizes if it still pays: devices may have gone to others since it was decided."""
-        strips, scenario = self._strips, self._scenario
-        present = strips.width(row)
-        if width > present:
-            own = len(strips.occupancy.held[row]) if strips.is_alone(row) else 0
-            width = min(width, float(own + strips.occupancy.free_count))
-            if width < 1.0 or width <= present:
-                return
-            epsilon = 0.0 if strips.is_fresh(row) else scenario.epsilon
-            work = strips.remaining(row) / strips.occupancy.speed(strips.occupancy.held[row])
-            moved = epsilon + work * stretch_of(scenario.alpha, scenario.beta, width)
-            if moved >= strips.seconds_left(row) * (1.0 - TOLERANCE):
-                return
-        if strips.resize(row, width):
-            for other, its_width in self._pending.items():  # those it left or joined have another pace now
-                heapq.heappush(self._boundaries, (self._next_boundary(other), other, its_width))
-
-    # -- the result ----------------------------------------------------------------------------------------
-
-    def _result(self) -> SimulationResult:
-        strips, scenario = self._strips, self._scenario
-        available = self._device_seconds()
-        busy = _busy_device_seconds(strips.segments)
-        return SimulationResult(
-            planner=self._planner.name,
-            n=len(scenario.cluster),
-            makespan=strips.now,
-            busy_device_seconds=busy,
-            utilisation=busy / available if available else 0.0,
-            lower_bound=self._lower_bound(),
-            device_hours=available / _SECONDS_PER_HOUR,
-            resizes=strips.resizes,
-            trials=len(set(self._trial)),
-            stopped=sum(self._ends_early),
-            groups=tuple(
-                GroupResult(ask.name, submitted, finished, len(ask.asks))
-                for ask, submitted, finished in zip(self._asks, self._submitted, self._finished, strict=True)
-            ),
-            segments=tuple(strips.segments) if self._record else (),
-            trial_ids=tuple(self._names),
-            cluster=scenario.cluster,
-            device_changes=tuple(self._changed),
-        )
-
-    def _device_seconds(self) -> float:
-        """Device-seconds there were until the end."""
-        now = self._strips.now
-        total = len(self._scenario.cluster) * now
-        for at, _, added in self._changed:
-            total += (1 if added else -1) * max(0.0, now - at)
-        return total
-
-    def _lower_bound(self) -> float:
-        """mLB of the work that was run, by true runtimes, on all devices there ever were.
-
-        Stages of a bracket wait for one another and add up; groups of one stage, and all groups of an algorithm
-        without stages, count as one. Brackets run beside one another: the longest counts, or all work as one.
-        """
-        gained = [change.device for change in self._scenario.changes if change.device]
-        devices: dict[int, Device] = {}
-        for device in sorted([*self._scenario.cluster.devices, *gained], key=lambda device: device.speed):
-            devices[device.index] = device  # one that came back with another speed counts with the greater one
-        cluster = Cluster(tuple(devices.values()))
-        everything: dict[int, float] = {}
-        work: dict[int, dict[int | None, dict[int, float]]] = {}
-        for row, trial in enumerate(self._trial):
-            ask = self._asks[self._group[row]]
-            for seconds in (everything, work.setdefault(ask.bracket, {}).setdefault(ask.stage, {})):
-                seconds[trial] = seconds.get(trial, 0.0) + self._strips.true_work(row, self._height[row])
-
-        def bound(seconds: dict[int, float]) -> float:
-            return malleable_lower_bound(self._instance(list(seconds), list(seconds.values()), cluster))
-
-        return max(bound(everything), *(sum(map(bound, stages.values())) for stages in work.values()))
-
-
-@dataclass(frozen=True)
-class _Fate:
-    """What becomes of one run of a trial.
-
-    Attributes:
-        slowdown: true over predicted runtime.
-        stop_at: share of its budget after which the algorithm stops it; 1 if it does not.
+        truth: how the trial of an id behaves.
+        epsilon: seconds a resize really costs.
+        saves: whether every iteration is saved, at no cost, so that a trial that loses its lane loses no more than the
+            iteration in flight.
+        clock: the virtual clock, shared with whoever submits.
     """
 
-    slowdown: float
-    stop_at: float
+    truth: Callable[[str], Truth]
+    epsilon: float = 0.0
+    saves: bool = False
+    clock: VirtualClock = field(default_factory=VirtualClock)
 
+    def __post_init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.resizes = 0
+        self._devices: dict[int, Device] = {}
+        self._lanes: dict[int, int] = {}
+        self._residents: dict[str, _Resident] = {}
+        #: trial -> lanes that hold a part of it
+        self._parts: dict[str, set[int]] = {}
+        #: device -> trials that run on it now
+        self._busy: dict[int, set[str]] = {}
+        self._ready: list[Event] = []
+        self._later: list[tuple[float, int, str, int, Event | None]] = []
+        self._sequence = itertools.count()
 
-class _Fates:
-    """Paces and fates, the same for a trial's j-th run under every planner."""
+    # -- the backend's interface ---------------------------------------------------------------------------
 
-    def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
-        self._scenario = scenario
-        self._seeds = rng
-        self._generators: list[np.random.Generator] = []
-        self._paces: list[float] = []
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.clock.now()
 
-    def pace(self, trial: int) -> float:
-        """Predicted seconds per iteration of a trial at width 1."""
-        while len(self._paces) <= trial:
-            generator = self._seeds.spawn(1)[0]
-            self._generators.append(generator)
-            self._paces.append(self._scenario.runtimes.draw(generator))
-        return self._paces[trial]
+    def add_devices(self, devices: Iterable[Device]) -> None:
+        """Makes devices known, before the engine hears of them."""
+        for device in devices:
+            self._devices[device.index] = device
+            self._busy.setdefault(device.index, set())
 
-    def draw(self, trial: int) -> _Fate:
-        """What becomes of the trial's next run."""
-        self.pace(trial)
-        rng = self._generators[trial]
-        error, stops, moment = float(rng.standard_normal()), rng.random(), rng.random()
-        slowdown = math.exp(self._scenario.runtime_error * error)
-        return _Fate(slowdown, max(moment, 1e-3) if stops < self._scenario.early_stop else 1.0)
+    def execute(self, commands: Sequence[Command]) -> None:
+        """Carries commands out, at this instant."""
+        for command in commands:
+            if isinstance(command, StartLane):
+                self._lanes[command.lane_id] = command.device_id
+                self._ready.append(LaneReady(self.now(), command.lane_id))
+            elif isinstance(command, StopLane):
+                self._stop_lane(command.lane_id)
+            elif isinstance(command, StartTrial):
+                self._start(command)
+            elif isinstance(command, RunIteration):
+                self._run(command.trial_id, command.lane_ids, command.iterations)
+            elif isinstance(command, Pause):
+                self._pause(command.trial_id)
+            elif isinstance(command, StopTrial):
+                self._stop(command.trial_id, command.lane_ids)
+            elif isinstance(command, Save):
+                self._save(command)
+            elif isinstance(command, Resize):
+                self._resize(command)
 
+    def next_at(self) -> float:
+        """When the next thing happens; infinite where nothing will."""
+        return self.now() if self._ready else self._next_later()
 
-def _row_name(ask: Ask, group: GroupAsk) -> str:
-    return f"trial {ask.trial}" if group.stage is None else f"trial {ask.trial}, stage {group.stage}"
+    def poll(self) -> list[Event]:
+        """Advances to the next instant at which something happens, and returns all that happens then."""
+        if not self._ready and self.next_at() < float("inf"):
+            instant = max(self.next_at(), self.now())
+            self.clock.advance_to(instant)
+            while self._next_later() <= instant + _SAME_INSTANT * max(1.0, instant):
+                _, _, trial_id, _, event = heapq.heappop(self._later)
+                if event is None:
+                    self._end_iteration(trial_id)
+                elif isinstance(event, ResizeDone):
+                    self._end_resize(event)
+        events, self._ready = self._ready, []
+        return events
 
+    def _next_later(self) -> float:
+        while self._later and not self._is_current(self._later[0]):
+            heapq.heappop(self._later)
+        return self._later[0][0] if self._later else float("inf")
 
-def _busy_device_seconds(segments: list[Segment]) -> float:
-    """Device-seconds in which at least one trial held the device."""
-    by_device: dict[int, list[tuple[float, float]]] = {}
-    for segment in segments:
-        for device in segment.devices:
-            by_device.setdefault(device, []).append((segment.start, segment.end))
-    busy = 0.0
-    for stretches in by_device.values():
-        reached = 0.0
-        for start, end in sorted(stretches):
-            busy += max(0.0, end - max(start, reached))
-            reached = max(reached, end)
-    return busy
+    # -- commands ------------------------------------------------------------------------------------------
+
+    def _start(self, command: StartTrial) -> None:
+        done = command.checkpoint.iteration if command.checkpoint else 0
+        self._residents[command.trial_id] = _Resident(self.truth(command.trial_id), command.lane_ids, done=done)
+        self._parts[command.trial_id] = set(command.lane_ids)
+        self._ready.append(TrialStarted(self.now(), command.trial_id, command.lane_ids[0], done, 0.0))
+        self._run(command.trial_id, command.lane_ids, command.iterations)
+
+    def _run(self, trial_id: str, lanes: tuple[int, ...], iterations: int) -> None:
+        resident = self._residents[trial_id]
+        resident.left += iterations
+        if not resident.busy and resident.left > 0:
+            resident.lanes = lanes
+            self._occupy(trial_id)
+            self._begin_iteration(trial_id)
+
+    def _pause(self, trial_id: str) -> None:
+        resident = self._residents.get(trial_id)
+        if resident is not None:
+            resident.pausing = True
+            if not resident.busy:
+                self._answer(trial_id)
+
+    def _stop(self, trial_id: str, lanes: tuple[int, ...]) -> None:
+        resident = self._residents.get(trial_id)
+        if resident is not None and resident.busy and resident.lanes[0] in lanes:
+            resident.stopping = lanes
+        else:
+            self._release(trial_id, lanes)
+
+    def _release(self, trial_id: str, lanes: tuple[int, ...]) -> None:
+        parts = self._parts.get(trial_id, set())
+        for lane in lanes:
+            if lane in parts:
+                parts.remove(lane)
+                self._ready.append(TrialReleased(self.now(), trial_id, lane))
+        if trial_id in self._residents and self._residents[trial_id].lanes[0] not in parts:
+            del self._residents[trial_id]
+
+    def _save(self, command: Save) -> None:
+        resident = self._residents.get(command.trial_id)
+        if resident is None:
+            return
+        lane, checkpoint = command.lane_ids[0], Checkpoint(resident.done, "", in_memory=True)
+        self._ready.append(TrialSaved(self.now(), command.trial_id, lane, checkpoint, command.drop))
+        if command.drop:
+            self._parts[command.trial_id].discard(lane)
+            del self._residents[command.trial_id]
+
+    def _resize(self, command: Resize) -> None:
+        resident = self._residents[command.trial_id]
+        resident.lanes, resident.left = command.lane_ids, command.iterations
+        self._parts[command.trial_id] = set(command.lane_ids)
+        self.resizes += 1
+        self._occupy(command.trial_id)
+        resident.pause = self.epsilon
+        resident.version = next(self._sequence)
+        done = ResizeDone(self.now() + self.epsilon, command.trial_id, self.epsilon, command.lane_ids[0])
+        self._push(done.at, command.trial_id, done)
+
+    def _stop_lane(self, lane_id: int) -> None:
+        told: list[tuple[str, tuple[int, ...]]] = []
+        for trial_id, resident in list(self._residents.items()):
+            if lane_id in resident.lanes and lane_id in self._parts[trial_id]:
+                if resident.busy:
+                    self._vacate(trial_id)
+                del self._residents[trial_id]
+                told.append((trial_id, resident.stopping))
+        for parts in self._parts.values():
+            parts.discard(lane_id)
+        self._lanes.pop(lane_id, None)
+        for trial_id, lanes in told:  # its other lanes still owe the answer to a StopTrial
+            self._release(trial_id, lanes)
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def _begin_iteration(self, trial_id: str) -> None:
+        resident = self._residents[trial_id]
+        resident.work = resident.truth.seconds
+        resident.began = resident.since = self.now()
+        self._pace(trial_id)
+
+    def _end_iteration(self, trial_id: str) -> None:
+        resident = self._residents[trial_id]
+        resident.done += 1
+        resident.left -= 1
+        resident.work = resident.rate = 0.0
+        seconds = self.now() - resident.began
+        self._ready.append(IterationDone(self.now(), trial_id, resident.lanes[0], resident.done, seconds))
+        if self.saves:
+            checkpoint = Checkpoint(resident.done, "")
+            self._ready.append(TrialSaved(self.now(), trial_id, resident.lanes[0], checkpoint))
+        self._go_on(trial_id)
+
+    def _end_resize(self, event: ResizeDone) -> None:
+        self._ready.append(event)
+        self._go_on(event.trial_id)
+
+    def _go_on(self, trial_id: str) -> None:
+        resident = self._residents[trial_id]
+        if resident.left > 0 and not (resident.pausing or resident.stopping):
+            self._begin_iteration(trial_id)
+        else:
+            self._vacate(trial_id)
+            self._answer(trial_id)
+
+    def _answer(self, trial_id: str) -> None:
+        """Answers what was asked of a trial while it was busy."""
+        resident = self._residents[trial_id]
+        if resident.pausing:
+            resident.pausing = False
+            resident.left = 0
+            self._ready.append(TrialPaused(self.now(), trial_id, resident.lanes[0], resident.done))
+        if resident.stopping:
+            self._release(trial_id, resident.stopping)
+
+    # -- rates ---------------------------------------------------------------------------------------------
+
+    def _devices_of(self, resident: _Resident) -> list[int]:
+        return [self._lanes[lane] for lane in resident.lanes if lane in self._lanes]
+
+    def _occupy(self, trial_id: str) -> None:
+        resident = self._residents[trial_id]
+        resident.busy, resident.opened, resident.pause, resident.company = True, self.now(), 0.0, 1
+        for device in self._devices_of(resident):
+            self._busy[device].add(trial_id)
+        self._repace_neighbours(trial_id, resident)
+
+    def _vacate(self, trial_id: str) -> None:
+        resident = self._residents[trial_id]
+        resident.busy, resident.version = False, next(self._sequence)
+        self._close(resident)
+        for device in self._devices_of(resident):
+            self._busy[device].discard(trial_id)
+        self._repace_neighbours(trial_id, resident)
+
+    def _repace_neighbours(self, trial_id: str, resident: _Resident) -> None:
+        for device in self._devices_of(resident):
+            trials = self._busy[device]
+            for other in sorted(trials):
+                self._residents[other].company = max(self._residents[other].company, len(trials))
+                if other != trial_id and self._residents[other].work > 0.0:
+                    self._pace(other)
+
+    def _pace(self, trial_id: str) -> None:
+        """Sets the rate of the iteration in flight, and when it will end."""
+        resident = self._residents[trial_id]
+        resident.work = max(0.0, resident.work - resident.rate * max(0.0, self.now() - resident.since))
+        resident.since = max(self.now(), resident.since)
+        devices = self._devices_of(resident)
+        width = float(len(devices)) if len(devices) > 1 else 1.0 / len(self._busy[devices[0]])
+        speed = min(self._devices[device].speed for device in devices)
+        resident.rate = speed / stretch_of(resident.truth.alpha, resident.truth.beta, width)
+        resident.version = next(self._sequence)
+        self._push(resident.since + resident.work / resident.rate, trial_id, None)
+
+    def _push(self, at: float, trial_id: str, event: Event | None) -> None:
+        version = self._residents[trial_id].version
+        heapq.heappush(self._later, (at, next(self._sequence), trial_id, version, event))
+
+    def _is_current(self, entry: tuple[float, int, str, int, Event | None]) -> bool:
+        resident = self._residents.get(entry[2])
+        return resident is not None and resident.version == entry[3]
+
+    def _close(self, resident: _Resident) -> None:
+        if self.now() > resident.opened:
+            devices = tuple(self._devices_of(resident))
+            width = float(len(devices)) if len(devices) > 1 else 1.0 / resident.company
+            pause = min(resident.pause, self.now() - resident.opened)
+            self.segments.append(Segment(resident.truth.row, resident.opened, self.now(), devices, width, pause))

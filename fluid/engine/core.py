@@ -1,0 +1,132 @@
+"""What the parts of the state machine share: the records, the commands to issue, and the smallest steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fluid.engine.commands import Command, ReportEnd, StopTrial
+from fluid.engine.lanes import Lanes
+from fluid.engine.records import GroupRecord, TrialRecord, TrialState
+from fluid.engine.scheduling import Scheduling
+from fluid.errors import FluidError
+
+
+class EngineError(FluidError):
+    """An event that cannot be: a fault of Fluid or of a backend. Carries the trial's story."""
+
+
+@dataclass
+class Core:
+    """The state of a session, and the steps that all transitions are made of.
+
+    Attributes:
+        commands: what to do, in order, for the events at hand.
+        arrivals: queued trials that have no width yet, by row.
+        resizing: trials that are being resized, by row, in the order in which that began.
+        changed: whether devices or trials came or went, so that queued trials may fit now.
+        now: time of the latest event, seconds.
+    """
+
+    lanes: Lanes
+    scheduling: Scheduling
+    trials: dict[str, TrialRecord] = field(default_factory=dict)
+    groups: dict[str, GroupRecord] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    arrivals: dict[int, TrialRecord] = field(default_factory=dict)
+    resizing: dict[int, TrialRecord] = field(default_factory=dict)
+    changed: bool = False
+    now: float = 0.0
+    _rows: int = 0
+
+    def next_row(self) -> int:
+        """A number nobody has."""
+        self._rows += 1
+        return self._rows
+
+    def holder(self, trial_id: str, lane_id: int) -> TrialRecord | None:
+        """The trial if that lane was told to run it; ``None`` if it has left it, so that its news is out of date."""
+        trial = self.trials.get(trial_id)
+        if trial is None or not trial.launched:
+            return None
+        hosts = trial.lanes if trial.move is None else trial.hosts
+        return trial if lane_id in hosts else None
+
+    # -- the story -----------------------------------------------------------------------------------------
+
+    def become(self, trial: TrialRecord, state: TrialState, why: str) -> None:
+        """Brings a trial into a state."""
+        trial.state = state
+        trial.story.append((self.now, f"{state.value}: {why}"))
+
+    def tell(self, trial: TrialRecord, text: str) -> None:
+        """Adds to a trial's story."""
+        trial.story.append((self.now, text))
+
+    def error(self, trial: TrialRecord | None, message: str) -> EngineError:
+        """An error that tells the trial's story."""
+        if trial is None:
+            return EngineError(message)
+        story = "\n".join(f"  {at:.3f} s  {text}" for at, text in trial.story)
+        return EngineError(f"trial {trial.trial_id!r}, {trial.state.value}: {message}\nits story:\n{story}")
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def disturb(self, trial: TrialRecord) -> None:
+        """Notes for all trials on its devices that the iteration in flight says nothing about co-residency."""
+        trial.disturbed = True
+        occupancy, records = self.scheduling.occupancy, self.scheduling.records
+        for device in occupancy.held.get(trial.row, ()):
+            rows = occupancy.residents[device]
+            if len(rows) > 1:
+                for row in rows:
+                    if row in records:
+                        records[row].disturbed = True
+
+    def free(self, trial: TrialRecord) -> None:
+        """Takes a trial off its devices and lanes."""
+        self.disturb(trial)
+        self.lanes.release(trial.lanes)
+        if trial.move is not None:
+            self.lanes.release(trial.move.old_lanes)
+        self.scheduling.leave(trial)
+        self.resizing.pop(trial.row, None)
+        trial.lanes = ()
+        trial.move = None
+        trial.launched = False
+        trial.releasing.clear()
+        self.changed = True
+
+    def drain(self, trial: TrialRecord, lane_ids: tuple[int, ...], *, told: bool = False) -> None:
+        """Has a trial that goes on elsewhere, or not at all, leave lanes in which it may run."""
+        if not lane_ids:
+            return
+        need = self.scheduling.need(trial)
+        for lane_id in lane_ids:
+            self.lanes.drain(lane_id, trial.trial_id, need.peak_bytes if need is not None else 0.0)
+        if not told:
+            self.commands.append(StopTrial(trial.trial_id, lane_ids))
+
+    def queue(self, trial: TrialRecord, why: str) -> None:
+        """Queues a trial; it goes on from the state that is left of it."""
+        if trial.resident is None:
+            trial.done = trial.restart_at
+        self.become(trial, TrialState.QUEUED, why)
+        self.arrivals[trial.row] = trial
+
+    def unqueue(self, trial: TrialRecord) -> None:
+        """Takes a queued trial out of the queue."""
+        self.arrivals.pop(trial.row, None)
+        self.scheduling.withdraw(trial)
+
+    def end(self, trial: TrialRecord, state: TrialState, why: str) -> None:
+        """Ends a trial, which holds nothing any more."""
+        self.become(trial, state, why)
+        self.groups[trial.group_id].open -= 1
+        self.report_end(trial)
+
+    def report_end(self, trial: TrialRecord) -> None:
+        """Tells the submitter how a trial ended."""
+        failure = trial.failure if trial.state is TrialState.FAILED else None
+        self.commands.append(
+            ReportEnd(trial.trial_id, trial.group_id, trial.state.value, trial.done, self.now, failure)
+        )

@@ -1,0 +1,271 @@
+"""What can happen to the engine. Every event carries its time; the engine reads no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fluid.resources import Device, MemoryNeed
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """A trial as the engine knows it: all that matters for scheduling, and nothing else.
+
+    Attributes:
+        trial_id: unique within the session.
+        budget: iterations to run.
+        priority: a higher one starts first.
+        profile_key: trials of one key share measured overheads.
+        max_width: most devices; 1 for a trial that is not elastic.
+        memory: device memory it needs, if known beforehand.
+        can_save: whether it can be saved and restored, and so be moved to another lane.
+    """
+
+    trial_id: str
+    budget: int
+    priority: float = 1.0
+    profile_key: str = "default"
+    max_width: int = 1
+    memory: MemoryNeed | None = None
+    can_save: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a trial's state was saved.
+
+    Attributes:
+        iteration: iterations done when it was saved.
+        path: file or folder, on ``host``.
+        host: the machine whose memory or disk holds it.
+        in_memory: whether it is in host memory, and so gone if the machine is.
+    """
+
+    iteration: int
+    path: str
+    host: str = "localhost"
+    in_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a trial could not go on.
+
+    Attributes:
+        kind: ``"error"`` (the trial raised), ``"out_of_memory"`` or ``"lane_lost"``.
+        message: one line for people.
+        traceback: the traceback as text, empty where there is none.
+    """
+
+    kind: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        at: seconds, on the clock of whoever reports it.
+    """
+
+    at: float
+
+
+# -- from whoever submits trials --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSubmitted(Event):
+    """A TrialGroup arrived."""
+
+    group_id: str
+    trials: tuple[TrialSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialHistory:
+    """A trial as an earlier session left it.
+
+    Attributes:
+        trial: what was submitted.
+        budget: iterations it may run in all.
+        reported: iterations passed on so far.
+        checkpoint: newest one that can still be read.
+        ended: ``"DONE"``, ``"STOPPED"`` or ``"FAILED"``; ``None`` if it had not ended.
+        failures: times it failed and was queued again.
+    """
+
+    trial: TrialSpec
+    budget: int
+    reported: int = 0
+    checkpoint: Checkpoint | None = None
+    ended: str | None = None
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecovered(Event):
+    """A TrialGroup of an earlier session goes on: trials that had not ended are queued, from their checkpoints."""
+
+    group_id: str
+    trials: tuple[TrialHistory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialAdded(Event):
+    """A trial joined a group that is there."""
+
+    group_id: str
+    trial: TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetExtended(Event):
+    """A trial got ``iterations`` more; one that was done runs again."""
+
+    trial_id: str
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    """A trial shall run no further."""
+
+    trial_id: str
+
+
+# -- from the backend ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAdded(Event):
+    """A device can be used."""
+
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost(Event):
+    """A device is gone, and every lane on it."""
+
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReady(Event):
+    """A lane the engine asked for is warm."""
+
+    lane_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLost(Event):
+    """A lane died, or could not be started.
+
+    Attributes:
+        culprit: the trial whose code ran when it died; ``None`` where none did or it is unknown.
+    """
+
+    lane_id: int
+    reason: str
+    culprit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStarted(Event):
+    """A trial was set up, or restored, on its lanes.
+
+    Attributes:
+        iteration: iterations it has done, 0 for one set up afresh.
+        seconds: what that took.
+    """
+
+    trial_id: str
+    lane_id: int
+    iteration: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class IterationDone(Event):
+    """A trial finished an iteration.
+
+    Attributes:
+        iteration: its number, from 1. That of the iteration before, where the trial found that none was left to do.
+        seconds: wall time of this iteration.
+        metrics: what the trial reported; the engine only passes it on.
+        memory: peak device memory, if measured.
+        finished: the trial says that it has no more to do, whatever its budget.
+    """
+
+    trial_id: str
+    lane_id: int
+    iteration: int
+    seconds: float
+    metrics: Any = None
+    memory: MemoryNeed | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPaused(Event):
+    """A trial stopped between two iterations, as asked, and stays resident in its lane."""
+
+    trial_id: str
+    lane_id: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSaved(Event):
+    """A trial was saved, of the lane's own accord or as asked.
+
+    Attributes:
+        dropped: whether it left the lane thereby.
+        seconds: what it took.
+    """
+
+    trial_id: str
+    lane_id: int
+    checkpoint: Checkpoint
+    dropped: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReleased(Event):
+    """A trial was cleaned up and left this lane. Every lane it ran in says so for itself."""
+
+    trial_id: str
+    lane_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeDone(Event):
+    """A trial runs at its new width.
+
+    Attributes:
+        seconds: for how long it made no progress: one measurement of epsilon.
+        lane_id: the new rank 0; ``None`` if whoever reports it makes sure that it is not out of date.
+    """
+
+    trial_id: str
+    seconds: float
+    lane_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFailed(Event):
+    """A trial raised; it has left its lane, the lane goes on."""
+
+    trial_id: str
+    lane_id: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time passed."""

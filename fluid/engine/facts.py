@@ -1,0 +1,69 @@
+"""A profile key's figures as planning uses them, and how far packing and widening were tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fluid.profile import Profile
+from fluid.resources import MemoryNeed
+
+#: Below this many seconds an iteration is mostly the lane's own overhead, and says nothing about packing.
+_TOO_SHORT_TO_PACK = 1e-3
+#: The first iterations at each co-residency or width are all learnt from, later ones only now and then.
+_OBSERVE_ALL = 64
+_OBSERVE_EVERY = 8
+
+
+@dataclass(slots=True)
+class KeyFacts:
+    """What the profile says about one key, read off it when it learnt something.
+
+    Attributes:
+        pace: seconds per iteration at width 1; ``None`` until measured.
+        packing: c: a key starts alone on a device, and one more co-resident is tried for as long as the last paid.
+        width: d: a key starts at width 1, and twice the width is tried for as long as the last one was measured and
+            beta allows.
+    """
+
+    key: str
+    max_packing: int
+    max_width: int
+    pace: float | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    packing: int = 1
+    width: int = 1
+    memory: MemoryNeed | None = None
+    #: (co-residents, width) -> iterations seen.
+    observed: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def worth_observing(self, co_residents: int, width: int) -> bool:
+        """Counts an iteration; returns whether the profile should hear of it."""
+        seen = self.observed.get((co_residents, width), 0)
+        self.observed[co_residents, width] = seen + 1
+        return seen < _OBSERVE_ALL or seen % _OBSERVE_EVERY == 0
+
+    def update(self, profile: Profile) -> bool:
+        """Reads the figures off the profile, which learnt something; returns whether c or d changed."""
+        self.memory = profile.memory(self.key)
+        self.pace = profile.seconds_per_iteration(self.key)
+        if self.pace is None:
+            return False
+        self.alpha, self.beta = profile.alpha(self.key), profile.beta(self.key)
+        before = self.packing, self.width
+        self.packing = self._packing(profile, self.pace)
+        self.width = self._width(profile)
+        return before != (self.packing, self.width)
+
+    def _packing(self, profile: Profile, pace: float) -> int:
+        if pace < _TOO_SHORT_TO_PACK:
+            return 1
+        limit = profile.packing_limit(self.key, self.max_packing)
+        return max(1, min(limit, profile.measured_packing(self.key) + 1))
+
+    def _width(self, profile: Profile) -> int:
+        limit = profile.width_limit(self.key, n=self.max_width, d_max=self.max_width)
+        width = 1
+        while width < limit and not profile.needs_measuring(self.key, width=width):
+            width *= 2
+        return min(width, limit)

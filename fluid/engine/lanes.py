@@ -1,0 +1,149 @@
+"""Which lanes there are, who runs in them and whose state they keep. Issues StartLane; knows nothing of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from fluid.engine.commands import Command, StartLane, StopLane
+from fluid.engine.records import LaneRecord
+
+
+class Lanes:
+    """The lanes of all devices.
+
+    Args:
+        resident_limit: trials whose state one device keeps though they do not run; beyond it the least recently
+            used one is to be evicted.
+        reserve: told how many bytes a device's residents hold more than before.
+    """
+
+    def __init__(self, resident_limit: int, reserve: Callable[[int, float], None]) -> None:
+        self.resident_limit = resident_limit
+        self._reserve = reserve
+        self._lanes: dict[int, LaneRecord] = {}
+        self._by_device: dict[int, dict[int, LaneRecord]] = {}
+        self._next = 0
+
+    def __getitem__(self, lane_id: int) -> LaneRecord:
+        return self._lanes[lane_id]
+
+    def __contains__(self, lane_id: object) -> bool:
+        return lane_id in self._lanes
+
+    def __iter__(self) -> Iterator[LaneRecord]:
+        return iter(list(self._lanes.values()))
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def on(self, device_id: int) -> list[LaneRecord]:
+        """The lanes of a device."""
+        return list(self._by_device.get(device_id, {}).values())
+
+    # -- lanes come and go ---------------------------------------------------------------------------------
+
+    def start(self, device_id: int, commands: list[Command]) -> LaneRecord:
+        """Asks for a new lane on a device."""
+        lane = LaneRecord(self._next, device_id)
+        self._next += 1
+        self._lanes[lane.lane_id] = lane
+        self._by_device.setdefault(device_id, {})[lane.lane_id] = lane
+        commands.append(StartLane(lane.lane_id, device_id))
+        return lane
+
+    def lose(self, lane_id: int) -> LaneRecord:
+        """Removes a lane that is gone; what it reserved is free."""
+        lane = self._lanes.pop(lane_id)
+        on_device = self._by_device[lane.device_id]
+        del on_device[lane_id]
+        if not on_device:
+            del self._by_device[lane.device_id]
+        for trial_id in list(lane.reserved):
+            self._free_memory(lane, trial_id)
+        return lane
+
+    def stop_device(self, device_id: int, commands: list[Command]) -> list[LaneRecord]:
+        """Removes and ends all lanes of a device."""
+        lost = [self.lose(lane.lane_id) for lane in self.on(device_id)]
+        commands += [StopLane(lane.lane_id) for lane in lost]
+        return lost
+
+    # -- who runs ------------------------------------------------------------------------------------------
+
+    def acquire(self, device_id: int, trial_id: str, commands: list[Command]) -> LaneRecord:
+        """Gives a trial an idle lane of a device: the one that keeps its state, else a ready one, else a new one.
+
+        One that another trial is about to leave comes before the others: the device is then never busier than
+        the trials on it say.
+        """
+        best: LaneRecord | None = None
+        best_rank: tuple[bool, bool, bool, int] | None = None
+        for lane in self._by_device.get(device_id, {}).values():
+            if lane.trial_id is None:
+                keeps = trial_id in lane.residents
+                rank = (not keeps, lane.draining is None, not lane.ready, len(lane.residents))
+                if best_rank is None or rank < best_rank:
+                    best, best_rank = lane, rank
+        if best is None:
+            best = self.start(device_id, commands)
+        best.trial_id = trial_id
+        return best
+
+    def release(self, lane_ids: Iterable[int]) -> None:
+        """Leaves lanes idle; those that are gone are passed over."""
+        for lane_id in lane_ids:
+            if lane_id in self._lanes:
+                self._lanes[lane_id].trial_id = None
+
+    def drain(self, lane_id: int, trial_id: str, memory: float) -> None:
+        """Notes that a trial that may run in a lane was told to leave it; it holds memory until then."""
+        lane = self._lanes[lane_id]
+        lane.draining = trial_id
+        self._hold_memory(lane, trial_id, memory)
+
+    def drained(self, lane_id: int, trial_id: str) -> bool:
+        """Takes the news that a trial has left a lane; returns whether the lane waited for that."""
+        lane = self._lanes.get(lane_id)
+        if lane is None or lane.draining != trial_id:
+            return False
+        lane.draining = None
+        self._free_memory(lane, trial_id)
+        return True
+
+    # -- whose state is kept -------------------------------------------------------------------------------
+
+    def keep(self, lane_id: int, trial_id: str, memory: float) -> None:
+        """Notes that a lane keeps the state of a trial that does not run."""
+        lane = self._lanes[lane_id]
+        lane.residents[trial_id] = None
+        self._hold_memory(lane, trial_id, memory)
+
+    def take_up(self, lane_id: int, trial_id: str) -> None:
+        """Notes that a resident runs again, or has left: its memory is no longer the lane's to account for."""
+        lane = self._lanes.get(lane_id)
+        if lane is not None:
+            lane.residents.pop(trial_id, None)
+            if lane.draining != trial_id:
+                self._free_memory(lane, trial_id)
+
+    def dismiss(self, lane_id: int, trial_id: str) -> None:
+        """Notes that a resident was told to leave; its memory is held until it says that it has."""
+        self._lanes[lane_id].residents.pop(trial_id, None)
+
+    def kept_on(self, device_id: int) -> list[tuple[int, str]]:
+        """(lane, trial) for each state that a device keeps."""
+        on_device = self._by_device.get(device_id, {})
+        return [(lane.lane_id, trial_id) for lane in on_device.values() for trial_id in lane.residents]
+
+    # -- memory --------------------------------------------------------------------------------------------
+
+    def _hold_memory(self, lane: LaneRecord, trial_id: str, memory: float) -> None:
+        self._free_memory(lane, trial_id)
+        if memory > 0.0:
+            lane.reserved[trial_id] = memory
+            self._reserve(lane.device_id, memory)
+
+    def _free_memory(self, lane: LaneRecord, trial_id: str) -> None:
+        memory = lane.reserved.pop(trial_id, 0.0)
+        if memory:
+            self._reserve(lane.device_id, -memory)

@@ -1,0 +1,200 @@
+"""A trial's life on its lanes: start or go on, iterate, finish, stop."""
+
+from __future__ import annotations
+
+from fluid.engine.commands import Report, RunIteration, StartTrial, StopTrial
+from fluid.engine.core import Core
+from fluid.engine.events import IterationDone, TrialReleased, TrialSaved, TrialStarted
+from fluid.engine.records import Stage, TrialRecord, TrialState
+from fluid.engine.residency import Residency
+from fluid.engine.resizing import Resizing
+
+
+class Lifecycle:
+    """The transitions QUEUED -> STARTING -> RUNNING -> DONE or STOPPED."""
+
+    def __init__(self, core: Core, residency: Residency, resizing: Resizing) -> None:
+        self._core = core
+        self._residency = residency
+        self._resizing = resizing
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def start(self, trial: TrialRecord) -> None:
+        """Takes lanes for a trial that was just placed."""
+        core = self._core
+        devices = core.scheduling.occupancy.held[trial.row]
+        lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
+        trial.lanes = tuple(lane.lane_id for lane in lanes)
+        core.become(trial, TrialState.STARTING, f"width {trial.width:g} on devices {list(devices)}")
+        core.disturb(trial)
+        self.launch_when_ready(trial)
+
+    def launch_when_ready(self, trial: TrialRecord) -> None:
+        """Has a STARTING trial run, once its lanes and its state are there."""
+        core = self._core
+        if trial.state is not TrialState.STARTING or trial.launched or trial.saving:
+            return
+        if not all(core.lanes[lane_id].usable for lane_id in trial.lanes):
+            return
+        if trial.resident is None:
+            self._launch(trial)
+        elif trial.lanes == (trial.resident,):
+            self._resume(trial)
+        else:
+            self._residency.save_out(trial)  # it goes on here once its state has been fetched, see saved()
+
+    def _launch(self, trial: TrialRecord) -> None:
+        trial.done = trial.restart_at
+        trial.launched, trial.asked = True, trial.budget
+        self._core.commands.append(StartTrial(trial.trial_id, trial.lanes, trial.iterations_left, trial.checkpoint))
+
+    def _resume(self, trial: TrialRecord) -> None:
+        core = self._core
+        core.lanes.take_up(trial.lanes[0], trial.trial_id)
+        trial.resident = trial.home = None
+        trial.launched, trial.asked = True, trial.budget
+        core.commands.append(RunIteration(trial.trial_id, trial.lanes, trial.iterations_left))
+        core.become(trial, TrialState.RUNNING, "resumed where it was")
+
+    def started(self, event: TrialStarted) -> None:
+        """STARTING -> RUNNING."""
+        core = self._core
+        trial = core.holder(event.trial_id, event.lane_id)
+        if trial is None or trial.state is not TrialState.STARTING or event.lane_id != trial.lanes[0]:
+            return
+        if event.iteration > trial.done:
+            raise core.error(trial, f"started at iteration {event.iteration}, beyond its checkpoint's {trial.done}")
+        trial.asked -= trial.done - event.iteration
+        trial.done = event.iteration
+        core.become(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
+        if trial.done >= trial.budget and not trial.stopping:
+            self.finish(trial)  # it lost its lane after its last iteration
+        else:
+            self.top_up(trial)
+
+    def top_up(self, trial: TrialRecord) -> None:
+        """Tells the lanes of a running trial about iterations that were added to its budget meanwhile."""
+        if trial.stopping or trial.asked >= trial.budget or trial.exhausted:
+            return
+        warming = trial.move is not None and trial.move.stage is Stage.WARMING
+        if trial.state is TrialState.RUNNING or warming:
+            more = trial.budget - trial.asked
+            self._core.commands.append(RunIteration(trial.trial_id, trial.hosts, more))
+            trial.asked = trial.budget
+
+    def saved(self, event: TrialSaved) -> None:
+        """Notes a checkpoint, and lets a trial go on that waited for it."""
+        trial = self._residency.saved(event)
+        if trial is not None:
+            self.launch_when_ready(trial)
+
+    # -- iterate -------------------------------------------------------------------------------------------
+
+    def iteration_done(self, event: IterationDone) -> None:
+        """Books an iteration; ends the trial if it was the last."""
+        core = self._core
+        trial = core.holder(event.trial_id, event.lane_id)
+        if trial is None or trial.state is TrialState.STARTING:
+            return
+        if event.lane_id != trial.hosts[0]:
+            return  # rank 0 reports for all
+        progress = event.iteration - trial.done
+        if progress != 1 and not (progress == 0 and event.finished):
+            raise core.error(trial, f"reports iteration {event.iteration} after {trial.done}")
+        trial.done = event.iteration
+        if progress:
+            self._learn(trial, event)
+            self._report(trial, event)
+        if event.finished:
+            trial.exhausted, trial.budget = True, trial.done
+        core.scheduling.note_work(trial)
+        if trial.done < trial.budget or trial.stopping:
+            return
+        if trial.move is not None:
+            if trial.move.stage is Stage.PAUSING:
+                return  # it ends when it has answered, see paused()
+            self._resizing.call_off(trial)
+        self.finish(trial)
+
+    def _learn(self, trial: TrialRecord, event: IterationDone) -> None:
+        if not trial.disturbed and trial.state is TrialState.RUNNING:
+            self._core.scheduling.observe(trial, event.seconds, event.memory)
+        trial.disturbed = False
+
+    def _report(self, trial: TrialRecord, event: IterationDone) -> None:
+        if event.iteration <= trial.reported or trial.stopping:
+            return
+        core, move = self._core, trial.move
+        trial.reported = event.iteration
+        devices = tuple([core.lanes[lane_id].device_id for lane_id in trial.hosts])
+        width = trial.width if move is None or move.called_off else move.old_width
+        core.commands.append(
+            Report(
+                trial.trial_id, trial.group_id, event.iteration, event.metrics, event.seconds, width, devices, event.at
+            )
+        )
+
+    def finish(self, trial: TrialRecord) -> None:
+        """RUNNING -> DONE. Its state stays resident in its first lane."""
+        core, lanes = self._core, trial.lanes
+        core.free(trial)
+        core.drain(trial, lanes[1:])
+        core.end(trial, TrialState.DONE, f"done after {trial.done} iterations")
+        self._residency.settle_in(trial, lanes[0])
+
+    # -- stop ----------------------------------------------------------------------------------------------
+
+    def stop(self, trial: TrialRecord) -> None:
+        """Has a trial stop, in whatever state it is."""
+        core = self._core
+        if trial.stopping or trial.state in (TrialState.STOPPED, TrialState.FAILED):
+            return
+        if trial.launched:
+            if trial.move is not None and trial.move.stage is not Stage.MOVING:
+                self._resizing.call_off(trial)
+            trial.releasing = set(trial.lanes)
+            core.commands.append(StopTrial(trial.trial_id, trial.lanes))
+            core.tell(trial, "is to stop")
+            return
+        if trial.state is TrialState.QUEUED:
+            core.unqueue(trial)
+        elif trial.state is TrialState.STARTING:
+            core.free(trial)
+        self._residency.let_go(trial)
+        if trial.state is TrialState.DONE:
+            core.become(trial, TrialState.STOPPED, "stopped after it was done")
+            core.report_end(trial)
+        else:
+            core.end(trial, TrialState.STOPPED, "stopped before it started")
+
+    def released(self, event: TrialReleased) -> None:
+        """Takes the news that a trial has left a lane."""
+        core = self._core
+        if core.lanes.drained(event.lane_id, event.trial_id):
+            self.lane_usable(event.lane_id)
+            return
+        trial = core.trials.get(event.trial_id)
+        if trial is not None and event.lane_id in trial.releasing:
+            self.left(trial, event.lane_id, "stopped")
+            return
+        if event.lane_id in core.lanes and event.trial_id in core.lanes[event.lane_id].reserved:
+            core.lanes.take_up(event.lane_id, event.trial_id)  # a resident that was let go
+            core.changed = True
+
+    def left(self, trial: TrialRecord, lane_id: int, why: str) -> None:
+        """One of the lanes of a trial that is being stopped is rid of it."""
+        trial.releasing.discard(lane_id)
+        if not trial.releasing:
+            self._core.free(trial)
+            self._core.end(trial, TrialState.STOPPED, why)
+
+    def lane_usable(self, lane_id: int) -> None:
+        """Has the trial that waits for a lane go on."""
+        holder = self._core.lanes[lane_id].trial_id
+        if holder is not None:
+            trial = self._core.trials[holder]
+            if trial.state is TrialState.RESIZING:
+                self._resizing.pause_when_ready(trial)
+            else:
+                self.launch_when_ready(trial)

@@ -1,0 +1,210 @@
+"""What the engine remembers about trials, lanes and groups. Plain data; the state machine changes it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from fluid.engine.events import Checkpoint, Failure, TrialSpec
+from fluid.resources import MemoryNeed
+
+#: Transitions of a trial that are kept for error messages.
+STORY_LENGTH = 20
+
+
+class TrialState(str, Enum):
+    """Where a trial stands. DONE trials can be extended, and are then QUEUED again."""
+
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RESIZING = "RESIZING"
+    DONE = "DONE"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+    @property
+    def holds_devices(self) -> bool:
+        """Whether a trial in this state holds devices and lanes."""
+        # Compared one by one: looking a member up in a set costs several times as much, at every event.
+        return self is TrialState.RUNNING or self is TrialState.STARTING or self is TrialState.RESIZING
+
+    @property
+    def ended(self) -> bool:
+        """Whether a trial in this state waits for nothing."""
+        return self is TrialState.DONE or self is TrialState.STOPPED or self is TrialState.FAILED
+
+
+class Stage(Enum):
+    """How far a resize has come."""
+
+    #: New lanes are not ready yet; the trial runs on where it was.
+    WARMING = "WARMING"
+    #: It was told to pause and has not answered.
+    PAUSING = "PAUSING"
+    #: It was told to move and has not arrived.
+    MOVING = "MOVING"
+
+
+@dataclass(slots=True)
+class Move:
+    """A resize under way.
+
+    Attributes:
+        old_lanes: the lanes it leaves, rank 0 first.
+        old_devices: their devices.
+        old_width: the width it had.
+        ghost: row that keeps the devices it leaves, until it has arrived.
+        old_need: the device memory with which it was placed there.
+        stage: how far it has come.
+        called_off: whether it stays where it was, once it has answered the Pause that is in flight.
+    """
+
+    old_lanes: tuple[int, ...]
+    old_devices: tuple[int, ...]
+    old_width: float
+    ghost: int
+    old_need: MemoryNeed | None = None
+    stage: Stage = Stage.WARMING
+    called_off: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        row: the number by which placement and planners know it.
+        budget: iterations it may run in all.
+        done: iterations done, by the state it would go on from.
+        reported: greatest iteration passed on; a trial set back to a checkpoint repeats some silently.
+        width: width given or to be given.
+        lanes: lanes it runs on or is to run on, rank 0 first; empty unless it holds devices.
+        launched: whether its lanes were told to set it up or go on.
+        asked: iteration up to which its lanes were told to run.
+        move: the resize under way; ``None`` unless RESIZING.
+        releasing: lanes that were told to stop it and have not answered.
+        resident: lane that holds its state while it does not run; ``None`` if none does.
+        home: device of that lane.
+        saving: whether that lane was told to save it and let it go, and has not answered.
+        checkpoint: newest one.
+        durable: newest one that outlives its host's memory.
+        failures: times it failed and was queued again.
+        failure: the last one.
+        neighbours: most trials on its device, itself included, after it ran out of memory or killed its lane;
+            ``None`` if it never did.
+        exhausted: whether it said that it has no more to do.
+        given_up: whether its state was let go for want of room though it could not be saved.
+        pace: seconds per iteration at width 1 and speed 1, as last observed; ``None`` before the first.
+        disturbed: whether co-residency changed since its iteration began, so that its seconds say nothing.
+        story: its latest transitions, for error messages.
+    """
+
+    spec: TrialSpec
+    row: int
+    group_id: str
+    budget: int
+    state: TrialState = TrialState.QUEUED
+    done: int = 0
+    reported: int = 0
+    width: float = 1.0
+    lanes: tuple[int, ...] = ()
+    launched: bool = False
+    asked: int = 0
+    move: Move | None = None
+    releasing: set[int] = field(default_factory=set)
+    resident: int | None = None
+    home: int | None = None
+    saving: bool = False
+    checkpoint: Checkpoint | None = None
+    durable: Checkpoint | None = None
+    failures: int = 0
+    failure: Failure | None = None
+    neighbours: int | None = None
+    exhausted: bool = False
+    given_up: bool = False
+    pace: float | None = None
+    disturbed: bool = True
+    story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
+    @property
+    def trial_id(self) -> str:
+        """The trial's id."""
+        return self.spec.trial_id
+
+    @property
+    def iterations_left(self) -> int:
+        """Iterations of its budget not done yet."""
+        return max(0, self.budget - self.done)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its lanes were told to stop it."""
+        return bool(self.releasing)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it can only go on in the lane that holds its state."""
+        return self.resident is not None and not self.spec.can_save
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The lanes that were told about it and may run it now."""
+        if not self.launched:
+            return ()
+        if self.move is None:
+            return self.lanes
+        if self.move.stage is Stage.MOVING:
+            return tuple(dict.fromkeys((*self.lanes, *self.move.old_lanes)))
+        return self.move.old_lanes
+
+    @property
+    def stays_in(self) -> tuple[int, ...]:
+        """The hosts that it does not leave of its own accord, when it has moved."""
+        return self.lanes if self.move is not None and self.move.stage is Stage.MOVING else self.hosts
+
+    @property
+    def restart_at(self) -> int:
+        """Iterations done by the state it would go on from if its lane's were gone."""
+        return self.checkpoint.iteration if self.checkpoint is not None else 0
+
+
+@dataclass(slots=True)
+class LaneRecord:
+    """One lane.
+
+    Attributes:
+        ready: whether it has said so.
+        trial_id: the trial that holds it; ``None`` while it is idle.
+        draining: trial that was told to leave it and may still run there; nobody else runs in it until then.
+        residents: trials whose state it keeps though they do not run, least recently used first.
+        reserved: bytes of device memory by trial, for residents and for those about to leave.
+    """
+
+    lane_id: int
+    device_id: int
+    ready: bool = False
+    trial_id: str | None = None
+    draining: str | None = None
+    residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    reserved: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the trial that holds it can be told to run."""
+        return self.ready and self.draining is None
+
+
+@dataclass(slots=True)
+class GroupRecord:
+    """One TrialGroup.
+
+    Attributes:
+        trial_ids: its trials in order of arrival.
+        open: trials that have not ended.
+    """
+
+    group_id: str
+    trial_ids: list[str] = field(default_factory=list)
+    open: int = 0

@@ -1,0 +1,386 @@
+"""Where trials go: placement, the queue, and what the planner says about them.
+
+The link between the state machine and the pure planners: it turns records into instances and snapshots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from statistics import median_low
+
+import numpy as np
+
+from fluid.arrangement import Replanner, Resize, Running
+from fluid.engine.board import Board
+from fluid.engine.facts import KeyFacts
+from fluid.engine.lanes import Lanes
+from fluid.engine.records import TrialRecord, TrialState
+from fluid.engine.work import Work
+from fluid.instance import Instance
+from fluid.placement import Occupancy
+from fluid.planner import Planner
+from fluid.profile import Profile
+from fluid.resources import Cluster, Device, MemoryNeed
+from fluid.runtime_model import TOLERANCE, stretch_of
+from fluid.start_queue import StartQueue
+from fluid.strips import start
+
+#: A trial about to end still has some work left, to the planner.
+_LEAST_HEIGHT = 1e-9
+
+
+class Scheduling:
+    """Placement and planning for the trials of one session.
+
+    Args:
+        planner: who plans.
+        profile: what is known about trials.
+        occupancy: who holds which device.
+        lanes: who runs in which lane.
+        max_packing: most trials on one device, whatever the profile says; 1 switches packing off.
+        max_width: most devices for one trial.
+        watermark: share of a device's memory that trials may fill.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        profile: Profile,
+        occupancy: Occupancy,
+        lanes: Lanes,
+        *,
+        max_packing: int,
+        max_width: int,
+        watermark: float,
+    ) -> None:
+        self.planner = planner
+        self.profile = profile
+        self.queue = StartQueue()
+        self.records: dict[int, TrialRecord] = {}
+        #: rows that hold devices and run, or are about to; those being resized are not among them.
+        self.running: set[int] = set()
+        self.occupancy = occupancy
+        self._lanes = lanes
+        self._max_packing = max_packing
+        self._max_width = max_width
+        self._watermark = watermark
+        self._replanner: Replanner = planner.replanner()
+        self._devices: dict[int, Device] = {}
+        self._cluster: Cluster | None = None
+        self._board = Board()
+        self._by_key: dict[str, KeyFacts] = {}
+        #: whether c or d of a key changed while its trials run or wait.
+        self.ramped = False
+        self.work = Work()
+
+    # -- what a trial needs --------------------------------------------------------------------------------
+
+    def facts(self, trial: TrialRecord) -> KeyFacts:
+        """What the profile says about its key."""
+        key = trial.spec.profile_key
+        facts = self._by_key.get(key)
+        if facts is None:
+            facts = self._by_key[key] = KeyFacts(key, self._max_packing, self._max_width)
+            facts.update(self.profile)
+            self._board.know(facts)
+        return facts
+
+    def is_measured(self, trial: TrialRecord) -> bool:
+        """Whether its seconds per iteration are known."""
+        return trial.pace is not None or self.facts(trial).pace is not None
+
+    def packing(self, trial: TrialRecord) -> int:
+        """c for a trial: how far its key's ramp-up has come, at most what its own memory failures allow."""
+        c = self.facts(trial).packing
+        return c if trial.neighbours is None else min(c, trial.neighbours)
+
+    def widest(self, trial: TrialRecord) -> int:
+        """d for a trial: how far its key's ramp-up has come, at most what it is able to."""
+        return 1 if trial.pinned else min(self.facts(trial).width, trial.spec.max_width)
+
+    def height(self, trial: TrialRecord) -> float:
+        """Predicted seconds of work left at width 1 and speed 1."""
+        pace = trial.pace if trial.pace is not None else self.facts(trial).pace
+        return trial.iterations_left * (pace if pace is not None else self._usual_pace())
+
+    def seconds_left(self, trial: TrialRecord) -> float:
+        """Predicted seconds of running at the width it has, or is to have."""
+        if trial.row in self.occupancy.held:
+            return self.height(trial) * self.stretch(trial)
+        facts = self.facts(trial)
+        return self.height(trial) * stretch_of(facts.alpha, facts.beta, trial.width)
+
+    def need(self, trial: TrialRecord) -> MemoryNeed | None:
+        """Device memory, where it is known. What was measured on a device fits there, whatever the watermark says."""
+        if trial.spec.memory is not None:
+            return trial.spec.memory
+        need = self.facts(trial).memory
+        if need is None or self.most_usable() >= need.peak_bytes:
+            return need
+        share = self.most_usable() / need.peak_bytes
+        return MemoryNeed(need.persistent_bytes * share * (1.0 - TOLERANCE), need.ephemeral_bytes * share)
+
+    def kept_bytes(self, trial: TrialRecord) -> float:
+        """Device memory that its state takes between iterations, as far as it is known."""
+        need = self.need(trial)
+        return need.persistent_bytes if need is not None else 0.0
+
+    def could_hold(self, need: MemoryNeed | None) -> bool:
+        """Whether there is a device that would hold as much if it were empty, or none at all yet."""
+        return need is None or not self._devices or need.peak_bytes <= self.most_usable()
+
+    def most_usable(self) -> float:
+        """Bytes that trials may fill on the device with the most memory."""
+        rooms = [self.occupancy.usable_bytes(index) for index in self._devices]
+        return max((math.inf if room is None else room for room in rooms), default=math.inf)
+
+    def stretch(self, trial: TrialRecord) -> float:
+        """h(w)/h(1) at the width and co-residency the trial has now, device speed included."""
+        devices = self.occupancy.held[trial.row]
+        width = trial.width if trial.width >= 1.0 else 1.0 / len(self.occupancy.residents[devices[0]])
+        facts = self.facts(trial)
+        return stretch_of(facts.alpha, facts.beta, width) / self.occupancy.speed(devices)
+
+    def co_residents(self, trial: TrialRecord) -> int:
+        """Trials on its device, itself included; 1 for a wide trial. Where it is being resized, on its old one."""
+        devices = trial.move.old_devices if trial.move is not None else self.occupancy.held[trial.row]
+        return len(self.occupancy.residents[devices[0]])
+
+    def observe(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None) -> None:
+        """Learns from an iteration of a running trial whose co-residency did not change meanwhile."""
+        facts = self.facts(trial)
+        p, w = self.co_residents(trial), max(1, round(trial.width))
+        if seconds <= 0.0:
+            return
+        if facts.worth_observing(p, w) or (memory is not None and _grows(facts.memory, memory)):
+            self.profile.observe(trial.spec.profile_key, seconds, co_residents=p, width=w, memory=memory)
+            self.ramped |= facts.update(self.profile)
+            self._board.know(facts)
+        pace = seconds / self.stretch(trial)
+        trial.pace = pace if trial.pace is None else 0.5 * (trial.pace + pace)
+
+    def take_ramps(self) -> bool:
+        """Whether c or d of a key that is being measured changed since this was last asked."""
+        ramped, self.ramped = self.ramped, False
+        return ramped
+
+    def _usual_pace(self) -> float:
+        """The pace of a key that nobody has measured: the median of the others, so that widths are not absurd."""
+        paces = [facts.pace for facts in self._by_key.values() if facts.pace is not None]
+        return median_low(paces) if paces else 1.0
+
+    def note_work(self, trial: TrialRecord) -> None:
+        """Notes how much a trial that runs or waits has left to do."""
+        height = self.height(trial)
+        self.work.note(trial.row, height)
+        self._board.set_work(trial.row, height)
+
+    # -- arrivals ------------------------------------------------------------------------------------------
+
+    def arrive(self, trials: Sequence[TrialRecord]) -> None:
+        """Gives trials widths and queues them."""
+        if not trials:
+            return
+        instance = self._instance(trials)
+        if self.work.by_row:
+            others = np.array([self.work.total])
+            arrangement = self.planner.join(instance, others, self.occupancy.free_count)
+        else:
+            arrangement = self.planner.arrange(instance)
+        self._replanner = arrangement.replanner
+        widths = arrangement.widths.tolist()
+        if arrangement.replan_at_start:
+            # Where all start and devices are left idle, they are handed out before anything runs, free of epsilon.
+            started = start(instance, arrangement)
+            widths = [started.width(position) for position in range(len(trials))]
+        for position in arrangement.order.tolist():
+            self._enqueue(trials[position], float(widths[position]))
+
+    def plan_queue_again(self) -> None:
+        """Gives queued trials the widths that fit what is known by now."""
+        waiting = [self.records[row] for row in self.queue]
+        self.queue.clear()
+        for trial in waiting:
+            self.work.forget(trial.row)
+        self.arrive(waiting)
+
+    def dispatch(self) -> list[TrialRecord]:
+        """Places every queued trial that fits; returns them."""
+        if not self.queue:
+            return []
+        started = [self.records[row] for row in self.queue.start(self._place)]
+        for trial in started:
+            self.enter(trial)
+        return started
+
+    def enter(self, trial: TrialRecord) -> None:
+        """Notes that a trial runs on the devices it holds, and may be resized."""
+        devices = self.occupancy.held[trial.row]
+        self.running.add(trial.row)
+        self._board.add(trial, devices, self.occupancy.speed(devices), self.work.by_row[trial.row])
+
+    def set_aside(self, trial: TrialRecord) -> None:
+        """Notes that a trial is being resized, and nothing is to be decided about it."""
+        self.running.discard(trial.row)
+        self._board.remove(trial.row)
+
+    def start_at_home(self, trial: TrialRecord) -> bool:
+        """Places a queued trial where its state is, though memory is short there, if nobody runs there."""
+        if trial.home is None or self.occupancy.residents[trial.home] or self._lane_is_busy(trial):
+            return False
+        self.queue.remove(trial.row)
+        self.occupancy.hold(trial.row, (trial.home,), trial.width, self.need(trial))
+        self.enter(trial)
+        return True
+
+    def withdraw(self, trial: TrialRecord) -> None:
+        """Takes a trial out of the queue, if it is there."""
+        if trial.row in self.queue:
+            self.queue.remove(trial.row)
+        self.work.forget(trial.row)
+
+    def leave(self, trial: TrialRecord) -> None:
+        """Takes a trial off its devices."""
+        self.set_aside(trial)
+        self.work.forget(trial.row)
+        if trial.row in self.occupancy.held:
+            self.occupancy.release(trial.row)
+        if trial.move is not None and trial.move.ghost in self.occupancy.held:
+            self.occupancy.release(trial.move.ghost)
+
+    def _enqueue(self, trial: TrialRecord, width: float) -> None:
+        # One that only its lane can go on with takes what there is.
+        trial.width = min(width, 1.0) if trial.pinned else width
+        need = self.need(trial)
+        # Where its state is, a trial fits although others that need as much do not.
+        kind: Hashable = trial.row if trial.pinned or (trial.home is not None and need is not None) else need
+        self.queue.push(trial.row, trial.width, trial.spec.priority, kind)
+        self.note_work(trial)
+
+    def _place(self, row: int) -> bool:
+        trial = self.records[row]
+        need = self.need(trial)
+        if trial.pinned and self._lane_is_busy(trial):
+            return False
+        near = trial.home if not trial.saving else None
+        if near is None or not self.occupancy.reserved:
+            return self.occupancy.place(row, trial.width, need, near=near, only=trial.pinned) is not None
+        # Where it stays, the memory of its state is counted with it and not twice.
+        kept = min(self.kept_bytes(trial), self.occupancy.reserved.get(near, 0.0))
+        self.occupancy.reserve(near, -kept)
+        placed = self.occupancy.place(row, trial.width, need, near=near, only=True)
+        self.occupancy.reserve(near, kept)
+        if placed is None and not trial.pinned:
+            placed = self.occupancy.place(row, trial.width, need)
+        return placed is not None
+
+    def _lane_is_busy(self, trial: TrialRecord) -> bool:
+        return trial.resident is not None and self._lanes[trial.resident].trial_id is not None
+
+    # -- resizes -------------------------------------------------------------------------------------------
+
+    def rebalance(self) -> list[tuple[TrialRecord, float]]:
+        """What to resize now: to make room for queued trials, or to use idle devices once none is queued."""
+        if not self.running:
+            return []
+        # First of all, trials that run wider than was measured to help are narrowed.
+        resizes = [Resize(row, float(width)) for row, width in self._board.too_wide()]
+        if not resizes and self.queue:
+            resizes = self._make_room()
+        elif not resizes:
+            resizes = self._replanner.replan(self.snapshot())
+        return [(self.records[resize.row], resize.width) for resize in resizes if self._allowed(resize)]
+
+    def _make_room(self) -> list[Resize]:
+        narrowest = min(self.queue.widths())
+        for row in self._board.packed_wider_than(narrowest):
+            trial = self.records[row]
+            self.let_in(trial, max(narrowest, 1.0 / self.packing(trial)))
+        if not self._board.can_give_way():
+            return []
+        waiting = np.array([self.work.by_row[row] for row in self.queue])
+        return self._replanner.make_room(self.snapshot(), waiting)
+
+    def let_in(self, trial: TrialRecord, width: float) -> None:
+        """Has a trial tolerate more neighbours on its device, which costs nothing but their company."""
+        if width < trial.width - TOLERANCE:
+            trial.width = width
+            self.occupancy.tolerate(trial.row, width)
+            self._board.set_width(trial.row, width)
+
+    def _allowed(self, resize: Resize) -> bool:
+        trial = self.records[resize.row]
+        if trial.state is not TrialState.RUNNING or trial.stopping:
+            return False
+        if resize.width > max(1.0, trial.width) and not self._pays(trial, resize.width):
+            return False
+        stays = self.co_residents(trial) == 1 and max(trial.width, resize.width) <= 1.0
+        return stays or trial.spec.can_save
+
+    def _pays(self, trial: TrialRecord, width: float) -> bool:
+        """Whether a wider trial ends sooner, though the iteration in flight is still run at the width it has."""
+        facts, speed = self.facts(trial), self.occupancy.speed(self.occupancy.held[trial.row])
+        after = self.height(trial) * (1.0 - 1.0 / max(1, trial.iterations_left))
+        moved = self.profile.epsilon + after * stretch_of(facts.alpha, facts.beta, width) / speed
+        return moved < after * self.stretch(trial)
+
+    # -- devices -------------------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        """Devices there are."""
+        return len(self._devices)
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices, by index."""
+        return [self._devices[index] for index in sorted(self._devices)]
+
+    def add_device(self, device: Device) -> None:
+        """Adds an idle device."""
+        self._devices[device.index] = device
+        self._cluster = None
+        self.occupancy.add_device(device)
+
+    def remove_device(self, device_id: int) -> Device:
+        """Removes a device; what was on it holds nothing any more."""
+        device = self._devices.pop(device_id)
+        self._cluster = None
+        self.occupancy.remove_device(device_id)
+        for row in list(self.queue):
+            trial = self.records[row]
+            if trial.width > max(1, self.n):
+                self.queue.remove(row)
+                self._enqueue(trial, float(max(1, self.n)))
+        return device
+
+    # -- what planners look at -----------------------------------------------------------------------------
+
+    def _instance(self, trials: Sequence[TrialRecord]) -> Instance:
+        facts = [self.facts(trial) for trial in trials]
+        if self._cluster is None:
+            self._cluster = Cluster(tuple(self._devices.values()), self._watermark)
+        return Instance.build(
+            [max(self.height(trial), _LEAST_HEIGHT) for trial in trials],
+            self._cluster,
+            alpha=[fact.alpha for fact in facts],
+            beta=[fact.beta for fact in facts],
+            c=[self.packing(trial) for trial in trials],
+            d=[self.widest(trial) for trial in trials],
+            epsilon=self.profile.epsilon,
+            threshold=-math.inf,  # c comes from measurements; alpha must not lower it a second time
+            trial_ids=[trial.trial_id for trial in trials],
+            priority=[trial.spec.priority for trial in trials],
+            needs=[self.need(trial) for trial in trials],
+        )
+
+    def snapshot(self) -> Running:
+        """What a re-planner looks at: the trials that run and are not being resized."""
+        return self._board.snapshot(self.occupancy, self.profile.epsilon)
+
+
+def _grows(known: MemoryNeed | None, seen: MemoryNeed) -> bool:
+    return (
+        known is None or seen.persistent_bytes > known.persistent_bytes or seen.ephemeral_bytes > known.ephemeral_bytes
+    )

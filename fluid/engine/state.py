@@ -1,0 +1,226 @@
+"""The engine's state machine: events in, commands out, no IO, no clock.
+
+It owns the groups, trials, devices and lanes. All events of one call count as one instant: everything that ended is
+processed before anything is started. The transitions are in the modules this one puts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fluid.engine.commands import Command
+from fluid.engine.core import Core, EngineError
+from fluid.engine.events import (
+    BudgetExtended,
+    DeviceAdded,
+    DeviceLost,
+    Event,
+    GroupRecovered,
+    GroupSubmitted,
+    IterationDone,
+    LaneLost,
+    LaneReady,
+    ResizeDone,
+    StopRequested,
+    Tick,
+    TrialAdded,
+    TrialFailed,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialStarted,
+)
+from fluid.engine.failures import Failures
+from fluid.engine.lanes import Lanes
+from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.records import GroupRecord, TrialRecord, TrialState
+from fluid.engine.residency import Residency
+from fluid.engine.resizing import Resizing
+from fluid.engine.scheduling import Scheduling
+from fluid.engine.submissions import Submissions
+from fluid.errors import FluidError, require_integer
+from fluid.placement import Occupancy
+from fluid.planner import Planner
+from fluid.profile import Profile
+from fluid.resources import DEFAULT_MEMORY_WATERMARK
+from fluid.runtime_model import DEFAULT_MAX_PACKING
+
+DEFAULT_MAX_FAILURES = 2
+DEFAULT_RESIDENT_LIMIT = 8
+
+__all__ = ["DEFAULT_MAX_FAILURES", "DEFAULT_RESIDENT_LIMIT", "EngineError", "EngineState"]
+
+#: Events that a submitter, or whoever adds devices, may get wrong.
+_REFUSABLE = (GroupSubmitted, GroupRecovered, TrialAdded, BudgetExtended, StopRequested, DeviceAdded)
+
+
+class EngineState:
+    """Decides what runs where.
+
+    Args:
+        planner: who plans.
+        profile: what is known about trials; it learns from what is reported.
+        max_packing: most trials on one device; 1 switches packing off.
+        max_width: most devices for one trial; ``None`` for the planner's ``d``.
+        max_failures: times a trial is queued again after it failed.
+        resident_limit: trials whose state a device keeps though they do not run.
+        watermark: share of a device's memory that trials may fill.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        profile: Profile | None = None,
+        *,
+        max_packing: int = DEFAULT_MAX_PACKING,
+        max_width: int | None = None,
+        max_failures: int = DEFAULT_MAX_FAILURES,
+        resident_limit: int = DEFAULT_RESIDENT_LIMIT,
+        watermark: float = DEFAULT_MEMORY_WATERMARK,
+    ) -> None:
+        self.profile = profile if profile is not None else Profile()
+        occupancy = Occupancy(watermark=watermark)
+        self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), occupancy.reserve)
+        self.scheduling = Scheduling(
+            planner,
+            self.profile,
+            occupancy,
+            self.lanes,
+            max_packing=require_integer("max_packing", max_packing, at_least=1),
+            max_width=planner.d if max_width is None else require_integer("max_width", max_width, at_least=1),
+            watermark=watermark,
+        )
+        #: Whether a Tick is due, once the submitter has had its say.
+        self.wants_tick = False
+        self._core = Core(self.lanes, self.scheduling)
+        self._residency = Residency(self._core)
+        self._resizing = Resizing(self._core)
+        self._lifecycle = Lifecycle(self._core, self._residency, self._resizing)
+        most = require_integer("max_failures", max_failures, at_least=0)
+        self._failures = Failures(self._core, self._lifecycle, self._residency, self._resizing, most)
+        self._submissions = Submissions(self._core, self._lifecycle)
+        self._ticked = False
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            GroupSubmitted: self._submissions.group_submitted,
+            GroupRecovered: self._submissions.group_recovered,
+            TrialAdded: self._submissions.trial_added,
+            BudgetExtended: self._submissions.budget_extended,
+            StopRequested: self._submissions.stop_requested,
+            DeviceAdded: self._failures.device_added,
+            DeviceLost: self._failures.device_lost,
+            LaneReady: self._failures.lane_ready,
+            LaneLost: self._failures.lane_lost,
+            TrialStarted: self._lifecycle.started,
+            IterationDone: self._lifecycle.iteration_done,
+            TrialPaused: self._trial_paused,
+            TrialSaved: self._lifecycle.saved,
+            TrialReleased: self._lifecycle.released,
+            ResizeDone: self._resize_done,
+            TrialFailed: self._failures.trial_failed,
+            Tick: self._tick,
+        }
+
+    @property
+    def trials(self) -> dict[str, TrialRecord]:
+        """The trials of the session by id."""
+        return self._core.trials
+
+    @property
+    def groups(self) -> dict[str, GroupRecord]:
+        """The groups of the session by id."""
+        return self._core.groups
+
+    @property
+    def arrivals(self) -> list[TrialRecord]:
+        """Queued trials that have no width yet: there is no device."""
+        return list(self._core.arrivals.values())
+
+    def handle(self, *events: Event) -> list[Command]:
+        """Takes what happened, as one instant, and returns what to do.
+
+        Raises:
+            InvalidFieldError: an event of the submitter's cannot be (an id that is there already, an unknown one).
+                None of the events changed anything.
+            EngineError: any other event that cannot be. The session cannot go on.
+        """
+        core = self._core
+        if any(isinstance(event, _REFUSABLE) for event in events):
+            self._submissions.check(events)
+        core.commands = []
+        for event in events:
+            if event.at > core.now:
+                core.now = event.at
+            try:
+                self._handlers[type(event)](event)
+            except FluidError:
+                raise
+            except Exception as error:
+                trial = core.trials.get(getattr(event, "trial_id", ""))
+                raise core.error(trial, f"{event!r} cannot be: {error!r}") from error
+        if core.changed or core.arrivals or self._ticked or self.scheduling.ramped:
+            self._settle()
+        return core.commands
+
+    # -- transitions that two parts make together ----------------------------------------------------------
+
+    def _trial_paused(self, event: TrialPaused) -> None:
+        finished = self._resizing.paused(event)
+        if finished is not None:
+            self._lifecycle.finish(finished)
+
+    def _resize_done(self, event: ResizeDone) -> None:
+        trial = self._resizing.done(event)
+        if trial is not None:
+            self._lifecycle.top_up(trial)
+
+    def _tick(self, event: Tick) -> None:
+        self._ticked = True
+
+    # -- after each instant --------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Plans what arrived and starts what fits; on a tick, resizes where that pays.
+
+        Resizes wait for a tick so that whoever submits can first answer what ended: a device that falls idle
+        should go to its next trial before it widens another.
+        """
+        core, scheduling = self._core, self.scheduling
+        if not scheduling.n:
+            self._ticked = False
+            return
+        ramped = scheduling.take_ramps()
+        if core.changed or core.arrivals or ramped:
+            self._failures.end_misfits()
+            if ramped:
+                scheduling.plan_queue_again()
+            arrived, core.arrivals = list(core.arrivals.values()), {}
+            scheduling.arrive(arrived)
+            self._dispatch()
+            core.changed, self.wants_tick = False, True
+        if self._ticked:
+            self._ticked = False
+            if self.wants_tick:
+                self._rebalance()
+
+    def _rebalance(self) -> None:
+        self.wants_tick = False
+        for trial, width in self.scheduling.rebalance():
+            self._resizing.begin(trial, width)
+        if self.scheduling.queue:
+            self._dispatch()
+        self._core.changed = False
+
+    def _dispatch(self) -> None:
+        self._start_what_fits()
+        while self.scheduling.queue and self._resizing.give_way():
+            self._start_what_fits()
+        if self.scheduling.queue:
+            for trial in self._residency.make_room():
+                if self.scheduling.start_at_home(trial):
+                    self._lifecycle.start(trial)
+
+    def _start_what_fits(self) -> None:
+        for trial in self.scheduling.dispatch():
+            if trial.state is TrialState.QUEUED:
+                self._lifecycle.start(trial)

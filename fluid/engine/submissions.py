@@ -1,0 +1,189 @@
+"""What submitters ask for. Requests that cannot be are refused before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fluid.engine.core import Core
+from fluid.engine.events import (
+    BudgetExtended,
+    DeviceAdded,
+    Event,
+    GroupRecovered,
+    GroupSubmitted,
+    StopRequested,
+    TrialAdded,
+    TrialHistory,
+    TrialSpec,
+)
+from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.records import GroupRecord, TrialRecord, TrialState
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+
+_ENDS = ("DONE", "STOPPED", "FAILED")
+
+
+class Submissions:
+    """Checks and carries out what submitters ask for."""
+
+    def __init__(self, core: Core, lifecycle: Lifecycle) -> None:
+        self._core = core
+        self._lifecycle = lifecycle
+
+    # -- refusals ------------------------------------------------------------------------------------------
+
+    def check(self, events: Iterable[Event]) -> None:
+        """Refuses events that cannot be, each judged as if those before it had been carried out.
+
+        Raises:
+            InvalidFieldError: names the field and the value.
+        """
+        asked = _Asked(self._core)
+        for event in events:
+            if isinstance(event, GroupSubmitted):
+                asked.new_group(event.group_id)
+                for spec in event.trials:
+                    asked.new_trial(spec)
+            elif isinstance(event, GroupRecovered):
+                asked.new_group(event.group_id)
+                for history in event.trials:
+                    asked.recovered_trial(history)
+            elif isinstance(event, TrialAdded):
+                asked.known_group(event.group_id)
+                asked.new_trial(event.trial)
+            elif isinstance(event, BudgetExtended):
+                asked.extension(event)
+            elif isinstance(event, StopRequested):
+                asked.stop(event.trial_id)
+            elif isinstance(event, DeviceAdded):
+                asked.new_device(event.device.index)
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def group_submitted(self, event: GroupSubmitted) -> None:
+        """Queues a group's trials."""
+        self._core.groups[event.group_id] = GroupRecord(event.group_id)
+        for spec in event.trials:
+            self._core.queue(self._admit(event.group_id, spec), "submitted")
+
+    def trial_added(self, event: TrialAdded) -> None:
+        """Queues a further trial."""
+        self._core.queue(self._admit(event.group_id, event.trial), "submitted")
+
+    def group_recovered(self, event: GroupRecovered) -> None:
+        """Takes a group over from an earlier session."""
+        core = self._core
+        group = core.groups[event.group_id] = GroupRecord(event.group_id)
+        for history in event.trials:
+            trial = self._admit(event.group_id, history.trial)
+            trial.budget, trial.reported, trial.failures = history.budget, history.reported, history.failures
+            trial.checkpoint = history.checkpoint
+            if history.checkpoint is not None and not history.checkpoint.in_memory:
+                trial.durable = history.checkpoint
+            if history.ended is None:
+                core.queue(trial, "recovered from an earlier session")
+                continue
+            group.open -= 1
+            trial.done = history.reported
+            # One that was done could be extended, but its lane is gone, and with it what could not be saved.
+            trial.given_up = history.ended == "DONE" and not history.trial.can_save
+            core.become(trial, TrialState(history.ended), "ended in an earlier session")
+
+    def budget_extended(self, event: BudgetExtended) -> None:
+        """Gives a trial more to do; one that was done is queued."""
+        trial = self._core.trials[event.trial_id]
+        if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
+            self._core.tell(trial, "was extended at the instant it ended")
+            return  # the submitter hears of its end
+        trial.budget += event.iterations
+        if trial.state is TrialState.DONE:
+            self._core.groups[trial.group_id].open += 1
+            self._core.queue(trial, "extended")
+        else:
+            if trial.state is not TrialState.QUEUED or trial.row in self._core.scheduling.queue:
+                self._core.scheduling.note_work(trial)
+            self._lifecycle.top_up(trial)
+
+    def stop_requested(self, event: StopRequested) -> None:
+        """Stops a trial; one that has ended for good stays as it is."""
+        self._lifecycle.stop(self._core.trials[event.trial_id])
+
+    def _admit(self, group_id: str, spec: TrialSpec) -> TrialRecord:
+        core = self._core
+        trial = TrialRecord(spec, core.next_row(), group_id, spec.budget)
+        core.trials[spec.trial_id] = trial
+        core.scheduling.records[trial.row] = trial
+        group = core.groups[group_id]
+        group.trial_ids.append(spec.trial_id)
+        group.open += 1
+        return trial
+
+
+class _Asked:
+    """What there will be once the events looked at so far are carried out."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._groups: set[str] = set()
+        self._trials: set[str] = set()
+        self._stopped: set[str] = set()
+        self._devices: set[int] = set()
+
+    def new_group(self, group_id: str) -> None:
+        if group_id in self._core.groups or group_id in self._groups:
+            raise InvalidFieldError("group_id", group_id, "was submitted already")
+        self._groups.add(group_id)
+
+    def known_group(self, group_id: str) -> None:
+        if group_id not in self._core.groups and group_id not in self._groups:
+            raise InvalidFieldError("group_id", group_id, "is unknown")
+
+    def new_trial(self, spec: TrialSpec) -> None:
+        if spec.trial_id in self._core.trials or spec.trial_id in self._trials:
+            raise InvalidFieldError("trial_id", spec.trial_id, "is taken by another trial of this session")
+        require_integer("budget", spec.budget, at_least=1)
+        require_integer("max_width", spec.max_width, at_least=1)
+        require_number("priority", spec.priority, at_least=float("-inf"))
+        if not self._core.scheduling.could_hold(spec.memory):
+            raise InvalidFieldError("memory", spec.memory, f"trial {spec.trial_id!r} fits on no device")
+        self._trials.add(spec.trial_id)
+
+    def recovered_trial(self, history: TrialHistory) -> None:
+        self.new_trial(history.trial)
+        require_integer("budget", history.budget, at_least=1)
+        require_integer("reported", history.reported, at_least=0)
+        if history.ended is not None:
+            require_one_of("ended", history.ended, _ENDS)
+            if history.ended != "DONE":
+                self._stopped.add(history.trial.trial_id)
+
+    def extension(self, event: BudgetExtended) -> None:
+        trial = self._known(event.trial_id)
+        require_integer("iterations", event.iterations, at_least=1)
+        if event.trial_id in self._stopped:
+            raise InvalidFieldError("trial_id", event.trial_id, "has been stopped and cannot be extended")
+        if trial is None:
+            return
+        if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED or trial.stopping:
+            state = "STOPPED" if trial.stopping else trial.state.value
+            raise InvalidFieldError("trial_id", event.trial_id, f"is {state} and cannot be extended")
+        if trial.given_up:
+            reason = "cannot be extended: it cannot be saved, and its state was let go to make room for others"
+            raise InvalidFieldError("trial_id", event.trial_id, reason)
+        if trial.exhausted:
+            raise InvalidFieldError("trial_id", event.trial_id, "has said that it has no more to do")
+
+    def stop(self, trial_id: str) -> None:
+        self._known(trial_id)
+        self._stopped.add(trial_id)
+
+    def new_device(self, index: int) -> None:
+        if index in self._core.scheduling.occupancy.residents or index in self._devices:
+            raise InvalidFieldError("device", index, "is there already")
+        self._devices.add(index)
+
+    def _known(self, trial_id: str) -> TrialRecord | None:
+        """Its record; ``None`` if it is submitted in the same call."""
+        if trial_id not in self._core.trials and trial_id not in self._trials:
+            raise InvalidFieldError("trial_id", trial_id, "is unknown")
+        return self._core.trials.get(trial_id)

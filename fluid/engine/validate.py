@@ -1,0 +1,197 @@
+"""What is always true of the engine between two events. Tests call it after every one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from fluid.engine.core import EngineError
+from fluid.engine.records import LaneRecord, Stage, TrialRecord, TrialState
+from fluid.engine.state import EngineState
+from fluid.runtime_model import residents_at
+
+_ROUNDING = 1e-6
+
+
+def validate_state(state: EngineState) -> None:
+    """Checks every invariant.
+
+    Raises:
+        EngineError: names all that are broken, with the stories of the trials concerned.
+    """
+    broken = [*_devices(state), *_groups(state), *_queue(state), *_work(state)]
+    for lane in state.lanes:
+        broken += [f"lane {lane.lane_id}: {what}" for what in _lane(state, lane)]
+    for trial in state.trials.values():
+        wrong = list(_trial(state, trial))
+        if wrong:
+            broken += [f"trial {trial.trial_id!r} ({trial.state.value}): {what}" for what in wrong]
+            broken += [f"    {at:.3f} s  {text}" for at, text in trial.story]
+    if broken:
+        raise EngineError("broken invariants:\n" + "\n".join(broken))
+
+
+def _devices(state: EngineState) -> Iterator[str]:
+    """No device is over c or over its memory; what is held adds up."""
+    occupancy, records = state.scheduling.occupancy, state.scheduling.records
+    ghosts = {trial.move.ghost: trial for trial in state.trials.values() if trial.move is not None}
+    on_devices: Counter[int] = Counter()
+    for device, rows in occupancy.residents.items():
+        on_devices.update(rows)
+        if len(set(rows)) < len(rows):
+            yield f"device {device}: a trial is on it twice"
+        held = [records[row] if row in records else ghosts[row] for row in rows if row in records or row in ghosts]
+        if len(held) < len(rows):
+            yield f"device {device}: held by a ghost of nobody"
+        if len(rows) > occupancy.limit(device):
+            yield f"device {device}: {len(rows)} trials, and {occupancy.limit(device)} tolerated"
+        usable, filled = occupancy.usable_bytes(device), occupancy.running_bytes(device)
+        if usable is not None and filled > usable * (1.0 + _ROUNDING) and len(rows) > 1:
+            yield f"device {device}: {filled:.0f} bytes held, and {usable:.0f} usable"
+        kept = sum(sum(lane.reserved.values()) for lane in state.lanes.on(device))
+        if abs(kept - occupancy.reserved.get(device, 0.0)) > _ROUNDING * max(1.0, kept):
+            yield f"device {device}: {occupancy.reserved.get(device, 0.0)} bytes reserved, residents hold {kept}"
+    for row, devices in occupancy.held.items():
+        if on_devices[row] != len(devices):
+            yield f"row {row} holds {devices} and is on {on_devices[row]} devices"
+    free = sum(not rows for rows in occupancy.residents.values())
+    if free != occupancy.free_count:
+        yield f"{free} devices are idle, and {occupancy.free_count} are said to be"
+    if set(occupancy.residents) != {device.index for device in state.scheduling.devices}:
+        yield "placement and scheduling know different devices"
+
+
+def _groups(state: EngineState) -> Iterator[str]:
+    for group in state.groups.values():
+        unended = sum(not state.trials[trial_id].state.ended for trial_id in group.trial_ids)
+        if group.open != unended:
+            yield f"group {group.group_id!r}: {group.open} trials open, and {unended} have not ended"
+
+
+def _queue(state: EngineState) -> Iterator[str]:
+    """Who waits is QUEUED and either has a width and a place in the queue, or neither."""
+    scheduling = state.scheduling
+    queued = set(scheduling.queue)
+    arrivals = {trial.row for trial in state.arrivals}
+    waiting = {trial.row for trial in state.trials.values() if trial.state is TrialState.QUEUED}
+    if len(queued) != len(scheduling.queue):
+        yield "the queue does not know its length"
+    if queued & arrivals:
+        yield f"rows {queued & arrivals} arrive though they are in the queue"
+    if queued | arrivals != waiting:
+        yield f"rows {queued | arrivals} wait, and {waiting} are QUEUED"
+    if arrivals and scheduling.n:
+        yield "trials arrived, and were not planned"
+    running = {
+        trial.row
+        for trial in state.trials.values()
+        if trial.state is TrialState.STARTING or trial.state is TrialState.RUNNING
+    }
+    if running != scheduling.running:
+        yield f"rows {scheduling.running} are planned as running, and {running} are"
+
+
+def _work(state: EngineState) -> Iterator[str]:
+    known, total = state.scheduling.work.by_row, state.scheduling.work.total
+    expected = {
+        trial.row for trial in state.trials.values() if trial.state.holds_devices or trial.row in state.scheduling.queue
+    }
+    if known.keys() != expected:
+        yield f"work is known of rows {set(known)}, and {expected} run or wait"
+    if abs(total - sum(known.values())) > _ROUNDING * max(1.0, total):
+        yield f"work adds up to {sum(known.values())}, and {total} is said"
+
+
+def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
+    if lane.device_id not in state.scheduling.occupancy.residents:
+        yield f"is on device {lane.device_id}, which is gone"
+    if lane.trial_id is not None:
+        holder = state.trials[lane.trial_id]
+        places = holder.lanes if holder.move is None else (*holder.lanes, *holder.move.old_lanes)
+        if lane.lane_id not in places:
+            yield f"says that {lane.trial_id!r} runs there, which does not"
+    if not lane.ready and (lane.residents or lane.draining or lane.reserved):
+        yield "keeps something though it is not ready"
+    for trial_id in lane.residents:
+        if state.trials[trial_id].resident != lane.lane_id:
+            yield f"keeps {trial_id!r}, which is not there"
+    if any(memory < 0.0 for memory in lane.reserved.values()):
+        yield f"reserves {lane.reserved}"
+
+
+def _trial(state: EngineState, trial: TrialRecord) -> Iterator[str]:
+    yield from _progress(trial)
+    yield from _place(state, trial)
+    if trial.move is not None:
+        yield from _move(state, trial)
+    if (trial.move is not None) != (trial.state is TrialState.RESIZING):
+        yield "is being resized, or RESIZING, but not both"
+    if trial.resident is not None:
+        if trial.resident not in state.lanes:
+            yield f"its state is in lane {trial.resident}, which is gone"
+        else:
+            lane = state.lanes[trial.resident]
+            if trial.trial_id not in lane.residents or lane.device_id != trial.home:
+                yield f"its state is in lane {trial.resident}, which does not know it"
+        if trial.launched or trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
+            yield "runs or has ended, and its state is kept"
+    elif trial.home is not None or trial.saving:
+        yield "is said to have a state in a lane"
+    if trial.given_up and (trial.spec.can_save or not trial.state.ended):
+        yield "goes on though its state was given up"
+
+
+def _progress(trial: TrialRecord) -> Iterator[str]:
+    if not 0 <= trial.done <= trial.budget:
+        yield f"{trial.done} iterations done, of {trial.budget}"
+    if trial.reported > trial.budget and not trial.exhausted:
+        yield f"iteration {trial.reported} reported, of {trial.budget}"
+    if trial.launched and not trial.done <= trial.asked <= max(trial.budget, trial.asked * trial.exhausted):
+        yield f"{trial.done} done, asked up to {trial.asked} of {trial.budget}"
+    if trial.state is TrialState.RUNNING and not trial.stopping and trial.asked < trial.budget:
+        yield f"asked up to {trial.asked} only, of {trial.budget}"
+    if trial.state is TrialState.DONE and trial.done < trial.budget:
+        yield f"{trial.done} of {trial.budget} done"
+
+
+def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
+    occupancy = state.scheduling.occupancy
+    held = occupancy.held.get(trial.row, ())
+    if not trial.state.holds_devices:
+        if held or trial.lanes or trial.launched or trial.releasing:
+            yield f"holds devices {held} and lanes {trial.lanes}"
+        return
+    if len(held) != max(1, round(trial.width)):
+        yield f"width {trial.width:g} and devices {held}"
+    if any(lane not in state.lanes for lane in trial.lanes):
+        yield f"runs in lanes {trial.lanes}, of which some are gone"
+        return
+    if tuple(state.lanes[lane].device_id for lane in trial.lanes) != held:
+        yield f"runs in lanes {trial.lanes} and holds devices {held}"
+    if any(state.lanes[lane].trial_id != trial.trial_id for lane in trial.lanes):
+        yield f"runs in lanes {trial.lanes}, which others hold"
+    if trial.launched and trial.move is None and not all(state.lanes[lane].usable for lane in trial.lanes):
+        yield f"runs in lanes {trial.lanes}, of which some are not ready"
+    if not trial.launched and trial.state is not TrialState.STARTING:
+        yield "runs though nobody told it to"
+    if not trial.releasing <= set(trial.lanes):
+        yield f"is to leave lanes {trial.releasing}"
+    if (
+        trial.neighbours is not None
+        and not trial.stopping
+        and occupancy.limit(held[0]) > max(trial.neighbours, residents_at(trial.width))
+    ):
+        yield f"tolerates {trial.neighbours}, and device {held[0]} {occupancy.limit(held[0])}"
+
+
+def _move(state: EngineState, trial: TrialRecord) -> Iterator[str]:
+    move, occupancy = trial.move, state.scheduling.occupancy
+    assert move is not None
+    left = tuple(device for device in move.old_devices if device not in occupancy.held[trial.row])
+    ghost = occupancy.held.get(move.ghost, ())
+    if ghost != (() if move.called_off else left):
+        yield f"leaves devices {left}, and its ghost holds {ghost}"
+    if move.called_off and (move.stage is not Stage.PAUSING or trial.lanes != move.old_lanes):
+        yield "was to stay where it was"
+    if any(lane not in state.lanes for lane in move.old_lanes) and not trial.stopping:
+        yield f"comes from lanes {move.old_lanes}, of which some are gone"

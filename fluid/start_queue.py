@@ -1,0 +1,113 @@
+"""Trials that wait for a device, in starting order: by descending priority, then descending width, then as queued."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+
+#: (-priority, -width)
+_Class = tuple[float, float]
+
+
+class StartQueue:
+    """Rows that wait. A row is queued at most once.
+
+    Rows of one width and one ``kind`` are alike to placement: where one does not fit, none of them does.
+    """
+
+    def __init__(self) -> None:
+        #: class -> kind -> (ticket, row) in order; no empty ones.
+        self._classes: dict[_Class, dict[Hashable, deque[tuple[int, int]]]] = {}
+        self._where: dict[int, tuple[_Class, Hashable, int]] = {}
+        self._tickets = 0
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._where
+
+    def __iter__(self) -> Iterator[int]:
+        """Gives the rows in starting order."""
+        for key in sorted(self._classes):
+            for _, row in sorted(entry for rows in self._classes[key].values() for entry in rows):
+                yield row
+
+    def push(self, row: int, width: float, priority: float = 1.0, kind: Hashable = None) -> None:
+        """Queues a row behind those of its priority and width."""
+        key = (-priority, -width)
+        self._tickets += 1
+        self._where[row] = (key, kind, self._tickets)
+        kinds = self._classes.setdefault(key, {})
+        if kind in kinds:
+            kinds[kind].append((self._tickets, row))
+        else:
+            kinds[kind] = deque([(self._tickets, row)])
+
+    def priority(self, row: int) -> float:
+        """The priority with which a row was queued."""
+        return -self._where[row][0][0]
+
+    def remove(self, row: int) -> None:
+        """Takes a row out."""
+        key, kind, ticket = self._where.pop(row)
+        rows = self._classes[key][kind]
+        rows.remove((ticket, row))
+        if not rows:
+            self._forget(key, kind)
+
+    def clear(self) -> None:
+        """Takes all rows out."""
+        self._classes.clear()
+        self._where.clear()
+
+    def widths(self) -> list[float]:
+        """The widths that are waited for, each priority's from the widest."""
+        return [-key[1] for key in sorted(self._classes)]
+
+    def start(self, place: Callable[[int], bool]) -> list[int]:
+        """Offers rows to ``place``, in starting order, and takes out those it accepts.
+
+        A trial that does not fit lets narrower ones and those of another kind pass: they would leave the devices
+        idle otherwise.
+
+        Args:
+            place: starts a row if it fits now, and says whether it did.
+
+        Returns:
+            The rows started.
+        """
+        started: list[int] = []
+        #: kinds of which none fits, by width
+        refused: dict[float, set[Hashable]] = {}
+        for key in sorted(self._classes):
+            kinds = self._classes[key]
+            unfit = refused.setdefault(key[1], set())
+            while kinds:
+                kind = self._next_kind(kinds, unfit)
+                if kind in unfit:
+                    break
+                rows = kinds[kind]
+                while place(row := rows[0][1]):
+                    started.append(row)
+                    del self._where[row]
+                    rows.popleft()
+                    if not rows:
+                        self._forget(key, kind)
+                    if not rows or len(kinds) > 1:
+                        break
+                else:
+                    unfit.add(kind)
+        return started
+
+    @staticmethod
+    def _next_kind(kinds: dict[Hashable, deque[tuple[int, int]]], unfit: set[Hashable]) -> Hashable:
+        """The kind whose first row waits for longest, of those that may fit; any if none may."""
+        if len(kinds) == 1:
+            return next(iter(kinds))
+        return min(kinds, key=lambda kind: (kind in unfit, kinds[kind][0]))
+
+    def _forget(self, key: _Class, kind: Hashable) -> None:
+        del self._classes[key][kind]
+        if not self._classes[key]:
+            del self._classes[key]

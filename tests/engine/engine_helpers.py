@@ -1,0 +1,203 @@
+"""An engine driven by hand: short names for events, and commands by kind."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fluid.engine.commands import Command, Report, ReportEnd, StartLane
+from fluid.engine.events import (
+    BudgetExtended,
+    Checkpoint,
+    DeviceAdded,
+    DeviceLost,
+    Event,
+    Failure,
+    GroupSubmitted,
+    IterationDone,
+    LaneLost,
+    LaneReady,
+    ResizeDone,
+    StopRequested,
+    Tick,
+    TrialFailed,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialSpec,
+    TrialStarted,
+)
+from fluid.engine.state import EngineState
+from fluid.engine.validate import validate_state
+from fluid.planners import make_planner
+from fluid.profile import Profile
+from fluid.resources import Device, MemoryNeed
+
+AnyCommand = TypeVar("AnyCommand", bound=Command)
+
+
+class Known(Profile):
+    """A profile for which all is measured beforehand: packing and widening begin at once.
+
+    Args:
+        packing: c.
+        width: d.
+        seconds: per iteration.
+        memory: of each trial.
+    """
+
+    def __init__(
+        self, packing: int = 4, width: int = 8, seconds: float = 1.0, memory: MemoryNeed | None = None
+    ) -> None:
+        super().__init__()
+        self._c, self._d, self._seconds, self._need = packing, width, seconds, memory
+
+    def observe(self, key: str, seconds: float, **more: Any) -> None:
+        pass
+
+    def observe_resize(self, seconds: float) -> None:
+        pass
+
+    def seconds_per_iteration(self, key: str) -> float | None:
+        return self._seconds
+
+    def measured_packing(self, key: str) -> int:
+        return self._c
+
+    def packing_limit(self, key: str, c_max: int) -> int:
+        return min(self._c, c_max)
+
+    def width_limit(self, key: str, *, n: int, d_max: int) -> int:
+        return min(self._d, d_max)
+
+    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+        return False
+
+    def memory(self, key: str) -> MemoryNeed | None:
+        return self._need
+
+
+class Hand:
+    """Drives an engine event by event; every step is validated.
+
+    Args:
+        devices: how many there are, with a lane each that is ready.
+        memory: bytes of each device.
+        options: for the engine; ``planner`` by name.
+    """
+
+    def __init__(
+        self,
+        devices: int = 1,
+        *,
+        planner: str = "portfolio",
+        profile: Profile | None = None,
+        memory: float | None = None,
+        ready: bool = True,
+        **options: Any,
+    ) -> None:
+        self.state = EngineState(make_planner(planner), profile or Known(), **options)
+        self.now = 0.0
+        self.log: list[Command] = []
+        for index in range(devices):
+            for command in self.add_device(index, memory):
+                if ready and isinstance(command, StartLane):
+                    self.do(LaneReady(self.now, command.lane_id))
+
+    def do(self, *events: Event) -> list[Command]:
+        """Handles events as one instant; returns the commands."""
+        commands = self.state.handle(*events)
+        validate_state(self.state)
+        self.log += commands
+        return commands
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def add_device(self, index: int, memory: float | None = None, host: str = "localhost") -> list[Command]:
+        return self.do(DeviceAdded(self.now, Device(index, host=host, memory_bytes=memory)))
+
+    def lose_device(self, index: int) -> list[Command]:
+        return self.do(DeviceLost(self.now, index))
+
+    def submit(self, *trial_ids: str, group: str | None = None, **spec: Any) -> list[Command]:
+        fields = {"budget": 3, **spec}
+        trials = tuple(TrialSpec(trial_id, **fields) for trial_id in trial_ids)
+        return self.do(GroupSubmitted(self.now, group or f"group of {trial_ids[0]}", trials))
+
+    def extend(self, trial_id: str, iterations: int = 2) -> list[Command]:
+        return self.do(BudgetExtended(self.now, trial_id, iterations))
+
+    def stop(self, trial_id: str) -> list[Command]:
+        return self.do(StopRequested(self.now, trial_id))
+
+    def tick(self) -> list[Command]:
+        return self.do(Tick(self.now))
+
+    def ready(self, lane_id: int) -> list[Command]:
+        return self.do(LaneReady(self.now, lane_id))
+
+    def lose(self, lane_id: int, culprit: str | None = None) -> list[Command]:
+        return self.do(LaneLost(self.now, lane_id, "killed", culprit))
+
+    def started(self, trial_id: str, iteration: int = 0) -> list[Command]:
+        return self.do(TrialStarted(self.now, trial_id, self.lane(trial_id), iteration, 0.1))
+
+    def iterate(self, trial_id: str, times: int = 1, **more: Any) -> list[Command]:
+        """Has a trial finish iterations, one instant each; returns the commands of the last."""
+        commands: list[Command] = []
+        for _ in range(times):
+            self.now += 1.0
+            done = self.trial(trial_id).done + 1
+            commands = self.do(IterationDone(self.now, trial_id, self.lane(trial_id), done, 1.0, **more))
+        return commands
+
+    def paused(self, trial_id: str) -> list[Command]:
+        return self.do(TrialPaused(self.now, trial_id, self.lane(trial_id), self.trial(trial_id).done))
+
+    def saved(
+        self, trial_id: str, lane_id: int, iteration: int, *, dropped: bool = False, **more: Any
+    ) -> list[Command]:
+        checkpoint = Checkpoint(iteration, f"{trial_id}/{iteration}", **more)
+        return self.do(TrialSaved(self.now, trial_id, lane_id, checkpoint, dropped))
+
+    def released(self, trial_id: str, lane_id: int) -> list[Command]:
+        return self.do(TrialReleased(self.now, trial_id, lane_id))
+
+    def resized(self, trial_id: str) -> list[Command]:
+        return self.do(ResizeDone(self.now, trial_id, 0.1, self.trial(trial_id).lanes[0]))
+
+    def failed(self, trial_id: str, lane_id: int, kind: str = "error") -> list[Command]:
+        return self.do(TrialFailed(self.now, trial_id, lane_id, Failure(kind, f"{kind}!")))
+
+    # -- what there is -------------------------------------------------------------------------------------
+
+    def trial(self, trial_id: str) -> Any:
+        return self.state.trials[trial_id]
+
+    def lane(self, trial_id: str) -> int:
+        """Rank 0's lane."""
+        hosts: tuple[int, ...] = self.trial(trial_id).hosts
+        return hosts[0]
+
+    def states(self) -> dict[str, str]:
+        return {trial_id: trial.state.value for trial_id, trial in self.state.trials.items()}
+
+    def reports(self, trial_id: str) -> list[int]:
+        """The iterations that were reported, in order."""
+        return [item.iteration for item in self.log if isinstance(item, Report) and item.trial_id == trial_id]
+
+    def end(self, trial_id: str) -> str | None:
+        """How the trial ended, as last reported."""
+        ends = [item.state for item in self.log if isinstance(item, ReportEnd) and item.trial_id == trial_id]
+        return ends[-1] if ends else None
+
+
+def only(commands: list[Command], kind: type[AnyCommand]) -> AnyCommand:
+    """The one command of that kind."""
+    found = [command for command in commands if isinstance(command, kind)]
+    assert len(found) == 1, commands
+    return found[0]
+
+
+def none(commands: list[Command], kind: type[Command]) -> bool:
+    """Whether there is no command of that kind."""
+    return not any(isinstance(command, kind) for command in commands)

@@ -1,0 +1,255 @@
+"""An engine and a fake backend to take random steps with, and what must hold whatever the steps are."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from fake_backend import Chances, FakeBackend
+
+from fluid.engine.commands import Report, ReportEnd
+from fluid.engine.events import (
+    BudgetExtended,
+    DeviceAdded,
+    DeviceLost,
+    Event,
+    GroupSubmitted,
+    StopRequested,
+    Tick,
+    TrialAdded,
+    TrialSpec,
+)
+from fluid.engine.records import TrialState
+from fluid.engine.state import EngineState
+from fluid.engine.validate import validate_state
+from fluid.errors import InvalidFieldError
+from fluid.planners import make_planner
+from fluid.profile import Profile
+from fluid.resources import Device, MemoryNeed
+
+#: Steps after which what can end must have ended.
+_PATIENCE = 3000
+
+
+def fingerprint(state: EngineState) -> str:
+    """All that the engine remembers, as text: equal if nothing changed."""
+    trials = [repr(trial) for trial in state.trials.values()]
+    lanes = [repr(lane) for lane in state.lanes]
+    occupancy = state.scheduling.occupancy
+    rest = (state.groups, list(state.scheduling.queue), occupancy.held, occupancy.residents, occupancy.reserved)
+    return repr((trials, lanes, rest, sorted(state.scheduling.running), state.wants_tick))
+
+
+class Known(Profile):
+    """A profile for which all is measured: packing and widening begin at once."""
+
+    def seconds_per_iteration(self, key: str) -> float | None:
+        return 0.1
+
+    def measured_packing(self, key: str) -> int:
+        return 8
+
+    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+        return False
+
+
+class Session:
+    """Takes steps, and checks the engine after each."""
+
+    def __init__(self, rng: random.Random, chances: Chances, planner: str = "portfolio", **options: Any) -> None:
+        self.rng = rng
+        self.backend = FakeBackend(rng, chances)
+        profile = Known() if rng.random() < 0.7 else Profile()
+        self.state = EngineState(
+            make_planner(planner),
+            profile,
+            max_failures=rng.choice([0, 2, 5]),
+            resident_limit=rng.choice([0, 1, 3]),
+            **options,
+        )
+        self.reported: dict[str, int] = {}
+        self.ends: dict[str, str] = {}
+        self.handled = 0
+        self._next_device = 0
+        self._next_group = 0
+        self._next_trial = 0
+        self.memory = rng.choice([None, 100.0])
+        for _ in range(rng.choice([1, 2, 4])):
+            self.add_device()
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def handle(self, *events: Event) -> None:
+        commands = self.state.handle(*events)
+        self.handled += 1
+        validate_state(self.state)
+        for command in commands:
+            if isinstance(command, Report):
+                assert command.iteration == self.reported.get(command.trial_id, 0) + 1, command
+                assert command.trial_id not in self.ends, command
+                assert len(command.device_ids) == max(1, round(command.width)), command
+                self.reported[command.trial_id] = command.iteration
+            elif isinstance(command, ReportEnd):
+                assert self.ends.get(command.trial_id, "DONE") == "DONE", command
+                self.ends[command.trial_id] = command.state
+        self.backend.execute(commands)
+
+    def spec(self) -> TrialSpec:
+        rng = self.rng
+        self._next_trial += 1
+        memory = MemoryNeed(rng.choice([0.0, 20.0]), rng.choice([5.0, 30.0, 60.0])) if rng.random() < 0.3 else None
+        return TrialSpec(
+            f"t{self._next_trial}",
+            budget=rng.randint(1, 8),
+            priority=rng.choice([1.0, 1.0, 2.0]),
+            profile_key=rng.choice(["a", "b"]),
+            max_width=rng.choice([1, 1, 2, 4]),
+            memory=memory,
+            can_save=rng.random() < 0.7,
+        )
+
+    def submit(self, count: int) -> None:
+        self._next_group += 1
+        self.handle(GroupSubmitted(self.backend.now, f"g{self._next_group}", tuple(self.spec() for _ in range(count))))
+
+    def add_trial(self) -> None:
+        if self._next_group:
+            self.handle(TrialAdded(self.backend.now, f"g{self.rng.randint(1, self._next_group)}", self.spec()))
+
+    def extend(self) -> None:
+        """Extends a trial; it must be refused or go on, and a refusal must change nothing."""
+        if self.state.trials:
+            trial_id = self.rng.choice(list(self.state.trials))
+            trial = self.state.trials[trial_id]
+            event = BudgetExtended(self.backend.now, trial_id, self.rng.randint(1, 5))
+            refuse = trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.given_up or trial.exhausted
+            if refuse:
+                self.refused(event)
+                return
+            self.ends.pop(trial_id, None)
+            self.handle(event)
+
+    def stop(self) -> None:
+        if self.state.trials:
+            self.handle(StopRequested(self.backend.now, self.rng.choice(list(self.state.trials))))
+
+    def refused(self, *events: Event) -> None:
+        before = fingerprint(self.state)
+        try:
+            self.state.handle(*events)
+        except InvalidFieldError:
+            assert fingerprint(self.state) == before
+        else:
+            raise AssertionError(f"{events} was not refused")
+
+    def submit_nonsense(self) -> None:
+        self._next_group += 1
+        good = GroupSubmitted(self.backend.now, f"g{self._next_group}", (self.spec(),))
+        taken = TrialSpec(next(iter(self.state.trials)), 1) if self.state.trials else TrialSpec("x", 0)
+        bad: list[Event] = [
+            GroupSubmitted(0.0, f"g{self._next_group}", (self.spec(),)),
+            GroupSubmitted(0.0, "other", (TrialSpec("x", 1), TrialSpec("x", 1))),
+            GroupSubmitted(0.0, "other", (taken,)),
+            TrialAdded(0.0, "nobody's", TrialSpec("x", 1)),
+            TrialAdded(0.0, good.group_id, TrialSpec("x", 1, priority=float("nan"))),
+            BudgetExtended(0.0, "nobody", 1),
+            BudgetExtended(0.0, good.trials[0].trial_id, 0),
+            StopRequested(0.0, "nobody"),
+        ]
+        self._next_group -= 1
+        self.refused(good, self.rng.choice(bad))
+
+    def add_device(self) -> None:
+        self._next_device += 1
+        host = self.rng.choice(["here", "there"])
+        speed = self.rng.choice([1.0, 1.0, 2.0])
+        device = Device(self._next_device, host=host, speed=speed, memory_bytes=self.memory)
+        self.handle(DeviceAdded(self.backend.now, device))
+
+    def lose_device(self) -> None:
+        devices = self.state.scheduling.devices
+        if devices:
+            self.handle(DeviceLost(self.backend.now, self.rng.choice(devices).index))
+
+    def kill_lane(self) -> None:
+        alive = [lane_id for lane_id, lane in self.backend.lanes.items() if lane.ready and not lane.dead]
+        if alive:
+            self.backend.kill(self.rng.choice(alive))
+
+    def work(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.backend.lanes:
+                self.backend.work(self.rng.choice(list(self.backend.lanes)))
+
+    def hear(self, *, everything: bool = False) -> bool:
+        """Delivers what lanes said, of one lane or of several at once."""
+        talking = self.backend.lanes_with_news()
+        if not talking:
+            return False
+        chosen = talking if everything else self.rng.sample(talking, self.rng.randint(1, len(talking)))
+        events: list[Event] = []
+        for lane in chosen:
+            events += self.backend.collect(lane, self.rng.randint(1, 4))
+        self.handle(*events)
+        return True
+
+    def tick(self) -> None:
+        self.handle(Tick(self.backend.now))
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Lets everything end, with nothing going wrong any more, and checks what came of it."""
+        self.backend.chances = Chances()
+        for _ in range(_PATIENCE):
+            if not self.state.scheduling.n:
+                self.add_device()
+            for lane_id in list(self.backend.lanes):
+                self.backend.work(lane_id)
+            if not self.hear() and self.state.wants_tick:
+                self.tick()
+            if not any(group.open for group in self.state.groups.values()):
+                break
+        stuck = [trial for trial in self.state.trials.values() if not trial.state.ended]
+        assert not stuck, "\n".join(f"{trial}\n{list(trial.story)}" for trial in stuck)
+        for trial_id, trial in self.state.trials.items():
+            assert self.ends.get(trial_id) == trial.state.value, trial
+            if trial.state is TrialState.DONE:
+                assert self.reported.get(trial_id, 0) == trial.budget or trial.exhausted, trial
+
+
+def random_session(seed: int, steps: int) -> Session:
+    """A session of random steps, to its end."""
+    rng = random.Random(seed)
+    wild = rng.random()
+    chances = Chances(
+        fail=rng.choice([0.0, 0.02]) * wild,
+        out_of_memory=rng.choice([0.0, 0.03]) * wild,
+        finish=rng.choice([0.0, 0.02]),
+        save_fails=rng.choice([0.0, 0.2]),
+        false_start=rng.choice([0.0, 0.1]),
+        own_save=rng.choice([0.0, 0.3]),
+        memory=rng.choice([0.0, 0.1]),
+    )
+    session = Session(rng, chances, rng.choice(["portfolio", "dynamic", "static", "fifo"]))
+    rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense]
+    for _ in range(steps):
+        pick = rng.random()
+        if pick < 0.04:
+            session.submit(rng.randint(1, 6))
+        elif pick < 0.06:
+            session.add_trial()
+        elif pick < 0.12:
+            session.extend()
+        elif pick < 0.15:
+            session.stop()
+        elif pick < 0.15 + 0.05 * wild:
+            rng.choice(rare)()
+        elif pick < 0.55:
+            session.work(rng.randint(1, 6))
+        elif pick < 0.9:
+            session.hear()
+        else:
+            session.tick()
+    session.drain()
+    return session

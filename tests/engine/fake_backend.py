@@ -1,0 +1,250 @@
+"""Lanes that exist on paper: they answer the engine in their own time, fail, and die, one small step at a time."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fluid.engine.commands import (
+    Command,
+    Pause,
+    Report,
+    ReportEnd,
+    Resize,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopLane,
+    StopTrial,
+)
+from fluid.engine.events import (
+    Checkpoint,
+    Event,
+    Failure,
+    IterationDone,
+    LaneLost,
+    LaneReady,
+    ResizeDone,
+    TrialFailed,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialStarted,
+)
+from fluid.resources import MemoryNeed
+
+
+@dataclass
+class Hosted:
+    """A trial in a lane."""
+
+    lanes: tuple[int, ...]
+    done: int = 0
+    left: int = 0
+    finished: bool = False
+
+
+@dataclass
+class Lane:
+    """A lane: commands wait in its inbox, events in its outbox."""
+
+    device_id: int
+    ready: bool = False
+    dead: bool = False
+    inbox: deque[Command] = field(default_factory=deque)
+    outbox: deque[Event] = field(default_factory=deque)
+    hosted: dict[str, Hosted] = field(default_factory=dict)
+
+
+@dataclass
+class Chances:
+    """How likely things are to go wrong, each time they could."""
+
+    fail: float = 0.0
+    out_of_memory: float = 0.0
+    finish: float = 0.0
+    save_fails: float = 0.0
+    false_start: float = 0.0
+    own_save: float = 0.0
+    memory: float = 0.0
+
+
+class FakeBackend:
+    """Carries commands out when :meth:`work` is called, and says so when :meth:`collect` is."""
+
+    def __init__(self, rng: random.Random, chances: Chances | None = None) -> None:
+        self.rng = rng
+        self.chances = chances or Chances()
+        self.now = 0.0
+        self.lanes: dict[int, Lane] = {}
+        #: lanes that were ended, and of which not everything was heard yet
+        self.gone: list[Lane] = []
+        #: trial -> iterations done, which rank 0 tells the others
+        self.progress: dict[str, int] = {}
+
+    # -- what the engine asks ------------------------------------------------------------------------------
+
+    def execute(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, StartLane):
+                assert command.lane_id not in self.lanes
+                self.lanes[command.lane_id] = Lane(command.device_id)
+            elif isinstance(command, StopLane):
+                self._remove(command.lane_id)
+            elif isinstance(command, Resize):
+                for lane_id in dict.fromkeys((*command.lane_ids, *command.old_lane_ids)):
+                    self._post(lane_id, command)
+            elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial)):
+                for lane_id in command.lane_ids:
+                    self._post(lane_id, command)
+            else:
+                assert isinstance(command, (Report, ReportEnd))
+
+    def _post(self, lane_id: int, command: Command) -> None:
+        lane = self.lanes.get(lane_id)
+        if lane is not None and not lane.dead:
+            assert lane.ready, f"{command} was sent to a lane that is not ready"
+            lane.inbox.append(command)
+
+    def _remove(self, lane_id: int) -> None:
+        lane = self.lanes.pop(lane_id, None)
+        if lane is not None:
+            lane.dead = True
+            self.gone.append(lane)
+
+    # -- what lanes do -------------------------------------------------------------------------------------
+
+    def kill(self, lane_id: int) -> None:
+        """SIGKILL."""
+        lane = self.lanes[lane_id]
+        running = next((trial_id for trial_id, hosted in lane.hosted.items() if hosted.left), None)
+        culprit = running if self.rng.random() < 0.3 else None
+        lane.dead = True
+        lane.inbox.clear()
+        lane.hosted.clear()
+        lane.outbox.append(LaneLost(self.now, lane_id, "killed", culprit))
+
+    def work(self, lane_id: int) -> None:
+        """One step of a lane: all its messages, then one iteration."""
+        lane = self.lanes[lane_id]
+        if lane.dead:
+            return
+        self.now += 0.01
+        if not lane.ready:
+            if self._happens(self.chances.false_start):
+                lane.dead = True
+                lane.outbox.append(LaneLost(self.now, lane_id, "did not start"))
+            else:
+                lane.ready = True
+                lane.outbox.append(LaneReady(self.now, lane_id))
+            return
+        while lane.inbox:
+            self._obey(lane_id, lane, lane.inbox.popleft())
+        for trial_id, hosted in list(lane.hosted.items()):
+            if hosted.left and hosted.lanes[0] == lane_id:
+                self._iterate(lane_id, lane, trial_id, hosted)
+                return
+
+    def _obey(self, lane_id: int, lane: Lane, command: Command) -> None:
+        if isinstance(command, StartTrial):
+            done = command.checkpoint.iteration if command.checkpoint else 0
+            lane.hosted[command.trial_id] = Hosted(command.lane_ids, done)
+            if command.lane_ids[0] != lane_id:
+                return
+            self.progress[command.trial_id] = done
+            if not self._fails(lane_id, lane, command.trial_id):
+                lane.hosted[command.trial_id].left = command.iterations
+                lane.outbox.append(TrialStarted(self.now, command.trial_id, lane_id, done, 0.1))
+            return
+        if isinstance(command, Resize):
+            self._move(lane_id, lane, command)
+            return
+        trial_id: str = command.trial_id  # type: ignore[attr-defined]
+        hosted = lane.hosted.get(trial_id)
+        if hosted is None:
+            return
+        if isinstance(command, RunIteration):
+            hosted.lanes = command.lane_ids
+            hosted.left += command.iterations
+        elif isinstance(command, Pause) and hosted.lanes[0] == lane_id:
+            hosted.left = 0
+            lane.outbox.append(TrialPaused(self.now, trial_id, lane_id, hosted.done))
+        elif isinstance(command, StopTrial):
+            del lane.hosted[trial_id]
+            lane.outbox.append(TrialReleased(self.now, trial_id, lane_id))
+        elif isinstance(command, Save):
+            self._save(lane_id, lane, trial_id, hosted, command.drop)
+
+    def _move(self, lane_id: int, lane: Lane, command: Resize) -> None:
+        lane.hosted.pop(command.trial_id, None)
+        if lane_id not in command.lane_ids:
+            return
+        lane.hosted[command.trial_id] = Hosted(command.lane_ids, self.progress[command.trial_id])
+        if lane_id != command.lane_ids[0] or self._fails(lane_id, lane, command.trial_id):
+            return
+        lane.hosted[command.trial_id].left = command.iterations
+        lane.outbox.append(ResizeDone(self.now, command.trial_id, 0.05, lane_id))
+
+    def _save(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted, drop: bool) -> None:
+        if self._happens(self.chances.save_fails):
+            del lane.hosted[trial_id]
+            lane.outbox.append(TrialFailed(self.now, trial_id, lane_id, Failure("error", "could not be saved")))
+            return
+        if drop:
+            del lane.hosted[trial_id]
+        in_memory = self.rng.random() < 0.5
+        checkpoint = Checkpoint(hosted.done, f"{trial_id}/{hosted.done}", in_memory=in_memory)
+        lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint, drop))
+
+    def _iterate(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted) -> None:
+        if any(peer not in self.lanes or self.lanes[peer].dead for peer in hosted.lanes):
+            return  # it hangs
+        if self._fails(lane_id, lane, trial_id):
+            return
+        if hosted.finished or self._happens(self.chances.finish):
+            hosted.done += not hosted.finished and self.rng.random() < 0.5
+            hosted.finished, hosted.left = True, 0
+            lane.outbox.append(
+                IterationDone(self.now, trial_id, lane_id, hosted.done, 0.1, metrics=None, finished=True)
+            )
+            return
+        hosted.done += 1
+        hosted.left -= 1
+        self.progress[trial_id] = hosted.done
+        memory = MemoryNeed(30.0, 10.0) if self._happens(self.chances.memory) else None
+        seconds = self.rng.choice([0.1, 0.11, 0.12])
+        lane.outbox.append(
+            IterationDone(self.now, trial_id, lane_id, hosted.done, seconds, {"done": hosted.done}, memory)
+        )
+        if self._happens(self.chances.own_save):
+            checkpoint = Checkpoint(hosted.done, f"{trial_id}/{hosted.done}")
+            lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint))
+
+    def _fails(self, lane_id: int, lane: Lane, trial_id: str) -> bool:
+        kind = "error" if self._happens(self.chances.fail) else ""
+        if self._happens(self.chances.out_of_memory):
+            kind = "out_of_memory"
+        if kind:
+            del lane.hosted[trial_id]
+            lane.outbox.append(TrialFailed(self.now, trial_id, lane_id, Failure(kind, f"{kind} of {trial_id}")))
+        return bool(kind)
+
+    def _happens(self, chance: float) -> bool:
+        return chance > 0.0 and self.rng.random() < chance
+
+    # -- what is heard of it -------------------------------------------------------------------------------
+
+    def lanes_with_news(self) -> list[Lane]:
+        return [lane for lane in (*self.lanes.values(), *self.gone) if lane.outbox]
+
+    def collect(self, lane: Lane, count: int) -> list[Event]:
+        """Takes the oldest events of a lane."""
+        events = [lane.outbox.popleft() for _ in range(min(count, len(lane.outbox)))]
+        for event in events:
+            if isinstance(event, LaneLost):
+                self.lanes.pop(event.lane_id, None)
+        self.gone = [lane for lane in self.gone if lane.outbox]
+        return events

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import pytest
+from engine_helpers import Hand, Known, none, only
+
+from fluid.engine.commands import ReportEnd, RunIteration, Save, StartLane, StartTrial, StopLane, StopTrial
+from fluid.engine.events import BudgetExtended, GroupSubmitted, LaneLost, StopRequested, TrialSpec
+from fluid.errors import InvalidFieldError
+from fluid.resources import MemoryNeed
+
+GB = 1e9
+
+
+def running(*names: str, devices: int = 1, **options: object) -> Hand:
+    hand = Hand(devices=devices, **options)  # type: ignore[arg-type]
+    hand.submit(*names, budget=10)
+    for name in names:
+        if len(hand.trial(name).lanes) and not hand.trial(name).launched:
+            hand.ready(hand.trial(name).lanes[0])
+        hand.started(name)
+    return hand
+
+
+def test_a_trial_that_raises_is_tried_again_from_its_checkpoint_and_then_given_up() -> None:
+    hand = running("a", max_failures=1)
+    hand.iterate("a", 2)
+    hand.saved("a", 0, 1)
+    start = only(hand.failed("a", 0), StartTrial)
+    assert start.checkpoint is not None and (start.checkpoint.iteration, start.iterations) == (1, 9)
+    hand.started("a", 1)
+    hand.iterate("a", 2)
+    assert hand.reports("a") == [1, 2, 3], "iteration 2 was reported before"
+    end = only(hand.failed("a", 0), ReportEnd)
+    assert end.state == "FAILED" and end.failure is not None and end.failure.message == "error!"
+    with pytest.raises(InvalidFieldError, match="FAILED"):
+        hand.extend("a")
+
+
+def test_a_lane_that_dies_takes_its_trial_down_only() -> None:
+    hand = running("a", "b", devices=2, profile=Known(packing=1))
+    lane = hand.lane("a")
+    device = hand.state.lanes[lane].device_id
+    assert only(hand.lose(lane), StartLane).device_id == device
+    assert hand.trial("b").state.value == "RUNNING"
+    assert hand.trial("a").failures == 1
+
+
+def test_a_lane_killed_by_another_trial_costs_no_attempt_and_its_killer_runs_alone() -> None:
+    hand = running("a", "b")
+    assert hand.trial("a").width < 1.0
+    lanes = {name: hand.lane(name) for name in "ab"}
+    hand.do(
+        LaneLost(1.0, lanes["a"], "a client's fault", culprit="a"),
+        LaneLost(1.0, lanes["b"], "a client's fault", culprit="a"),
+    )
+    assert (hand.trial("a").failures, hand.trial("b").failures) == (1, 0)
+    assert hand.trial("a").neighbours == 1
+    waiting = hand.trial("a")
+    assert waiting.width >= 1.0
+
+
+def test_a_device_that_goes_costs_no_attempt() -> None:
+    hand = running("a", "b", devices=2, profile=Known(packing=1), max_failures=0)
+    commands = hand.lose_device(hand.state.lanes[hand.lane("a")].device_id)
+    only(commands, StopLane)
+    assert hand.states()["a"] == "QUEUED"
+    hand.iterate("b", 10)
+    assert hand.states()["a"] == "STARTING"
+
+
+def test_all_devices_go_and_one_comes_back() -> None:
+    hand = running("a", "b", devices=2, profile=Known(packing=1))
+    hand.lose_device(0)
+    hand.lose_device(1)
+    hand.submit("c")
+    hand.stop("b")
+    assert hand.states() == {"a": "QUEUED", "b": "STOPPED", "c": "QUEUED"}
+    lane = only(hand.add_device(7), StartLane).lane_id
+    only(hand.ready(lane), StartTrial)
+
+
+def test_a_lane_that_does_not_start_is_tried_again_and_its_device_given_up_at_last() -> None:
+    hand = Hand(devices=1, ready=False, max_failures=1)
+    hand.submit("a")
+    lane = only(hand.lose(hand.trial("a").lanes[0]), StartLane).lane_id
+    hand.lose(lane)
+    assert hand.state.scheduling.n == 0
+    assert hand.states()["a"] == "FAILED"
+    hand.submit("b", group="later")
+    only(hand.add_device(0), StartLane)
+    assert hand.states()["b"] != "FAILED", "a device that comes back is tried again"
+
+
+def test_the_lane_of_a_resident_that_another_place_waits_for_dies() -> None:
+    hand = Hand(devices=2, profile=Known(packing=1, width=1))
+    hand.submit("a", budget=1)
+    hand.started("a")
+    hand.iterate("a")
+    home = hand.trial("a").resident
+    hand.submit("b", "c", budget=5)
+    other = next(name for name in "bc" if hand.lane(name) != home)
+    hand.started(other)
+    hand.extend("a", 2)
+    commands = hand.iterate(other, 5)
+    save = only(commands, Save)
+    assert save.lane_ids == (home,)
+    commands = hand.lose(home)
+    start = next(command for command in commands if isinstance(command, StartTrial) and command.trial_id == "a")
+    assert start.checkpoint is None and start.iterations == 3
+
+
+def test_a_trial_out_of_memory_beside_others_runs_with_fewer_and_loses_no_attempt() -> None:
+    hand = running("a", "b", "c", max_failures=0)
+    lane = hand.lane("c")
+    hand.failed("c", lane, "out_of_memory")
+    assert (hand.trial("c").failures, hand.trial("c").neighbours) == (0, 2)
+    assert hand.trial("c").width == 0.5
+
+
+def test_a_trial_out_of_memory_alone_fails_and_says_what_there_was() -> None:
+    hand = Hand(memory=10 * GB, profile=Known(packing=1, memory=MemoryNeed(7 * GB, 1 * GB)))
+    hand.submit("a")
+    hand.started("a")
+    end = only(hand.failed("a", 0, "out_of_memory"), ReportEnd)
+    assert end.failure is not None
+    assert "9000000000 bytes usable" in end.failure.message and "8000000000" in end.failure.message
+
+
+def test_residents_leave_before_a_trial_that_ran_out_of_memory_is_tried_again() -> None:
+    hand = Hand(profile=Known(packing=1))
+    hand.submit("a", budget=1)
+    hand.started("a")
+    hand.iterate("a")
+    hand.submit("b")
+    hand.started("b")
+    commands = hand.failed("b", 0, "out_of_memory")
+    assert only(commands, Save).trial_id == "a"
+    assert only(commands, StartTrial).trial_id == "b"
+
+
+def test_trials_are_packed_only_as_far_as_memory_goes() -> None:
+    hand = Hand(memory=10 * GB, profile=Known(memory=MemoryNeed(2 * GB, 2 * GB)))
+    hand.submit("a", "b", "c")
+    assert sorted(hand.states().values()) == ["QUEUED", "STARTING", "STARTING"]
+
+
+def test_residents_leave_for_a_trial_that_needs_their_memory() -> None:
+    hand = Hand(memory=10 * GB)
+    hand.submit("a", budget=1, memory=MemoryNeed(5 * GB, 0.0))
+    hand.started("a")
+    hand.iterate("a")
+    commands = hand.submit("b", memory=MemoryNeed(5 * GB, 2 * GB))
+    assert only(commands, Save).trial_id == "a"
+    assert hand.states()["b"] == "QUEUED"
+    only(hand.saved("a", 0, 1, dropped=True), StartTrial)
+
+
+def test_a_resident_counts_once_where_it_goes_on() -> None:
+    hand = Hand(memory=10 * GB)
+    hand.submit("a", budget=1, memory=MemoryNeed(6 * GB, 2 * GB))
+    hand.started("a")
+    hand.iterate("a")
+    only(hand.extend("a"), RunIteration)
+
+
+def test_a_trial_that_fits_on_no_device_is_refused() -> None:
+    hand = Hand(memory=10 * GB)
+    with pytest.raises(InvalidFieldError, match="fits on no device"):
+        hand.submit("a", memory=MemoryNeed(9.5 * GB, 0.0))
+    assert not hand.state.trials
+
+
+def test_a_trial_that_fits_on_no_device_that_is_left_fails_and_says_so() -> None:
+    hand = Hand(devices=1, memory=10 * GB)
+    hand.add_device(1, 100 * GB)
+    hand.submit("a", memory=MemoryNeed(50 * GB, 0.0))
+    hand.lose_device(1)
+    end = hand.log[-1]
+    assert isinstance(end, ReportEnd) and end.failure is not None
+    assert "50000000000 bytes" in end.failure.message and "9000000000 usable" in end.failure.message
+
+
+def test_checkpoints_in_the_memory_of_a_host_that_is_gone_are_not_relied_on() -> None:
+    hand = Hand(devices=0)
+    lane = only(hand.add_device(0, host="one"), StartLane).lane_id
+    hand.ready(lane)
+    hand.submit("a", budget=9)
+    hand.started("a")
+    hand.iterate("a", 3)
+    hand.saved("a", lane, 1)
+    hand.saved("a", lane, 3, in_memory=True, host="one")
+    hand.lose_device(0)
+    start = only(hand.ready(only(hand.add_device(1, host="two"), StartLane).lane_id), StartTrial)
+    assert start.checkpoint is not None and start.checkpoint.iteration == 1
+
+
+def test_a_wide_trial_that_loses_a_lane_frees_the_others_when_they_have_let_go() -> None:
+    hand = Hand(devices=2, profile=Known(packing=1))
+    hand.submit("a", budget=5, max_width=2)
+    hand.started("a")
+    lanes = hand.trial("a").lanes
+    commands = hand.lose(lanes[1])
+    assert only(commands, StopTrial).lane_ids == (lanes[0],)
+    assert none(commands, StartTrial)
+    hand.ready(hand.trial("a").lanes[1])
+    assert hand.trial("a").launched is False
+    only(hand.released("a", lanes[0]), StartTrial)
+
+
+def test_a_wide_trial_that_is_stopped_ends_when_all_its_lanes_have_let_go() -> None:
+    hand = Hand(devices=2, profile=Known(packing=1))
+    hand.submit("a", budget=5, max_width=2)
+    hand.started("a")
+    hand.stop("a")
+    hand.released("a", 0)
+    assert hand.end("a") is None
+    hand.failed("a", 1)
+    assert hand.end("a") == "STOPPED"
+
+
+def test_requests_that_cannot_be_change_nothing_not_even_those_before_them() -> None:
+    hand = Hand()
+    good = GroupSubmitted(0.0, "g", (TrialSpec("a", 1),))
+    for bad in (
+        GroupSubmitted(0.0, "g", (TrialSpec("b", 1),)),
+        GroupSubmitted(0.0, "h", (TrialSpec("b", 0),)),
+        GroupSubmitted(0.0, "h", (TrialSpec("b", 1, max_width=0),)),
+        BudgetExtended(0.0, "a", 0),
+        StopRequested(0.0, "nobody"),
+    ):
+        with pytest.raises(InvalidFieldError):
+            hand.do(good, bad)
+        assert not hand.state.trials and not hand.state.groups
+    with pytest.raises(InvalidFieldError, match="stopped"):
+        hand.do(good, StopRequested(0.0, "a"), BudgetExtended(0.0, "a", 1))
+    with pytest.raises(InvalidFieldError, match="there already"):
+        hand.add_device(0)
+    hand.do(good, BudgetExtended(0.0, "a", 1))
+    assert hand.trial("a").budget == 2
+
+
+def test_where_no_lane_starts_on_any_device_what_waits_fails_with_the_reason() -> None:
+    hand = Hand(devices=1, ready=False, max_failures=1)
+    hand.submit("a", "b", budget=3)
+    for _ in range(2):
+        for lane in [lane for lane in hand.state.lanes if not lane.ready]:
+            hand.lose(lane.lane_id)
+    assert hand.states() == {"a": "FAILED", "b": "FAILED"}
+    assert hand.end("a") == hand.end("b") == "FAILED"
+    failure = hand.trial("a").failure
+    assert failure is not None and "no lane could be started on any device" in failure.message

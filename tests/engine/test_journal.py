@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from engine_helpers import Hand, Known
+from engine_session import Session
+from fake_backend import Chances
+
+from fluid.engine import journal
+from fluid.engine.commands import Command, Report, ReportEnd
+from fluid.engine.events import (
+    BudgetExtended,
+    Checkpoint,
+    DeviceAdded,
+    Event,
+    Failure,
+    GroupSubmitted,
+    StopRequested,
+    Tick,
+    TrialAdded,
+    TrialSaved,
+    TrialSpec,
+)
+from fluid.engine.journal import encode, encode_profile, replay
+from fluid.engine.state import EngineState
+from fluid.errors import InvalidFieldError
+from fluid.profile import Profile
+from fluid.resources import Device, MemoryNeed
+
+SPEC = TrialSpec("a", 5, 2.0, "key", 4, MemoryNeed(1.0, 2.0), can_save=False)
+
+
+def lines(*items: Event | Command) -> list[str]:
+    return [json.dumps(entry) for item in items if (entry := encode(item)) is not None]
+
+
+def report(iteration: int, trial_id: str = "a") -> Report:
+    return Report(trial_id, "g", iteration, {"loss": object()}, 1.0, 1.0, (0,), float(iteration))
+
+
+def test_what_was_asked_for_and_how_far_it_came_is_recovered() -> None:
+    recovered = replay(
+        lines(
+            GroupSubmitted(0.0, "g", (SPEC, TrialSpec("b", 2))),
+            TrialAdded(1.0, "g", TrialSpec("c", 3)),
+            report(1),
+            TrialSaved(1.5, "a", 0, Checkpoint(1, "a/1", "here")),
+            report(2),
+            TrialSaved(2.5, "a", 0, Checkpoint(2, "a/2", "here", in_memory=True)),
+            BudgetExtended(3.0, "a", 4),
+            report(1, "b"),
+            ReportEnd("b", "g", "FAILED", 1, 4.0, Failure("error", "no", "tb")),
+            StopRequested(5.0, "c"),
+        )
+    )
+    a, b, c = recovered.groups["g"].values()
+    assert (a.trial, a.budget, a.reported, a.ended) == (SPEC, 9, 2, None)
+    assert a.checkpoint == Checkpoint(2, "a/2", "here", in_memory=True)
+    assert (b.ended, recovered.failures["b"]) == ("FAILED", Failure("error", "no", "tb"))
+    assert c.ended == "STOPPED"
+    assert recovered.at == 5.0 and recovered.unfinished and not recovered.torn
+
+
+def test_a_checkpoint_that_is_gone_is_replaced_by_a_durable_one() -> None:
+    recovered = replay(
+        lines(
+            GroupSubmitted(0.0, "g", (TrialSpec("a", 5),)),
+            report(1),
+            TrialSaved(1.5, "a", 0, Checkpoint(1, "a/1")),
+            report(2),
+            TrialSaved(2.5, "a", 0, Checkpoint(2, "a/2", in_memory=True)),
+        )
+    )
+    (event,) = recovered.events(10.0, readable=lambda checkpoint: not checkpoint.in_memory)
+    assert event.trials[0].checkpoint == Checkpoint(1, "a/1")
+    (event,) = recovered.events(10.0, readable=lambda _: False)
+    assert event.trials[0].checkpoint is None
+
+
+def test_a_done_trial_that_was_extended_is_not_done() -> None:
+    done = ReportEnd("a", "g", "DONE", 1, 1.0)
+    entries = lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 1),)), report(1), done, BudgetExtended(2.0, "a", 2))
+    (history,) = replay(entries).groups["g"].values()
+    assert (history.ended, history.budget) == (None, 3)
+
+
+def test_a_trial_that_ended_of_its_own_accord_is_extended_from_there() -> None:
+    done = ReportEnd("a", "g", "DONE", 2, 1.0)
+    (history,) = replay(lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 9),)), done)).groups["g"].values()
+    assert history.budget == 2
+
+
+def test_most_events_and_commands_are_not_written() -> None:
+    assert encode(Tick(0.0)) is None
+    assert encode(DeviceAdded(0.0, Device(0))) is None
+
+
+def test_a_torn_last_line_is_passed_over() -> None:
+    entries = lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 5),)), report(1))
+    recovered = replay([*entries, entries[-1][:20], "", "\n"])
+    assert recovered.torn and recovered.groups["g"]["a"].reported == 1
+    assert replay([line.encode() for line in entries]).groups == recovered.groups
+
+
+def test_a_torn_line_elsewhere_is_an_error() -> None:
+    entries = lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 5),)), report(1))
+    with pytest.raises(InvalidFieldError, match="line 1 is not JSON"):
+        replay([entries[0][:10], entries[1]])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"v": 99, "what": "group"}, "unknown version"),
+        ({"what": "group"}, "unknown version"),
+        ({"v": journal.VERSION, "what": "party"}, "line 1 is unknown"),
+        ({"v": journal.VERSION, "what": "group", "group": "g"}, "cannot be read"),
+        ([], "no entry"),
+    ],
+)
+def test_lines_of_unknown_kind_are_errors(entry: object, message: str) -> None:
+    with pytest.raises(InvalidFieldError, match=message):
+        replay([json.dumps(entry)])
+
+
+def test_the_newest_profile_is_recovered() -> None:
+    profile = Profile()
+    profile.observe("key", 2.0)
+    recovered = replay([json.dumps(encode_profile(Profile(), 0.0)), json.dumps(encode_profile(profile, 1.0))])
+    assert recovered.profile is not None
+    assert recovered.profile.seconds_per_iteration("key") == 2.0
+
+
+def test_a_recovered_session_goes_on_and_reports_each_iteration_once() -> None:
+    entries = lines(
+        GroupSubmitted(0.0, "g", (TrialSpec("a", 4), TrialSpec("b", 2), TrialSpec("c", 1, can_save=False))),
+        report(1),
+        TrialSaved(1.5, "a", 0, Checkpoint(1, "a/1")),
+        report(2),
+        report(1, "b"),
+        report(2, "b"),
+        ReportEnd("b", "g", "DONE", 2, 4.0),
+        report(1, "c"),
+        ReportEnd("c", "g", "DONE", 1, 5.0),
+    )
+    hand = Hand(profile=Known(packing=1, width=1))
+    hand.do(*replay(entries).events(0.0))
+    assert hand.states() == {"a": "STARTING", "b": "DONE", "c": "DONE"}
+    assert hand.state.groups["g"].open == 1
+    hand.started("a", 1)
+    hand.iterate("a", 3)
+    assert hand.reports("a") == [3, 4]
+    with pytest.raises(InvalidFieldError, match="cannot be saved"):
+        hand.extend("c")
+    hand.extend("b")
+    hand.started("b", 0)
+    hand.iterate("b", 4)
+    assert hand.reports("b") == [3, 4]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_driver_killed_at_any_moment_loses_no_trial(seed: int) -> None:
+    rng = random.Random(seed)
+    session = Session(rng, Chances(own_save=0.3))
+    written: list[str] = []
+    handle = session.state.handle
+
+    def recording(*events: Event) -> list[Command]:
+        commands = handle(*events)
+        written.extend(lines(*events, *commands))
+        return commands
+
+    session.state.handle = recording  # type: ignore[method-assign]
+    for _ in range(rng.randint(5, 120)):
+        rng.choice([lambda: session.submit(2), session.extend, session.stop, session.hear, session.tick])()
+        session.work(10)
+        session.hear()
+    after = Session(rng, Chances())
+    after._next_group = session._next_group
+    after.reported = dict(session.reported)
+    recovered = replay(written)
+    after.ends = {
+        trial_id: history.ended
+        for group in recovered.groups.values()
+        for trial_id, history in group.items()
+        if history.ended is not None
+    }
+    after.handle(*recovered.events(session.backend.now))
+    assert after.state.trials.keys() == session.state.trials.keys()
+    assert isinstance(after.state, EngineState)
+    after.drain()

@@ -1,0 +1,104 @@
+"""The engine under random events: its invariants hold after each, and everything ends."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from engine_session import Session, random_session
+from fake_backend import Chances
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Hypothesis chooses the steps, and shortens those that break something."""
+
+    session: Session
+
+    @initialize(
+        seed=st.integers(0, 2**16),
+        planner=st.sampled_from(["portfolio", "dynamic", "static", "fifo"]),
+        trouble=st.booleans(),
+    )
+    def begin(self, seed: int, planner: str, trouble: bool) -> None:
+        chances = Chances(0.02, 0.02, 0.02, 0.1, 0.1, 0.3, 0.1) if trouble else Chances(own_save=0.2)
+        self.session = Session(random.Random(seed), chances, planner)
+
+    @rule(count=st.integers(1, 6))
+    def submit(self, count: int) -> None:
+        self.session.submit(count)
+
+    @rule()
+    def add_trial(self) -> None:
+        self.session.add_trial()
+
+    @rule()
+    def extend(self) -> None:
+        self.session.extend()
+
+    @rule()
+    def stop(self) -> None:
+        self.session.stop()
+
+    @rule()
+    def submit_nonsense(self) -> None:
+        self.session.submit_nonsense()
+
+    @precondition(lambda self: self.session.state.scheduling.n < 6)
+    @rule()
+    def add_device(self) -> None:
+        self.session.add_device()
+
+    @rule()
+    def lose_device(self) -> None:
+        self.session.lose_device()
+
+    @rule()
+    def kill_lane(self) -> None:
+        self.session.kill_lane()
+
+    # Several of these, so that lanes get on with their work between two troubles.
+    @rule(steps=st.integers(1, 20))
+    def work(self, steps: int) -> None:
+        self.session.work(steps)
+
+    @rule(steps=st.integers(1, 20))
+    def work_and_hear(self, steps: int) -> None:
+        self.session.work(steps)
+        self.session.hear()
+
+    @rule()
+    def hear(self) -> None:
+        self.session.hear()
+
+    @rule()
+    def hear_and_tick(self) -> None:
+        self.session.hear()
+        self.session.tick()
+
+    def teardown(self) -> None:
+        if hasattr(self, "session"):
+            self.session.drain()
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+TestEngineMachine: Any = EngineMachine.TestCase
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_long_random_session_keeps_its_invariants_and_ends(seed: int) -> None:
+    random_session(seed, steps=250)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_many_long_random_sessions(seed: int) -> None:
+    random_session(seed, steps=600)
