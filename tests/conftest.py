@@ -1,12 +1,22 @@
-"""What all tests share: the hypothesis profile, and helper modules beside the tests."""
+"""What all tests share: the hypothesis profile, helper modules, and real lanes and processes."""
 
 from __future__ import annotations
 
 import os
+import select
+import socket
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from fluid.backends.forkserver import ForkServer
+from fluid.backends.wire import Wire
+from fluid.lane_messages import Failed, Iterated, LaneOptions, Ship, Start
+from fluid.pickling import dump_config, dump_trainable
 
 # Tests are imported in importlib mode, which leaves sys.path alone; helpers such as brute_force.py live here.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -20,3 +30,118 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fluid")
+
+#: Milliseconds after which a test gives up. Far more than anything takes, as the machine may be busy.
+PATIENCE_MS = 90_000
+
+
+class Probe:
+    """Evaluates expressions in a lane."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def step(self) -> dict[str, Any]:
+        return {name: eval(code, {"sys": sys, "os": os}) for name, code in self.config.items()}
+
+
+class Lane:
+    """The driver's end of a lane."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.wire = Wire(sock)
+        self.messages: list[Any] = []
+        self._trainables: list[Any] = []
+
+    def send(self, *messages: Any) -> None:
+        self.wire.send(messages)
+
+    def start(self, trial_id: str, trainable: Any, config: Any, iterations: int, *checkpoint: Any) -> None:
+        """Starts a trial; ``checkpoint`` is a path and the iteration."""
+        if trainable not in self._trainables:
+            self._trainables.append(trainable)
+            self.send(Ship(len(self._trainables) - 1, dump_trainable(trainable), ()))
+        key = self._trainables.index(trainable)
+        self.send(Start(trial_id, key, dump_config(config), iterations, *checkpoint))
+
+    def receive(self, kind: type, trial_id: str | None = None) -> Any:
+        """The first message of a kind, and about a trial, that was not returned before."""
+
+        def wanted(message: Any) -> bool:
+            return isinstance(message, kind) and trial_id in (None, getattr(message, "trial_id", None))
+
+        poller = select.poll()
+        poller.register(self.wire.fileno(), select.POLLIN)
+        while not any(map(wanted, self.messages)):
+            assert poller.poll(PATIENCE_MS), f"no {kind.__name__}, but {self.messages}"
+            self.messages += self.wire.receive()
+            assert not self.wire.ended, f"the lane ended after {self.messages}"
+        found = next(filter(wanted, self.messages))
+        self.messages.remove(found)
+        return found
+
+    def ask(self, **expressions: str) -> dict[str, Any]:
+        """The values of expressions in the lane."""
+        self.start("probe", Probe, expressions, 1)
+        assert not any(isinstance(message, Failed) for message in self.messages), self.messages
+        return dict(self.receive(Iterated, "probe").metrics)
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[Callable[..., ForkServer]]:
+    """Starts fork servers."""
+    made: list[ForkServer] = []
+
+    def make(**options: Any) -> ForkServer:
+        made.append(ForkServer(str(tmp_path), **options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Iterator[Callable[..., Lane]]:
+    """Forks lanes."""
+    lanes: list[Lane] = []
+
+    def make(server: ForkServer, lane_id: int, **options: Any) -> Lane:
+        lanes.append(Lane(server.fork(LaneOptions(lane_id, run_folder=str(tmp_path), **options))))
+        return lanes[-1]
+
+    yield make
+    for lane in lanes:
+        lane.wire.close()
+
+
+class Processes:
+    """Processes that must end. A handle is held to each, so that no other is taken for it."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, int] = {}
+
+    def watch(self, *pids: int) -> None:
+        for pid in pids:
+            self._handles[pid] = os.pidfd_open(pid)
+
+    def have_ended(self, within: float = 0.0) -> bool:
+        """Whether all have ended; waits for that, seconds."""
+        return all(self._has_ended(handle, within) for handle in self._handles.values())
+
+    def close(self) -> None:
+        for handle in self._handles.values():
+            os.close(handle)
+
+    @staticmethod
+    def _has_ended(handle: int, within: float) -> bool:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        return bool(poller.poll(within * 1000))
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    watched = Processes()
+    yield watched
+    watched.close()

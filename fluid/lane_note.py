@@ -1,0 +1,50 @@
+"""A note, in shared memory, of the trial whose code a lane runs: who is to blame if the lane dies."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+_LENGTH = struct.Struct("<H")
+_BYTES = 4096
+
+
+class Note:
+    """The lane's end.
+
+    Args:
+        path: a file on a RAM disk or disk; empty for a note that nobody reads.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._text: str | None = None
+        self._map: mmap.mmap | None = None
+        if path:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                os.ftruncate(descriptor, _BYTES)
+                self._map = mmap.mmap(descriptor, _BYTES)
+            finally:
+                os.close(descriptor)
+
+    def write(self, trial_id: str | None) -> None:
+        """Notes that the code of this trial runs now; ``None`` if none does."""
+        if trial_id == self._text or self._map is None:
+            return
+        text = (trial_id or "").encode("utf-8", "surrogatepass")[: _BYTES - _LENGTH.size]
+        self._map[: _LENGTH.size + len(text)] = _LENGTH.pack(len(text)) + text
+        self._text = trial_id
+
+
+def read_note(path: str) -> str | None:
+    """Returns the trial that the note at ``path`` names; ``None`` if it names none or there is no note."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_BYTES)
+    except OSError:
+        return None
+    if len(data) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(data)
+    return data[_LENGTH.size : _LENGTH.size + length].decode("utf-8", "surrogatepass") or None

@@ -1,0 +1,213 @@
+"""Where a lane keeps checkpoints: host memory first, disk where that is full.
+
+Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. A checkpoint is
+written under another name and then renamed: a lane killed while it saves leaves the older one untouched. The
+last two of a trial are kept, because the driver may act on the last but one while it has not heard of the last.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from fluid.lane_messages import folder_name, trials_folder
+
+#: Free share of the RAM disk that checkpoints leave to others, such as data loaders.
+_RESERVE = 0.1
+
+
+class Stored(NamedTuple):
+    """A checkpoint that was written."""
+
+    path: str
+    in_memory: bool
+
+
+class CheckpointStore:
+    """The checkpoints of one lane.
+
+    Args:
+        lane_id: makes names unique among lanes.
+        run_folder: folder of the run, on disk.
+        memory_folder: folder on a RAM disk; empty if there is none.
+        memory_bytes: most bytes this lane keeps there.
+    """
+
+    def __init__(self, lane_id: int, run_folder: str, memory_folder: str = "", memory_bytes: float = 0.0) -> None:
+        self._lane_id = lane_id
+        self._run_folder = run_folder
+        self._memory_folder = memory_folder
+        self._memory_bytes = memory_bytes
+        self._written = 0
+        #: Bytes of what this lane wrote to memory, by path; some of it may have been deleted by other lanes.
+        self._in_memory: dict[str, int] = {}
+        #: Bytes of each trial's last checkpoint: what its next one is expected to need.
+        self._sizes: dict[str, int] = {}
+        #: The checkpoint a trial would go back to.
+        self._last: dict[str, str] = {}
+
+    def save(self, trial_id: str, iteration: int, write: Callable[[str], None]) -> Stored:
+        """Writes a checkpoint and deletes those of the trial that nobody can need any more.
+
+        Args:
+            trial_id: whose.
+            iteration: iterations it has done.
+            write: fills the empty folder it is given; called again if memory turns out to be too small.
+
+        Raises:
+            Exception: what ``write`` raised when writing to disk.
+        """
+        self._written += 1
+        name = f"{iteration:08d}-{self._lane_id}-{self._written}"
+        stored = self._save_in_memory(trial_id, name, write)
+        if stored is None:
+            folder, _ = _fill(self._disk(trial_id), name, write)
+            stored = Stored(folder, False)
+        self._delete_but(trial_id, {stored.path, self._last.get(trial_id, "")})
+        self._last[trial_id] = stored.path
+        return stored
+
+    def find(self, path: str) -> str:
+        """Returns where a checkpoint is now: one in memory goes to disk when its driver ends, see :func:`settle`."""
+        if os.path.isdir(path):
+            return path
+        parent, name = os.path.split(path)
+        return os.path.join(_on_disk(self._run_folder, os.path.basename(parent)), name)
+
+    def restored(self, trial_id: str, path: str) -> None:
+        """Notes that a trial was restored from ``path``, which must outlive its next save."""
+        self._last[trial_id] = path
+
+    def released(self, trial_id: str) -> None:
+        """Forgets what is only of use while the trial is resident; its checkpoints stay."""
+        self._sizes.pop(trial_id, None)
+        self._last.pop(trial_id, None)
+
+    def delete(self, trial_id: str) -> None:
+        """Deletes every checkpoint of a trial."""
+        self._delete_but(trial_id, set())
+        self.released(trial_id)
+
+    def _save_in_memory(self, trial_id: str, name: str, write: Callable[[str], None]) -> Stored | None:
+        """Returns None if it does not fit."""
+        if not self._has_room(self._sizes.get(trial_id, 0)):
+            return None
+        try:
+            path, size = _fill(self._memory(trial_id), name, write)
+        except Exception:
+            # Out of space shows as one error or another. If it was not that, writing to disk raises it again.
+            return None
+        self._sizes[trial_id] = size
+        if not self._has_room(size, of_which_written=size):
+            shutil.rmtree(path, ignore_errors=True)
+            return None
+        self._in_memory[path] = size
+        return Stored(path, True)
+
+    def _has_room(self, size: int, of_which_written: int = 0) -> bool:
+        if not self._memory_folder:
+            return False
+        if sum(self._in_memory.values()) + size > self._memory_bytes:
+            self._in_memory = {path: bytes_ for path, bytes_ in self._in_memory.items() if os.path.isdir(path)}
+            if sum(self._in_memory.values()) + size > self._memory_bytes:
+                return False
+        try:
+            disk = shutil.disk_usage(self._memory_folder)
+        except OSError:
+            return False
+        return disk.free - (size - of_which_written) >= _RESERVE * disk.total
+
+    def _memory(self, trial_id: str) -> str:
+        return os.path.join(self._memory_folder, folder_name(trial_id))
+
+    def _disk(self, trial_id: str) -> str:
+        return _on_disk(self._run_folder, folder_name(trial_id))
+
+    def _delete_but(self, trial_id: str, kept: set[str]) -> None:
+        for root in (self._memory(trial_id), self._disk(trial_id)) if self._memory_folder else (self._disk(trial_id),):
+            try:
+                names = os.listdir(root)
+            except OSError:
+                continue
+            for name in names:
+                path = os.path.join(root, name)
+                if path not in kept:
+                    shutil.rmtree(path, ignore_errors=True)
+                    self._in_memory.pop(path, None)
+            if not kept:
+                with suppress(OSError):
+                    os.rmdir(root)
+
+
+def settle(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
+    """Empties host memory once no lane runs any more: the last checkpoint of each trial goes to disk.
+
+    Args:
+        memory_folder: the run's folder in host memory; empty if it has none.
+        run_folder: the run's folder on disk.
+        temporary: nobody will go on with this run; both folders are deleted.
+    """
+    if temporary:
+        shutil.rmtree(run_folder, ignore_errors=True)
+    elif memory_folder:
+        for trial in _entries(memory_folder):
+            checkpoints = [entry for entry in _entries(trial.path) if not entry.name.startswith(".")]
+            if checkpoints:
+                last = max(checkpoints, key=lambda entry: entry.stat().st_mtime_ns)
+                with suppress(OSError, shutil.Error):
+                    _copy(last, _on_disk(run_folder, trial.name))
+    if memory_folder:
+        shutil.rmtree(memory_folder, ignore_errors=True)
+
+
+def settled_path(path: str, run_folder: str) -> str:
+    """Where :func:`settle` leaves a checkpoint that was in host memory.
+
+    Args:
+        path: of the checkpoint in host memory.
+        run_folder: the run's folder on disk.
+    """
+    return os.path.join(_on_disk(run_folder, os.path.basename(os.path.dirname(path))), os.path.basename(path))
+
+
+def _copy(checkpoint: os.DirEntry[str], target: str) -> None:
+    os.makedirs(target, mode=0o700, exist_ok=True)
+    draft = os.path.join(target, f".{checkpoint.name}")
+    shutil.rmtree(draft, ignore_errors=True)  # Of somebody who was killed at this point.
+    shutil.copytree(checkpoint.path, draft)
+    os.rename(draft, os.path.join(target, checkpoint.name))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _on_disk(run_folder: str, trial: str) -> str:
+    return os.path.join(trials_folder(run_folder), trial, "checkpoints")
+
+
+def _fill(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
+    """Has a folder written and moved to its place; returns its path and size in bytes."""
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    path = os.path.join(root, name)
+    draft = os.path.join(root, f".{name}")
+    try:
+        os.mkdir(draft, 0o700)
+        write(draft)
+        size = _size_of(draft)
+        os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return path, size
+
+
+def _size_of(folder: str) -> int:
+    return sum(os.lstat(os.path.join(parent, name)).st_size for parent, _, names in os.walk(folder) for name in names)
