@@ -1,0 +1,189 @@
+"""The backend itself: Fluid's lanes on devices that Ray gives."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from fluid.backends.pool import DEFAULT_GRACE_S, LanePool
+from fluid.backends.ray.cluster import RayDevices
+from fluid.backends.ray.folders import HERE, Session, host_of
+from fluid.backends.ray.launcher import RayLauncher
+from fluid.engine.commands import Command, StartTrial
+from fluid.engine.events import DeviceAdded, DeviceLost, Event, LaneLost, TrialSaved
+from fluid.errors import InvalidFieldError, require_number
+from fluid.resources import Device
+
+#: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
+_LIKELY = ("numpy", "torch", "torchvision")
+#: Seconds to wait for devices that others use.
+DEFAULT_TIMEOUT_S = 30.0
+
+
+class RayBackend:
+    """Runs trials on the devices of a Ray cluster: its GPUs, or CPUs where it has none.
+
+    Joins the cluster that this process is connected to, or the one that ``RAY_ADDRESS`` names, and leaves it up.
+    Without either it starts Ray on this machine, and ends it with the last backend that uses it. The devices are
+    reserved in one placement group, a bundle each; Fluid decides how many trials share one.
+
+    Fluid must be installed on all nodes. Trials see the driver's modules by ``sys.path`` and, on its machine, its
+    working directory; the environment is what Ray gives its workers. Machines need not share a file system:
+    checkpoints are fetched from where they were written. What a machine that is gone kept is not used.
+
+    Args:
+        devices: what to reserve: all that is free, so many, or those given, on any node unless their ``host`` is
+            the address of one. Where Ray is started here, more CPUs than there are cores may be asked for.
+        preload: modules to load before the first lane is started; ``None`` for a guess. What trainables import
+            is added when they are registered.
+        run_dir: folder for the trials' output and checkpoints; kept. ``None`` for a temporary one.
+        grace: seconds a lane has to end by itself before it is killed.
+        timeout: seconds to wait for devices that others use.
+        spares: whether to keep a process ready beside each GPU, or on each machine without, for the next lane there.
+
+    Raises:
+        InvalidFieldError: an argument cannot be used, or the cluster cannot give as many devices.
+        MissingDependencyError: Ray is not installed.
+        FluidError: the cluster cannot be reached.
+    """
+
+    def __init__(
+        self,
+        devices: int | Iterable[Device] | None = None,
+        *,
+        preload: Sequence[str] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        grace: float = DEFAULT_GRACE_S,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        spares: bool = True,
+    ) -> None:
+        require_number("grace", grace, at_least=0.0)
+        require_number("timeout", timeout, at_least=0.0)
+        self._devices = RayDevices(devices, timeout)
+        try:
+            folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
+            os.makedirs(folder, exist_ok=True)
+            session = Session(secrets.token_hex(8), folder, temporary=run_dir is None)
+            modules = [name for name in _LIKELY if name in sys.modules] if preload is None else list(preload)
+            self._launcher = RayLauncher(self._devices, session, modules, spares=spares)
+        except BaseException:
+            self._devices.close()
+            raise
+        self._pool = LanePool(self._devices.devices, self._launcher, grace=grace)
+        self._launcher.on_change(self._pool.wake)
+        #: No event may be older than this.
+        self._floor = 0.0
+        self._finalizer = weakref.finalize(self, self._pool.close)
+        # Before Ray ends itself, which is told so later on but was told so first.
+        atexit.register(self._finalizer)
+
+    def __enter__(self) -> RayBackend:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def run_folder(self) -> str:
+        """Folder of the trials' output and checkpoints."""
+        return self._launcher.run_folder
+
+    def devices(self) -> list[Device]:
+        """Returns the devices, in order of their index."""
+        return self._pool.devices()
+
+    def discover(self) -> list[Device]:
+        """Reserves what else the cluster has free by now, as after a node has joined.
+
+        Returns:
+            The new devices, for :meth:`fluid.executor.FluidExecutor.add_device`.
+        """
+        found = self._devices.discover()
+        self._pool.add_devices(found)
+        return found
+
+    def add_devices(self, devices: Iterable[Device]) -> None:
+        """Makes further devices known: those :meth:`discover` has found.
+
+        Raises:
+            InvalidFieldError: a device was not reserved.
+        """
+        chosen = list(devices)
+        for device in chosen:
+            if device.index not in self._devices:
+                raise InvalidFieldError("devices", device, "Ray has not given it; see discover()")
+        self._pool.add_devices(chosen)
+
+    def now(self) -> float:
+        """Returns the time, seconds, on the clock of the events."""
+        return self._pool.now()
+
+    def register(self, trial_id: str, trainable: Any, config: Mapping[str, Any]) -> None:
+        """Says what a trial is: see :meth:`fluid.backends.base.Backend.register`."""
+        self._pool.register(trial_id, trainable, config)
+
+    def forget(self, trial_id: str) -> None:
+        """Says that no command will name a trial any more; its checkpoints are deleted."""
+        self._pool.forget(trial_id)
+
+    def execute(self, commands: Sequence[Command]) -> None:
+        """Carries commands out: see :meth:`fluid.backends.base.Backend.execute`."""
+        self._pool.execute([self._without_lost_checkpoint(command) for command in commands])
+
+    def poll(self, timeout: float | None = None) -> list[Event]:
+        """Waits for something to happen: see :meth:`fluid.backends.base.Backend.poll`."""
+        events = self._pool.poll(timeout)
+        if self._devices.hosts != {HERE}:
+            events = [_with_fate(event) for event in events]
+        deaths = [event for event in events if isinstance(event, LaneLost)]
+        lost, back = self._launcher.changes(knock=bool(deaths) and self._devices.spread)
+        if not lost and not back:
+            return self._not_before_floor(events)
+        self._floor = now = max(self.now(), events[-1].at if events else 0.0)
+        self._pool.add_devices(back)
+        # A device that is lost is reported before its lanes: nobody is to try another lane there.
+        rest = [event for event in events if not isinstance(event, LaneLost)]
+        changes = [*(DeviceLost(now, index) for index in lost), *(DeviceAdded(now, device) for device in back)]
+        return self._not_before_floor(rest) + changes + [replace(event, at=now) for event in deaths]
+
+    def wake(self) -> None:
+        """Makes :meth:`poll` return; may be called from any thread."""
+        self._pool.wake()
+
+    def close(self) -> None:
+        """Ends every lane and gives the devices back. Closing twice is harmless."""
+        self._finalizer()
+        atexit.unregister(self._finalizer)
+
+    def _without_lost_checkpoint(self, command: Command) -> Command:
+        """Has a trial begin afresh whose checkpoint has just been lost: the engine did not know that yet."""
+        if isinstance(command, StartTrial) and command.checkpoint is not None:
+            host = command.checkpoint.host
+            if host != HERE and command.checkpoint.in_memory and self._devices.is_gone(host):
+                return replace(command, checkpoint=None)
+        return command
+
+    def _not_before_floor(self, events: list[Event]) -> list[Event]:
+        """Lanes may have reported what happened before a device was lost, and time must not go back."""
+        for event in events:
+            if event.at >= self._floor:
+                break
+            object.__setattr__(event, "at", self._floor)  # Nobody else has seen it yet.
+        return events
+
+
+def _with_fate(event: Event) -> Event:
+    """Says of a checkpoint that goes with its machine that it does so, be it in memory or on a disk of its own."""
+    if not isinstance(event, TrialSaved) or event.checkpoint.in_memory or host_of(event.checkpoint.path) == HERE:
+        return event
+    return replace(event, checkpoint=replace(event.checkpoint, in_memory=True))

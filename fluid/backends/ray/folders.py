@@ -1,0 +1,218 @@
+"""Where the lanes on a machine keep what they write, and who clears it away.
+
+Checkpoints are kept in host memory or on disk, see :mod:`fluid.lane_store`. Their paths tell which machine wrote
+them and are never the same on two machines, so a lane that is told to restore one finds that very one or none. The
+driver's machine uses the run's folder itself; so do others that share it with the driver.
+
+Everybody who uses a session's folder in memory holds a lock there, which goes with the process, however that ends.
+So what a killed driver or machine left behind is recognised, and cleared away, by whoever comes next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from contextlib import suppress
+from io import BytesIO
+from typing import NamedTuple
+
+from fluid.lane_messages import folder_name, trials_folder
+from fluid.lane_store import settle
+
+#: The driver's machine; also the ``host`` of lanes that share its clock.
+HERE = "localhost"
+_RAM_DISK = "/dev/shm"
+_PREFIX = "fluid-ray-"
+_OWN_FOLDER = re.compile(rf"/{_PREFIX}[0-9a-f]+-(?P<host>[^/]+)/")
+#: Locked by all who use the folder; holds what is needed to clear it away.
+_LOCK = ".session"
+_NOTES = ".notes"
+#: Where, below the run's folder, other machines keep theirs.
+_HOSTS = "hosts"
+
+
+class Session(NamedTuple):
+    """What the processes of a session have in common.
+
+    Attributes:
+        token: its name, in hexadecimal digits.
+        run_folder: folder of the run, on the driver's machine.
+        temporary: whether nobody needs it after the session.
+    """
+
+    token: str
+    run_folder: str
+    temporary: bool
+
+    @property
+    def marker(self) -> str:
+        """A file the driver makes, by which others tell whether they share the run's folder."""
+        return os.path.join(self.run_folder, f".{_PREFIX}{self.token}")
+
+
+class Home:
+    """The folders of a session on this machine, in use by this process.
+
+    Attributes:
+        run_folder: for trials' output and checkpoints on disk.
+        memory_folder: for checkpoints in host memory; empty if there can be none.
+    """
+
+    def __init__(self, session: Session, host: str) -> None:
+        name = f"{_PREFIX}{session.token}-{host}"
+        shared = host == HERE or os.path.exists(session.marker)
+        self.run_folder = session.run_folder if shared else os.path.join(session.run_folder, _HOSTS, name)
+        #: A run's folder that is shared is the driver's to delete.
+        self._temporary = session.temporary and (host == HERE or not shared)
+        try:
+            os.makedirs(self.run_folder, exist_ok=True)
+        except OSError:
+            self.run_folder = os.path.join(tempfile.gettempdir(), name)
+            os.makedirs(self.run_folder, mode=0o700, exist_ok=True)
+        self.memory_folder = ""
+        self._lock = -1
+        with suppress(OSError):
+            self._enter(os.path.join(_RAM_DISK, name))
+
+    def note(self, lane_id: int) -> str:
+        """The file that names the trial whose code a lane runs."""
+        folder = os.path.join(self.memory_folder or self.run_folder, _NOTES)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return os.path.join(folder, f"lane-{lane_id}")
+
+    def free_bytes(self) -> int:
+        """What is free in host memory."""
+        return shutil.disk_usage(self.memory_folder).free if self.memory_folder else 0
+
+    def place_for(self, trial_id: str, name: str, size: int) -> str:
+        """Where to put a checkpoint of so many bytes that comes from another machine."""
+        if self.free_bytes() > 4 * size:
+            return os.path.join(self.memory_folder, folder_name(trial_id), name)
+        return os.path.join(_on_disk(self.run_folder, folder_name(trial_id)), name)
+
+    def leave(self, *, clear: bool) -> None:
+        """Uses the folders no more.
+
+        Args:
+            clear: whether the session is over; then the last one to leave empties host memory.
+        """
+        if self._lock >= 0:
+            if clear and _lock_alone(self._lock):
+                settle(self.memory_folder, self.run_folder, temporary=self._temporary)
+            os.close(self._lock)
+            self._lock = -1
+        elif clear and self._temporary:
+            settle("", self.run_folder, temporary=True)
+
+    def _enter(self, folder: str) -> None:
+        new = not os.path.isdir(folder)
+        if new:
+            sweep()
+        while True:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            if os.stat(folder).st_uid != os.getuid():
+                return
+            path = os.path.join(folder, _LOCK)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            with suppress(OSError):
+                if os.stat(path).st_ino == os.fstat(lock).st_ino:
+                    break
+            os.close(lock)  # Somebody was just clearing it away.
+        if os.fstat(lock).st_size == 0:
+            os.pwrite(lock, json.dumps({"run_folder": self.run_folder, "temporary": self._temporary}).encode(), 0)
+        self.memory_folder, self._lock = folder, lock
+
+
+def sweep() -> None:
+    """Clears away what sessions of this user left in host memory that nobody uses any more."""
+    for name in os.listdir(_RAM_DISK):
+        folder = os.path.join(_RAM_DISK, name)
+        if not name.startswith(_PREFIX):
+            continue
+        with suppress(OSError, ValueError, KeyError):
+            lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR)
+            try:
+                if os.fstat(lock).st_uid == os.getuid() and _lock_alone(lock):
+                    left = json.loads(os.pread(lock, 1 << 16, 0))
+                    settle(folder, left["run_folder"], temporary=left["temporary"])
+            finally:
+                os.close(lock)
+
+
+def clear_host(session: Session, host: str) -> None:
+    """Empties a machine's memory after the session. Runs there."""
+    Home(session, host).leave(clear=True)
+
+
+def host_of(path: str) -> str:
+    """Name of the machine that wrote a checkpoint."""
+    found = _OWN_FOLDER.search(path)
+    return HERE if found is None else found["host"]
+
+
+def locate(path: str, run_folder: str) -> str | None:
+    """Returns where, on this machine, a checkpoint is; ``None`` if it is not here.
+
+    Args:
+        path: where it was written. From host memory it goes to disk when its session ends.
+        run_folder: folder of the run, on the driver's machine.
+    """
+    if os.path.isdir(path):
+        return path
+    parent, name = os.path.split(path)
+    folder, trial = os.path.split(parent)
+    if os.path.dirname(folder) != _RAM_DISK:
+        return None
+    base = run_folder if host_of(path) == HERE else os.path.join(run_folder, _HOSTS, os.path.basename(folder))
+    settled = os.path.join(_on_disk(base, trial), name)
+    return settled if os.path.isdir(settled) else None
+
+
+def pack(path: str, run_folder: str) -> bytes:
+    """Returns a checkpoint as bytes. Runs on the machine that has it.
+
+    Raises:
+        FileNotFoundError: it is not there any more.
+    """
+    found = locate(path, run_folder)
+    if found is None:
+        raise FileNotFoundError(f"the checkpoint {path} is not there any more")
+    buffer = BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.add(found, arcname="")
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, path: str) -> None:
+    """Writes what :func:`pack` returned to a folder, which appears as a whole."""
+    parent, name = os.path.split(path)
+    os.makedirs(parent, mode=0o700, exist_ok=True)
+    draft = tempfile.mkdtemp(prefix=f".{name}", dir=parent)
+    try:
+        with tarfile.open(fileobj=BytesIO(data)) as archive:
+            if hasattr(tarfile, "tar_filter"):  # Not in the first releases of Python 3.10 and 3.11.
+                archive.extraction_filter = tarfile.tar_filter
+            archive.extractall(draft)
+        os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not os.path.isdir(path):
+            raise
+
+
+def _lock_alone(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _on_disk(run_folder: str, trial: str) -> str:
+    return os.path.join(trials_folder(run_folder), trial, "checkpoints")

@@ -1,0 +1,199 @@
+"""A lane as a Ray actor: Ray starts the process and gives it its device, a socket does the rest."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from fluid._imports import try_import
+from fluid.backends.ray.cluster import PIN_SHARE
+from fluid.backends.ray.doorman import Address, answers, ring
+from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
+from fluid.backends.ray.remote import call
+from fluid.lane import serve
+from fluid.lane_channel import Connection as LaneConnection
+from fluid.lane_device import bind
+from fluid.lane_messages import LaneOptions, Start, decode, encode
+
+with try_import("Ray", extra="ray"):
+    import ray
+
+#: Share of the free host memory that checkpoints may take, all lanes of a machine together.
+_MEMORY_SHARE = 0.5
+#: Seconds for a checkpoint to come from another machine.
+_FETCH_S = 600.0
+#: Seconds in which a driver that is there answers.
+_DRIVER_S = 1.0
+
+
+class LaneStart(NamedTuple):
+    """What an actor is told.
+
+    Attributes:
+        number: which actor it is.
+        address: where the driver listens.
+        key: to prove that it belongs to the session.
+        host: name of its machine; ``"localhost"`` for the driver's.
+        driver_ip: address of the driver's machine, as Ray knows it.
+        spread: whether checkpoints may be on other machines.
+        kind: of its device.
+        visible: what ``CUDA_VISIBLE_DEVICES`` is set to; ``None`` leaves it as Ray has set it.
+        threads: threads that PyTorch and numeric libraries may use.
+        share: of its machine's memory for checkpoints: one over the number of devices there.
+        modules: to load before it says that it is there.
+        folder: the driver's working directory.
+    """
+
+    number: int
+    address: Address
+    key: bytes
+    session: Session
+    host: str
+    driver_ip: str
+    spread: bool
+    kind: str
+    visible: str | None
+    threads: int
+    share: float
+    modules: tuple[str, ...]
+    folder: str
+
+
+class Assignment(NamedTuple):
+    """From the driver: which lane an actor is. It is one from then on."""
+
+    lane_id: int
+
+
+class Preload(NamedTuple):
+    """From the driver, while an actor waits to become a lane: load modules."""
+
+    modules: tuple[str, ...]
+
+
+def run_lane(start: LaneStart) -> None:
+    """Connects to the driver, waits to be made a lane, and is one until the end. All that an actor does.
+
+    Raises:
+        OSError: the driver cannot be reached.
+    """
+    with suppress(OSError):  # Another machine need not have it.
+        os.chdir(start.folder)
+    if start.visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = start.visible
+    # Not by the lane, which would say in which order to count them, too. That is Ray's to say.
+    options = LaneOptions(-1, kind=start.kind, visible=None, threads=start.threads)
+    bind(options)
+    _load(start.modules)
+    home = Home(start.session, start.host)
+    try:
+        connection = Connection(ring(start.address, start.key, start.number).detach())
+        lane_id = _await_assignment(connection)
+        if lane_id is None:
+            return
+        options = options._replace(
+            lane_id=lane_id,
+            host=start.host,
+            run_folder=home.run_folder,
+            memory_folder=home.memory_folder,
+            memory_bytes=home.free_bytes() * _MEMORY_SHARE * start.share,
+            note=home.note(lane_id),
+        )
+        over = threading.Event()
+        fetching = Fetching(connection, start, home) if start.spread else connection
+        serve(fetching, options, lambda: None if over.is_set() else _hang_up(start, home))
+        # The connection ends now, and Ray ends the process; it complains of those that end themselves.
+        over.set()
+    finally:
+        # Others may want its checkpoints; the driver has the folders cleared away in the end.
+        home.leave(clear=False)
+
+
+class Fetching:
+    """A connection that has a checkpoint fetched from another machine before the lane is told to restore it.
+
+    Args:
+        connection: to the driver.
+        start: what this actor was told.
+        home: its folders.
+    """
+
+    def __init__(self, connection: LaneConnection, start: LaneStart, home: Home) -> None:
+        self._connection = connection
+        self._start = start
+        self._home = home
+        self.send_bytes = connection.send_bytes
+        self.fileno = connection.fileno
+        self.close = connection.close
+
+    def recv_bytes(self) -> bytes:
+        """Receives a whole message; raises ``EOFError`` at the end."""
+        data = self._connection.recv_bytes()
+        messages = decode(data)
+        ready = [self._prepared(message) if isinstance(message, Start) else message for message in messages]
+        return data if ready == messages else encode(ready)
+
+    def _prepared(self, message: Start) -> Start:
+        if message.checkpoint is None:
+            return message
+        found = locate(message.checkpoint, self._start.session.run_folder)
+        try:
+            found = found or self._fetch(message.trial_id, message.checkpoint)
+        except Exception:
+            traceback.print_exc()
+            return message  # Restoring it fails, and the engine hears that.
+        return message._replace(checkpoint=found)
+
+    def _fetch(self, trial_id: str, path: str) -> str:
+        host = host_of(path)
+        ip = self._start.driver_ip if host == HERE else host
+        ports = [node["NodeManagerPort"] for node in ray.nodes() if node["NodeManagerAddress"] == ip and node["Alive"]]
+        if not any(answers((ip, port), _DRIVER_S) for port in ports):
+            raise FileNotFoundError(f"{path}: its machine {ip} is gone")
+        packed = call(pack, path, self._start.session.run_folder, resources={f"node:{ip}": PIN_SHARE})
+        data = ray.get(packed, timeout=_FETCH_S)
+        target = self._home.place_for(trial_id, os.path.basename(path), len(data))
+        unpack(data, target)
+        return target
+
+
+def _await_assignment(connection: Connection) -> int | None:
+    """Returns which lane this is to be; ``None`` if the driver has gone."""
+    while True:
+        try:
+            messages: list[Any] = decode(connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        for message in messages:
+            if isinstance(message, Assignment):
+                return message.lane_id
+            _load(message.modules)
+
+
+def _load(modules: Sequence[str]) -> None:
+    for name in modules:
+        if name not in sys.modules:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # Also what a script without a main guard may do.
+                print(f"lanes start without {name}: {error}", file=sys.stderr)
+
+
+def _hang_up(start: LaneStart, home: Home) -> None:
+    """Ends the process in the middle of whatever it does, and those that a trial started."""
+    try:
+        # The driver may just have had enough of this lane.
+        if not answers(start.address, _DRIVER_S):
+            home.leave(clear=True)
+    finally:
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)

@@ -1,0 +1,57 @@
+"""Running Fluid's code in Ray's processes, which find it where the driver does.
+
+Ray would import the code before anything could tell its processes where to look. So what it is given is pickled by
+value and imports nothing until ``sys.path`` is set: classes and functions that are defined in a function.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fluid._imports import try_import
+
+with try_import("Ray", extra="ray"):
+    import ray
+
+
+def make_actor_class() -> Any:
+    """Returns an actor class whose method ``run`` makes a call, see :func:`pickled`, in its process's main thread."""
+
+    class Lane:
+        def run(self, call: tuple[list[str], bytes]) -> None:
+            import pickle
+            import sys
+
+            sys.path += [path for path in call[0] if path not in sys.path]
+            function, arguments = pickle.loads(call[1])
+            function(*arguments)
+
+    return ray.remote(Lane)
+
+
+def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Has a process of Ray's call a function of Fluid; returns Ray's reference to what it returns.
+
+    Args:
+        function: it can be imported by name.
+        arguments: its arguments.
+        options: where the process is to be, as Ray has it.
+    """
+
+    def run(call: tuple[list[str], bytes]) -> Any:
+        import pickle
+        import sys
+
+        sys.path += [path for path in call[0] if path not in sys.path]
+        function, arguments = pickle.loads(call[1])
+        return function(*arguments)
+
+    return ray.remote(run).options(**{"num_cpus": 0, "max_retries": 0, **options}).remote(pickled(function, *arguments))
+
+
+def pickled(function: Callable[..., Any], *arguments: Any) -> tuple[list[str], bytes]:
+    """Returns a call, for the processes of Ray's, that needs nothing to be read."""
+    return list(sys.path), pickle.dumps((function, arguments))
