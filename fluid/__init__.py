@@ -16,7 +16,9 @@ from fluid._version import __version__
 if TYPE_CHECKING:
     from fluid.dynamic_fluid import DynamicFluid
     from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
+    from fluid.executor import FluidExecutor, submit_trialgroup
     from fluid.fifo import Fifo
+    from fluid.handle import Result, TrialFailedError, TrialGroupHandle
     from fluid.instance import Instance
     from fluid.portfolio import Portfolio
     from fluid.profile import Profile
@@ -30,6 +32,7 @@ _HOME = {
     "DynamicFluid": "fluid.dynamic_fluid",
     "Fifo": "fluid.fifo",
     "FluidError": "fluid.errors",
+    "FluidExecutor": "fluid.executor",
     "Instance": "fluid.instance",
     "InvalidFieldError": "fluid.errors",
     "MemoryNeed": "fluid.resources",
@@ -37,9 +40,13 @@ _HOME = {
     "Placement": "fluid.resources",
     "Portfolio": "fluid.portfolio",
     "Profile": "fluid.profile",
+    "Result": "fluid.handle",
     "StaticFluid": "fluid.static_fluid",
     "Trial": "fluid.trialgroup",
+    "TrialFailedError": "fluid.handle",
     "TrialGroup": "fluid.trialgroup",
+    "TrialGroupHandle": "fluid.handle",
+    "submit_trialgroup": "fluid.executor",
 }
 
 __all__ = [
@@ -48,6 +55,7 @@ __all__ = [
     "DynamicFluid",
     "Fifo",
     "FluidError",
+    "FluidExecutor",
     "Instance",
     "InvalidFieldError",
     "MemoryNeed",
@@ -55,10 +63,14 @@ __all__ = [
     "Placement",
     "Portfolio",
     "Profile",
+    "Result",
     "StaticFluid",
     "Trial",
+    "TrialFailedError",
     "TrialGroup",
+    "TrialGroupHandle",
     "__version__",
+    "submit_trialgroup",
 ]
 
 

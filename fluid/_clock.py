@@ -51,3 +51,8 @@ class VirtualClock:
         if later < self._now:
             raise InvalidFieldError("t", t, f"a clock cannot go back, it is already at {self._now!r} s")
         self._now = later
+
+
+def timestamp() -> str:
+    """The wall-clock time for people, ``2026-01-31 12:34:56``; never used to measure."""
+    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,297 @@
+"""One suite for every backend: the same engine drives each, and the same must hold.
+
+On the simulated backend time is virtual; on the others trials run in processes and sleep for their iterations.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.engine.commands import Command, Report, ReportEnd, StartTrial
+from fluid.engine.events import (
+    BudgetExtended,
+    DeviceAdded,
+    DeviceLost,
+    Event,
+    GroupSubmitted,
+    StopRequested,
+    Tick,
+    TrialAdded,
+    TrialSpec,
+)
+from fluid.engine.state import EngineState
+from fluid.engine.validate import validate_state
+from fluid.errors import InvalidFieldError
+from fluid.planners import make_planner
+from fluid.resources import Device
+
+#: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
+PATIENCE = 90.0
+
+
+class Sleeper:
+    """Sleeps for each iteration, and can be saved."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.seconds, self.steps = config["seconds"], 0
+
+    def step(self) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        self.steps += 1
+        return {"step": self.steps}
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "steps.json").write_text(json.dumps(self.steps))
+
+    def load_checkpoint(self, folder: str) -> None:
+        self.steps = json.loads((Path(folder) / "steps.json").read_text())
+
+    def cleanup(self) -> None:
+        pass
+
+
+class Driver(Protocol):
+    """A backend with two devices, as the suite sees it."""
+
+    def now(self) -> float: ...
+    def register(self, trial_id: str, seconds: float) -> None: ...
+    def add_devices(self, devices: list[Device]) -> None: ...
+    def execute(self, commands: list[Command]) -> None: ...
+    def poll(self, ticking: bool) -> list[Event]: ...
+    def close(self) -> None: ...
+
+
+class Simulated:
+    """The simulated backend."""
+
+    def __init__(self, folder: Path) -> None:
+        self._seconds: dict[str, float] = {}
+        self._backend = SimulatedBackend(lambda trial_id: Truth(self._seconds[trial_id]))
+        self.add_devices([Device(0), Device(1)])
+
+    def now(self) -> float:
+        return self._backend.now()
+
+    def register(self, trial_id: str, seconds: float) -> None:
+        self._seconds[trial_id] = seconds
+
+    def add_devices(self, devices: list[Device]) -> None:
+        self._backend.add_devices(devices)
+
+    def execute(self, commands: list[Command]) -> None:
+        self._backend.execute(commands)
+
+    def poll(self, ticking: bool) -> list[Event]:
+        # Nothing happens between two instants, so the submitter has had its say.
+        return [] if ticking else self._backend.poll()
+
+    def close(self) -> None:
+        pass
+
+
+class Real:
+    """A backend of real processes."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def now(self) -> float:
+        return float(self._backend.now())
+
+    def register(self, trial_id: str, seconds: float) -> None:
+        self._backend.register(trial_id, Sleeper, {"seconds": seconds})
+
+    def add_devices(self, devices: list[Device]) -> None:
+        self._backend.add_devices(devices)
+
+    def execute(self, commands: list[Command]) -> None:
+        self._backend.execute([command for command in commands if not isinstance(command, (Report, ReportEnd))])
+
+    def poll(self, ticking: bool) -> list[Event]:
+        return list(self._backend.poll(0.005 if ticking else PATIENCE))
+
+    def close(self) -> None:
+        self._backend.close()
+
+
+def local(folder: Path) -> Driver:
+    from fluid.backends.local import LocalBackend
+
+    return Real(LocalBackend([Device(0), Device(1)], run_dir=folder))
+
+
+def ray(folder: Path) -> Driver:
+    pytest.importorskip("ray")
+    from fluid.backends.ray import RayBackend
+
+    return Real(RayBackend(2, run_dir=folder))
+
+
+BACKENDS: dict[str, Callable[[Path], Driver]] = {"simulated": Simulated, "local": local, "ray": ray}
+
+
+class Session:
+    """An engine and a backend; the engine's state is checked after every step."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.state = EngineState(make_planner("portfolio"), max_packing=1, max_failures=1)
+        self.commands: list[Command] = []
+        self.tell(*(DeviceAdded(driver.now(), Device(index)) for index in (0, 1)))
+
+    def tell(self, *events: Event) -> list[Command]:
+        commands = self.state.handle(*events)
+        validate_state(self.state)
+        self.commands += commands
+        self.driver.execute(commands)
+        return commands
+
+    def submit(self, group_id: str, **trials: tuple[int, float]) -> None:
+        """Submits trials, each of so many iterations of so many seconds."""
+        for trial_id, (_, seconds) in trials.items():
+            self.driver.register(trial_id, seconds)
+        specs = tuple(TrialSpec(trial_id, budget) for trial_id, (budget, _) in trials.items())
+        self.tell(GroupSubmitted(self.driver.now(), group_id, specs))
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Goes on until something is so."""
+        deadline = time.monotonic() + PATIENCE
+        while not until():
+            assert time.monotonic() < deadline, {trial.trial_id: trial.story for trial in self.state.trials.values()}
+            ticking = self.state.wants_tick
+            events = self.driver.poll(ticking)
+            if events or ticking:
+                self.tell(*(events or [Tick(self.driver.now())]))
+
+    def run_to_the_end(self) -> None:
+        self.run(lambda: all(trial.state.ended for trial in self.state.trials.values()))
+
+    def iterations(self, trial_id: str) -> list[int]:
+        return [c.iteration for c in self.commands if isinstance(c, Report) and c.trial_id == trial_id]
+
+    def ends(self) -> dict[str, str]:
+        return {c.trial_id: c.state for c in self.commands if isinstance(c, ReportEnd)}
+
+
+@pytest.fixture(params=["simulated", "local", pytest.param("ray", marks=pytest.mark.ray)])
+def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
+    driver = BACKENDS[request.param](tmp_path)
+    yield Session(driver)
+    driver.close()
+
+
+def test_all_trials_run_to_the_end(session: Session) -> None:
+    session.submit("g", **{f"t{x}": (x + 1, 0.001) for x in range(7)})
+    session.run_to_the_end()
+    for x in range(7):
+        assert session.iterations(f"t{x}") == list(range(1, x + 2))
+    assert session.ends() == {f"t{x}": "DONE" for x in range(7)}
+
+
+def test_reports_carry_width_devices_and_times(session: Session) -> None:
+    session.submit("g", a=(3, 0.02), b=(3, 0.02))
+    session.run_to_the_end()
+    reports = [command for command in session.commands if isinstance(command, Report)]
+    assert {report.device_ids for report in reports} == {(0,), (1,)}
+    for report in reports:
+        assert report.group_id == "g" and report.width == 1.0
+        assert report.seconds >= 0.02 * (1 - 1e-9)
+    at = [report.at for report in reports]
+    assert at == sorted(at)
+
+
+def test_a_trial_that_is_stopped_reports_no_more(session: Session) -> None:
+    session.submit("g", a=(10**6, 0.01), b=(2, 0.01))
+    session.run(lambda: len(session.iterations("a")) >= 2)
+    session.tell(StopRequested(session.driver.now(), "a"))
+    seen = len(session.iterations("a"))
+    session.run_to_the_end()
+    assert len(session.iterations("a")) == seen
+    assert session.ends() == {"a": "STOPPED", "b": "DONE"}
+
+
+def test_a_queued_trial_can_be_stopped(session: Session) -> None:
+    session.submit("g", a=(5, 0.01), b=(5, 0.01), c=(5, 0.01))
+    session.tell(StopRequested(session.driver.now(), "c"))
+    session.run_to_the_end()
+    assert session.ends() == {"a": "DONE", "b": "DONE", "c": "STOPPED"} and session.iterations("c") == []
+
+
+def test_budgets_can_be_extended_while_running_and_after(session: Session) -> None:
+    session.submit("g", a=(3, 0.01), b=(1, 0.01))
+    session.tell(BudgetExtended(session.driver.now(), "a", 2))
+    session.run_to_the_end()
+    assert session.iterations("a") == [1, 2, 3, 4, 5]
+    session.tell(BudgetExtended(session.driver.now(), "b", 2))
+    session.run_to_the_end()
+    assert session.iterations("b") == [1, 2, 3]
+
+
+def test_trials_and_groups_arrive_while_others_run(session: Session) -> None:
+    session.submit("g", a=(20, 0.01))
+    session.run(lambda: bool(session.iterations("a")))
+    session.submit("h", b=(2, 0.01), c=(2, 0.01))
+    session.driver.register("d", 0.01)
+    session.tell(TrialAdded(session.driver.now(), "g", TrialSpec("d", 2)))
+    session.run_to_the_end()
+    assert set(session.ends().values()) == {"DONE"} and len(session.ends()) == 4
+
+
+def test_a_lost_devices_trial_goes_on_elsewhere(session: Session) -> None:
+    session.submit("g", a=(12, 0.02), b=(12, 0.02))
+    session.run(lambda: min(len(session.iterations("a")), len(session.iterations("b"))) >= 2)
+    session.tell(DeviceLost(session.driver.now(), 1))
+    session.run_to_the_end()
+    for trial_id in ("a", "b"):
+        assert session.iterations(trial_id) == list(range(1, 13))
+    reports = [command for command in session.commands if isinstance(command, Report)]
+    assert reports[-1].device_ids == (0,)
+
+
+def test_more_trials_than_a_device_keeps_resident_can_all_be_extended(session: Session) -> None:
+    names = [f"t{x}" for x in range(24)]
+    session.submit("g", **dict.fromkeys(names, (1, 0.001)))
+    session.run_to_the_end()
+    session.tell(*(BudgetExtended(session.driver.now(), name, 1) for name in names))
+    session.run_to_the_end()
+    assert all(session.iterations(name) == [1, 2] for name in names)
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(session: Session) -> None:
+    session.submit("g", a=(3, 0.01))
+    with pytest.raises(InvalidFieldError, match="'a'"):
+        session.submit("h", a=(1, 0.01))
+    with pytest.raises(InvalidFieldError, match="'b'"):
+        session.tell(StopRequested(session.driver.now(), "b"))
+    session.run_to_the_end()
+    assert session.iterations("a") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_decisions_come_in_the_same_order_as_simulated(name: str, tmp_path: Path) -> None:
+    """Runtimes differ by whole tenths of a second, so that no noise can swap two ends."""
+    tenths = {"a": 9, "b": 5, "c": 14, "d": 3, "e": 8, "f": 20, "g": 2}
+
+    def decisions(kind: str) -> list[tuple[str, str]]:
+        driver = BACKENDS[kind](tmp_path / kind)
+        try:
+            session = Session(driver)
+            # All lanes are warm, so that starting them takes no part in the order.
+            session.run(lambda: all(lane.ready for lane in session.state.lanes))
+            session.submit("g", **{trial_id: (2, 0.15 * count / 2) for trial_id, count in tenths.items()})
+            session.run_to_the_end()
+        finally:
+            driver.close()
+        kinds = {StartTrial: "start", ReportEnd: "end"}
+        return [(kinds[type(c)], c.trial_id) for c in session.commands if isinstance(c, (StartTrial, ReportEnd))]
+
+    simulated = decisions("simulated")
+    assert [trial_id for kind, trial_id in simulated if kind == "start"][:2] == ["a", "b"]
+    assert decisions(name) == simulated

@@ -1,0 +1,331 @@
+"""FluidExecutor on the local backend: real processes, no sleeps but those of the trials."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fluid.executor
+from fluid.errors import FluidError, InvalidFieldError
+from fluid.executor import FluidExecutor, submit_trialgroup
+from fluid.handle import Result, TrialFailedError
+from fluid.resources import Device
+from fluid.trialgroup import Trial, TrialGroup
+
+#: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
+PATIENCE = 90.0
+
+
+def count_up(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Reports 1, 2, 3, ... for ever, with its process and an optional pause."""
+    step = 0
+    while True:
+        step += 1
+        if config.get("seconds"):
+            time.sleep(config["seconds"])
+        yield {"step": step, "pid": os.getpid()}
+
+
+class Counter:
+    """The same, and it can be saved."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.config, self.steps, self.pids = config, 0, [os.getpid()]
+
+    def step(self) -> dict[str, Any]:
+        if self.config.get("seconds"):
+            time.sleep(self.config["seconds"])
+        if self.steps + 1 == self.config.get("fails_at"):
+            raise RuntimeError("the loss is NaN")
+        self.steps += 1
+        return {"step": self.steps, "pid": os.getpid(), "lives": len(self.pids)}
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "state.json").write_text(json.dumps({"steps": self.steps, "pids": self.pids}))
+
+    def load_checkpoint(self, folder: str) -> None:
+        state = json.loads((Path(folder) / "state.json").read_text())
+        self.steps, self.pids = state["steps"], [*state["pids"], os.getpid()]
+
+    def cleanup(self) -> None:
+        pass
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., FluidExecutor]]:
+    """Makes executors of two devices, and closes them."""
+    made: list[FluidExecutor] = []
+
+    def make(**options: Any) -> FluidExecutor:
+        options = {"backend": "local", "devices": 2, "run_dir": tmp_path / f"run-{len(made)}", "verbose": 0, **options}
+        made.append(FluidExecutor(**options))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+def iterations(results: list[Result], trial_id: str) -> list[int]:
+    return [result.iteration for result in results if result.trial_id == trial_id]
+
+
+def first(results: Iterator[Result], wanted: Callable[[Result], bool]) -> Result:
+    return next(result for result in results if wanted(result))
+
+
+@pytest.mark.parametrize("trainable", [count_up, Counter])
+def test_every_iteration_is_reported_once_and_in_order(make: Callable[..., FluidExecutor], trainable: Any) -> None:
+    trials = [Trial(trainable, {"x": x}, budget=1 + x, trial_id=f"t{x}") for x in range(6)]
+    handle = make().submit_trialgroup(TrialGroup(trials, name="rung-0"))
+    results = list(handle.results())
+    for x in range(6):
+        assert iterations(results, f"t{x}") == list(range(1, 2 + x))
+    assert handle.states == {f"t{x}": "DONE" for x in range(6)}
+    assert all(r.config["x"] == int(r.trial_id[1:]) and r.metrics["step"] == r.iteration for r in results)
+    assert all(r.width == 1.0 and len(r.device_ids) == 1 and r.seconds >= 0.0 for r in results)
+    assert {r.device_ids for r in results} == {(0,), (1,)}
+    assert handle.done and handle.wait(0) and handle.name == "rung-0"
+    assert handle.makespan is not None and handle.makespan > 0.0
+    assert handle.eta == 0.0
+    assert list(handle.results()) == results, "a second reader begins at the first result"
+
+
+def test_a_stopped_trial_ends_and_the_others_go_on(make: Callable[..., FluidExecutor]) -> None:
+    endless = Trial(count_up, {"seconds": 0.01}, budget=10**6, trial_id="endless")
+    handle = make().submit_trialgroup(TrialGroup([endless, Trial(count_up, budget=5, trial_id="short")]))
+    first(handle.results(), lambda result: result.trial_id == "endless")
+    assert not handle.wait(0.0)
+    handle.stop("endless")
+    handle.stop("endless")
+    assert handle.wait(PATIENCE)
+    assert handle.states == {"endless": "STOPPED", "short": "DONE"}
+    with pytest.raises(InvalidFieldError, match="endless"):
+        handle.extend("endless", 1)
+
+
+def test_an_extended_trial_goes_on_where_it_was(make: Callable[..., FluidExecutor]) -> None:
+    handle = make().submit_trialgroup(TrialGroup([Trial(count_up, budget=3, trial_id="a")]))
+    assert handle.wait(PATIENCE)
+    handle.extend("a", 2)
+    assert handle.wait(PATIENCE)
+    results = list(handle.results())
+    assert [result.metrics["step"] for result in results] == [1, 2, 3, 4, 5]
+    assert len({result.metrics["pid"] for result in results}) == 1, "it stayed resident"
+    with pytest.raises(InvalidFieldError, match="budget=0"):
+        handle.extend("a", 0)
+    with pytest.raises(InvalidFieldError, match="unknown"):
+        handle.extend("b", 1)
+
+
+def test_a_trial_can_be_added_and_a_second_group_runs_beside(make: Callable[..., FluidExecutor]) -> None:
+    executor = make()
+    one = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"seconds": 0.01}, budget=20, trial_id="a")]))
+    two = executor.submit_trialgroup(TrialGroup([Trial(Counter, budget=2, trial_id="b")]))
+    assert two.wait(PATIENCE) and not one.done
+    one.add(Trial(Counter, budget=2, trial_id="c"))
+    assert one.wait(PATIENCE)
+    assert one.states == {"a": "DONE", "c": "DONE"} and two.states == {"b": "DONE"}
+    assert executor.handles == [one, two]
+
+
+def test_a_trial_that_raises_is_tried_again_then_fails_alone(make: Callable[..., FluidExecutor]) -> None:
+    bad = Trial(Counter, {"fails_at": 2}, budget=3, trial_id="bad")
+    handle = make(max_failures=2).submit_trialgroup(TrialGroup([bad, Trial(Counter, budget=3, trial_id="good")]))
+    assert handle.wait(PATIENCE)
+    assert handle.states == {"bad": "FAILED", "good": "DONE"}
+    failure = handle.failures["bad"]
+    assert failure.kind == "error" and "the loss is NaN" in failure.message
+    assert "raise RuntimeError" in failure.traceback
+    assert iterations(list(handle.results()), "bad") == [1], "what is done again is not reported again"
+    with pytest.raises(TrialFailedError, match="the loss is NaN"):
+        handle.raise_failures()
+
+
+def test_a_lane_killed_in_an_iteration_costs_its_trial_only_that(make: Callable[..., FluidExecutor]) -> None:
+    trials = [Trial(Counter, {"seconds": 0.25}, budget=12, trial_id=name) for name in ("victim", "other")]
+    handle = make().submit_trialgroup(TrialGroup(trials))
+    results = handle.results()
+    seen = first(results, lambda result: result.trial_id == "victim" and result.iteration == 6)
+    os.kill(seen.metrics["pid"], signal.SIGKILL)
+    assert handle.wait(PATIENCE)
+    everything = list(handle.results())
+    assert handle.states == {"victim": "DONE", "other": "DONE"}
+    for name in ("victim", "other"):
+        assert iterations(everything, name) == list(range(1, 13))
+    last = {result.trial_id: result.metrics for result in everything}
+    assert last["victim"]["lives"] == 2, "it went on from a checkpoint"
+    assert last["other"]["lives"] == 1, "the other never noticed"
+
+
+def test_bad_input_is_refused_at_the_call_and_disturbs_nothing(make: Callable[..., FluidExecutor]) -> None:
+    executor = make()
+    handle = executor.submit_trialgroup(TrialGroup([Trial(count_up, {"seconds": 0.01}, budget=10, trial_id="a")]))
+    with pytest.raises(InvalidFieldError, match=r"trial_id='a'"):
+        executor.submit_trialgroup(TrialGroup([Trial(count_up, trial_id="b"), Trial(count_up, trial_id="a")]))
+    with pytest.raises(InvalidFieldError, match="config"):
+        executor.submit_trialgroup(TrialGroup([Trial(count_up, {"lock": __import__("threading").Lock()})]))
+    with pytest.raises(InvalidFieldError, match="trainable"):
+        executor.submit_trialgroup(TrialGroup([Trial("resnet", {})]))
+    with pytest.raises(InvalidFieldError, match="group"):
+        executor.submit_trialgroup(TrialGroup())
+    with pytest.raises(InvalidFieldError, match="timeout"):
+        handle.wait(-1.0)
+    assert handle.wait(PATIENCE) and handle.states == {"a": "DONE"}
+    assert len(executor.handles) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(
+            ("backend", "slurm"),
+            ("planner", "magic"),
+            ("packing", "yes"),
+            ("packing", "mps"),
+            ("devices", 0),
+            ("max_packing", 0),
+        ),
+        *(("max_width", -1), ("max_failures", -1)),
+    ],
+)
+def test_bad_options_are_refused_by_name(tmp_path: Path, option: str, value: Any) -> None:
+    with pytest.raises(InvalidFieldError, match=option):
+        FluidExecutor(**{"backend": "local", "run_dir": tmp_path, "verbose": 0, option: value})
+
+
+def test_a_device_removed_and_one_added_while_trials_run(make: Callable[..., FluidExecutor]) -> None:
+    executor = make()
+    trials = [Trial(Counter, {"seconds": 0.05}, budget=30, trial_id=f"t{x}") for x in range(2)]
+    handle = executor.submit_trialgroup(TrialGroup(trials))
+    first(handle.results(), lambda result: result.iteration == 3)
+    executor.remove_device(1)
+    assert [device.index for device in executor.devices] == [0]
+    executor.add_device(Device(2, kind="cpu"))
+    assert handle.wait(PATIENCE)
+    results = list(handle.results())
+    for x in range(2):
+        assert iterations(results, f"t{x}") == list(range(1, 31))
+    assert {result.device_ids for result in results} >= {(0,), (1,), (2,)}
+
+
+def test_closing_leaves_no_process_and_wakes_whoever_waits(make: Callable[..., FluidExecutor]) -> None:
+    executor = make()
+    handle = executor.submit_trialgroup(TrialGroup([Trial(count_up, {"seconds": 0.01}, budget=10**6)]))
+    pid = next(handle.results()).metrics["pid"]
+    executor.close()
+    executor.close()
+    assert not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
+    with pytest.raises(FluidError, match="closed"):
+        handle.wait()
+    with pytest.raises(FluidError, match="closed"):
+        list(handle.results())
+    with pytest.raises(FluidError, match="closed"):
+        executor.submit_trialgroup(TrialGroup([Trial(count_up)]))
+
+
+def test_the_run_folder_tells_what_happened(make: Callable[..., FluidExecutor]) -> None:
+    executor = make()
+    handle = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"lr": 0.1}, budget=3, trial_id="a")], name="g"))
+    assert handle.wait(PATIENCE)
+    executor.close()
+    folder = executor.folder.path
+    results = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert [(entry["trial"], entry["iteration"], entry["metrics"]["step"]) for entry in results] == [
+        ("a", 1, 1),
+        ("a", 2, 2),
+        ("a", 3, 3),
+    ]
+    session = json.loads((folder / "session.json").read_text())
+    assert session["planner"] == "portfolio" and len(session["devices"]) == 2
+    assert '"lr": 0.1' in (folder / "trials.jsonl").read_text()
+
+
+def test_the_innermost_executor_is_in_force(make: Callable[..., FluidExecutor]) -> None:
+    with make() as outer:
+        with make() as inner:
+            assert submit_trialgroup(TrialGroup([Trial(count_up)])).wait(PATIENCE)
+            assert len(inner.handles) == 1
+        assert submit_trialgroup(TrialGroup([Trial(count_up)])).wait(PATIENCE)
+        assert len(outer.handles) == 1
+    assert not fluid.executor._in_force
+
+
+DRIVER = """
+    import sys, time
+    sys.path.insert(0, {tests!r})
+    from test_executor import Counter
+    from fluid import FluidExecutor, Trial, TrialGroup
+
+    if __name__ == "__main__":
+        executor = FluidExecutor(backend="local", devices=2, run_dir={folder!r}, verbose=0)
+        trials = [Trial(Counter, dict(seconds=0.2), budget=20, trial_id=f"t{{x}}") for x in range(3)]
+        handle = executor.submit_trialgroup(TrialGroup(trials, name="long"))
+        for result in handle.results():
+            print(result.trial_id, result.iteration, result.metrics["pid"], flush=True)
+"""
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_no_lane_outlives_its_driver_and_the_session_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # the session's trainable is that of test_executor
+    folder = tmp_path / "session"
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parent), folder=str(folder))))
+    pids: set[int] = set()
+    reported: dict[str, int] = {}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            trial_id, iteration, pid = line.split()
+            pids.add(int(pid))
+            reported[trial_id] = int(iteration)
+            if min(reported.get("t0", 0), reported.get("t1", 0)) >= 8:
+                driver.send_signal(number)
+                break
+        driver.wait(PATIENCE)
+        _wait_for_ends([os.pidfd_open(pid) for pid in pids if not _is_zombie(pid)])
+
+    executor = FluidExecutor.resume(folder, backend="local", devices=2, verbose=0)
+    try:
+        (handle,) = executor.handles
+        assert handle.name == "long"
+        assert handle.wait(PATIENCE)
+        assert handle.states == {"t0": "DONE", "t1": "DONE", "t2": "DONE"}
+        lines = (folder / "results.jsonl").read_text().splitlines()
+        for trial_id in ("t0", "t1", "t2"):
+            entries = [entry for entry in map(json.loads, lines) if entry["trial"] == trial_id]
+            assert [entry["iteration"] for entry in entries] == list(range(1, 21)), "none lost, none twice"
+        assert max(result.metrics["lives"] for result in handle.results()) >= 2, "they went on from checkpoints"
+    finally:
+        executor.close()
+
+
+def _wait_for_ends(handles: list[int]) -> None:
+    """Waits up to ten seconds for each process to end."""
+    for handle in handles:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        assert poller.poll(10_000), "a lane outlived its driver"
+        os.close(handle)
