@@ -1,4 +1,4 @@
-"""The command line: ``fluid plan`` and ``fluid simulate`` (see ``docs/cli.md``).
+"""The command line: ``fluid plan``, ``fluid simulate`` and ``fluid report`` (see ``docs/cli.md``).
 
 What a command needs is imported when it runs, so that ``fluid --help`` answers at once.
 """
@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fluid._version import __version__
-from fluid.errors import FluidError, InvalidFieldError, require_integer
+from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError, require_integer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fluid.backends.simulated import SimulationResult
+    from fluid.report.run import Run
     from fluid.scenario import Scenario
+    from fluid.simulation import SimulationResult
 
 _PLANNERS = "fifo, static, dynamic or portfolio"
 #: From this many characters on a terminal has room for every column of a table.
@@ -44,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        if arguments.plot:
-            from fluid.report.gantt import check_plot
+        for option in ("plot", "png"):
+            if path := getattr(arguments, option, None):
+                from fluid.report.gantt import check_plot
 
-            check_plot(arguments.plot)
+                check_plot(path, option)
         arguments.command(arguments)
         sys.stdout.flush()
     except FluidError as error:
@@ -158,14 +160,63 @@ def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments
 
 
 def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
-    from fluid.backends.simulated import simulate
     from fluid.planners import make_planner
     from fluid.report.progress import track
+    from fluid.simulation import simulate
 
     return [
         simulate(scenario, make_planner(name, c=scenario.c, d=scenario.d), record=record)
         for scenario, name in track(runs, lambda run: f"{run[1]} on {len(run[0].cluster)} devices")
     ]
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from fluid.report.run import load_run
+    from fluid.report.run_table import as_json, run_tables
+
+    run = load_run(arguments.run)
+    said = _write_report(run, arguments)
+    if arguments.json:
+        _print_json(as_json(run))
+        return
+    console = _console()
+    console.print(run_tables(run, compact=_is_narrow(console)))
+    for line in said:
+        console.print(line, soft_wrap=True)
+
+
+def _write_report(run: Run, arguments: argparse.Namespace) -> list[str]:
+    """Writes the files asked for, else both into the folder unless ``--json`` is given; says which."""
+    html, png, said = arguments.html, arguments.png, []
+    why_not = _why_no_picture(run)
+    if png and why_not:
+        raise InvalidFieldError("png", png, why_not)
+    if not (html or png or arguments.json):
+        html = str(run.path / "report.html")
+        png = None if why_not else str(run.path / "timeline.png")
+        said += [f"drew no timeline.png: {why_not}"] if why_not else []
+    if html:
+        from fluid.report.html import save_html
+
+        save_html(html, run)
+    if png:
+        from fluid.report.gantt import GanttPanel, save_gantt
+        from fluid.report.words import count
+
+        panel = GanttPanel(str(run.session.get("planner", "run")), run.timeline, count(run.resizes, "resize"))
+        save_gantt(png, [panel], run.name, field="png")
+    return [f"wrote {path}" for path in (html, png) if path] + said
+
+
+def _why_no_picture(run: Run) -> str:
+    """Why ``timeline.png`` cannot be drawn; empty if it can."""
+    from fluid.report.gantt import check_plot
+
+    try:
+        check_plot(run.path / "timeline.png")
+    except MissingDependencyError as error:
+        return str(error)
+    return "" if run.timeline.segments else "no iteration has ended yet"
 
 
 # --- In and out
@@ -238,8 +289,15 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--seed", type=int, help="random seed, in place of the scenario's")
     simulate.set_defaults(command=_simulate)
 
-    for command in (plan, simulate):
+    report = commands.add_parser("report", help="show what a session did, as a page, a picture and tables")
+    report.add_argument("run", metavar="RUN", help="folder of the session")
+    report.add_argument("--html", metavar="FILE", help="write the page here (default: RUN/report.html)")
+    report.add_argument("--png", metavar="FILE", help="draw the picture here (default: RUN/timeline.png)")
+    report.set_defaults(command=_report)
+
+    for command in (plan, simulate, report):
         command.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    for command in (plan, simulate):
         command.add_argument("--plot", metavar="FILE", help="also draw a picture, such as out.png (needs matplotlib)")
     return parser
 

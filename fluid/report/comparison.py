@@ -19,7 +19,7 @@ from rich.text import Text
 from fluid.report.words import duration, durations, figures, number, percent, times
 
 if TYPE_CHECKING:
-    from fluid.backends.simulated import SimulationResult
+    from fluid.simulation import SimulationResult
 
 #: A further device paid if its step brought at least this share of what perfect scaling would have.
 _PAID = 0.5

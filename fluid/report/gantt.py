@@ -6,9 +6,9 @@ Figures are made without pyplot, so that nothing here touches a display or globa
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +17,17 @@ from fluid.errors import InvalidFieldError
 from fluid.report.comparison import Advice, advise, unit_name
 from fluid.report.palette import colour, ink
 from fluid.report.timeline import Block, Timeline
-from fluid.report.words import duration, fraction, percent, tick_label, tick_step, times, unit_for
+from fluid.report.words import (
+    duration,
+    fraction,
+    percent,
+    printable,
+    short_names,
+    tick_label,
+    tick_step,
+    times,
+    unit_for,
+)
 
 with try_import("matplotlib", extra="plot") as _imports:
     from matplotlib.axes import Axes
@@ -27,8 +37,8 @@ with try_import("matplotlib", extra="plot") as _imports:
     from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullLocator
 
 if TYPE_CHECKING:
-    from fluid.backends.simulated import SimulationResult
     from fluid.planner import Plan
+    from fluid.simulation import SimulationResult
     from fluid.strips import Segment
 
 _WIDTH = 12.0  # inches, of every figure
@@ -67,19 +77,20 @@ class GanttPanel:
         return cls(result.planner, Timeline.of_result(result), f"{result.resizes} resizes")
 
 
-def save_gantt(path: str | Path, panels: Sequence[GanttPanel], title: str = "") -> None:
+def save_gantt(path: str | Path, panels: Sequence[GanttPanel], title: str = "", *, field: str = "plot") -> None:
     """Draws a figure with one chart per panel, one above the other on the same axis of time.
 
     Args:
         path: the file to write; its ending chooses the format.
         panels: at least one.
         title: stands above all panels.
+        field: what the caller calls ``path``, for errors.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
         InvalidFieldError: there is no panel, or the file cannot be written.
     """
-    _save(draw_gantt(panels, title), path)
+    _save(draw_gantt(panels, title), path, field)
 
 
 def draw_gantt(panels: Sequence[GanttPanel], title: str = "") -> Figure:
@@ -92,7 +103,7 @@ def draw_gantt(panels: Sequence[GanttPanel], title: str = "") -> Figure:
     height = top + sum(charts) + len(panels) * (_HEAD + _GAP + _STRIP) + _FOOT
     figure = Figure(figsize=(_WIDTH, height), facecolor="white")
     if title:
-        figure.text(_LEFT / _WIDTH, 1.0 - 0.3 / height, title, fontsize=13, weight="bold", parse_math=False)
+        figure.text(_LEFT / _WIDTH, 1.0 - 0.3 / height, printable(title), fontsize=13, weight="bold", parse_math=False)
     span = max(panel.timeline.makespan for panel in panels)
     at = height - top
     for panel, chart in zip(panels, charts, strict=True):
@@ -146,7 +157,7 @@ class _Chart:
         self._draw_blocks()
         self._draw_limits()
         bold = self._axes.annotate(
-            self._panel.title,
+            printable(self._panel.title),
             (0.0, 1.0),
             (0.0, 16.0),
             xycoords="axes fraction",
@@ -222,7 +233,7 @@ class _Chart:
             return
         begin = segment.start + segment.pause
         room = (segment.end - begin) * self._points_per_second
-        name, short = self._timeline.trial_ids[segment.row], self._short[segment.row]
+        name, short = printable(self._timeline.trial_ids[segment.row]), printable(self._short[segment.row])
         share = fraction(segment.width) if segment.width < 1.0 else f"x{fraction(segment.width)}"
         for text in (f"{name}  {share}", name, f"{short} {share}", short):
             if (len(text) + 1) * _CHARACTER * size <= room:
@@ -283,19 +294,6 @@ def _set_time_axis(axes: Axes, span: float, *, labels: bool) -> None:
     axes.set_axisbelow(True)
     if labels:
         axes.set_xlabel(f"time ({unit_for(span)[0]})", fontsize=8.5, color=_GREY, labelpad=4)
-
-
-def short_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names for tight places: without the beginning all share and without what follows a comma.
-
-    ``trial-00017`` becomes ``17``, and ``trial 3, stage 1`` becomes ``3``.
-    """
-    # What the first and the last in order share, all share.
-    pairs = zip(min(names, default=""), max(names, default=""), strict=False)
-    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    shared = shared[: 1 + max(shared.rfind(mark) for mark in "-_/# ")]
-    tails = [name[len(shared) :].split(",")[0].strip() or name for name in names]
-    return tuple(str(int(tail)) if tail.isdecimal() else tail for tail in tails)
 
 
 # --- Curves over the number of devices
@@ -371,8 +369,12 @@ def _set_count_axis(axes: Axes, counts: Sequence[int]) -> None:
     axes.tick_params(length=0, labelsize=8.5, labelcolor=_GREY)
 
 
-def check_plot(path: str | Path) -> None:
+def check_plot(path: str | Path, field: str = "plot") -> None:
     """Finds out whether a figure can be saved, before the work for it is done.
+
+    Args:
+        path: the file to write.
+        field: what the caller calls it, for the error.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -381,14 +383,17 @@ def check_plot(path: str | Path) -> None:
     _imports.check()
     formats = sorted(FigureCanvasBase.get_supported_filetypes())
     if Path(path).suffix.lower().lstrip(".") not in formats:
-        raise InvalidFieldError("plot", str(path), f"must end in one of .{', .'.join(formats)}")
+        raise InvalidFieldError(field, str(path), f"must end in one of .{', .'.join(formats)}")
     if not Path(path).parent.is_dir():
-        raise InvalidFieldError("plot", str(path), "cannot be written: its folder does not exist")
+        raise InvalidFieldError(field, str(path), "cannot be written: its folder does not exist")
 
 
-def _save(figure: Figure, path: str | Path) -> None:
-    check_plot(path)
+def _save(figure: Figure, path: str | Path, field: str = "plot") -> None:
+    check_plot(path, field)
     try:
-        figure.savefig(path, dpi=150)
+        with warnings.catch_warnings():
+            # Names of trials may be of any script; what the font lacks is drawn as a box.
+            warnings.filterwarnings("ignore", message="Glyph")
+            figure.savefig(path, dpi=150)
     except OSError as error:
-        raise InvalidFieldError("plot", str(path), f"cannot be written: {error.strerror or error}") from error
+        raise InvalidFieldError(field, str(path), f"cannot be written: {error.strerror or error}") from error

@@ -18,8 +18,8 @@ from fluid.runtime_model import FloatArray
 from fluid.strips import Segment
 
 if TYPE_CHECKING:
-    from fluid.backends.simulated import SimulationResult
     from fluid.planner import Plan
+    from fluid.simulation import SimulationResult
 
 #: A device lost (``False``) or gained (``True``) at a time in seconds.
 DeviceChange = tuple[float, int, bool]

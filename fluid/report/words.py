@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 #: Unit: seconds in it, and the largest span, in seconds, that is told in it.
 _UNITS = (("s", 1.0, 300.0), ("min", 60.0, 3.0 * 3600.0), ("h", 3600.0, math.inf))
@@ -45,6 +46,18 @@ def unit_for(seconds: float) -> tuple[str, float]:
     return next((name, size) for name, size, most in _UNITS if seconds <= most or most == math.inf)
 
 
+def clock_time(seconds: float) -> str:
+    """A duration as a clock counts it: ``"0:07"``, ``"12:30"``, ``"1:02:03"``, ``"2 d 03:04:05"``."""
+    if not math.isfinite(seconds):
+        return "never"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def number(value: float) -> str:
     """Three significant digits, never in powers of ten while the number is of a readable size."""
     if abs(value) >= 100.0:
@@ -76,6 +89,19 @@ def times(ratio: float) -> str:
 def fraction(width: float) -> str:
     """A width as it is written: ``"1/2"``, ``"3"``."""
     return f"1/{round(1.0 / width)}" if width < 1.0 else f"{round(width)}"
+
+
+def width_name(width: float) -> str:
+    """A width in few characters: ``"1/2"``, ``"1"``, ``"x3"``."""
+    return f"x{fraction(width)}" if width > 1.0 else fraction(width)
+
+
+def widths_name(widths: Iterable[float]) -> str:
+    """The widths a trial had, in order of first use: ``"1/4, 1, x2"``; of more than three the extremes."""
+    found = list(widths)
+    if len(found) > 3:
+        return f"{width_name(min(found))} to {width_name(max(found))}"
+    return ", ".join(map(width_name, found))
 
 
 def place(width: float, devices: Sequence[int]) -> str:
@@ -115,3 +141,36 @@ def tick_step(span: float, most: int) -> float:
 def tick_label(seconds: float, span: float) -> str:
     """A tick in the unit of its axis of ``span`` seconds, the unit left out."""
     return f"{round(seconds / unit_for(span)[1], 9):g}"
+
+
+def short_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names for tight places: without the beginning all share and without what follows a comma.
+
+    ``trial-00017`` becomes ``17``, and ``trial 3, stage 1`` becomes ``3``.
+    """
+    # What the first and the last in order share, all share.
+    pairs = zip(min(names, default=""), max(names, default=""), strict=False)
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    shared = shared[: 1 + max(shared.rfind(mark) for mark in "-_/# ")]
+    tails = [name[len(shared) :].split(",")[0].strip() or name for name in names]
+    return tuple(str(int(tail)) if tail.isdecimal() else tail for tail in tails)
+
+
+def shortened(text: str, most: int, ellipsis: str = "…") -> str:
+    """A text of at most ``most`` characters: the end is kept, as names differ there, and most of the beginning."""
+    if len(text) <= most:
+        return text
+    if most < 8:
+        return text[-most:] if most > 0 else ""
+    tail = (most - len(ellipsis)) // 2
+    return text[: most - len(ellipsis) - tail] + ellipsis + text[-tail:]
+
+
+def printable(text: str) -> str:
+    """A name of the user's in one line: what a terminal would take as a command or a new line becomes ``?``."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def count(things: int, what: str) -> str:
+    """A number of things: ``"1 trial"``, ``"27 trials"``."""
+    return f"{things:,} {what}" if things == 1 else f"{things:,} {what}s"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from fluid.backends.simulated import SimulationResult
 from fluid.report.comparison import advice_text, advise, as_json, comparison_table, sweep_table
 from fluid.resources import Cluster
+from fluid.simulation import SimulationResult
 
 
 def result(planner: str, n: int, makespan: float, **fields: Any) -> SimulationResult:

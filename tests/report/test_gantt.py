@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fluid.backends.simulated import SimulationResult
 from fluid.errors import InvalidFieldError
 from fluid.instance import Instance
 from fluid.planner import Plan
@@ -18,6 +17,7 @@ from fluid.report.gantt import GanttPanel, draw_gantt, draw_sweep, save_gantt, s
 from fluid.report.palette import colour
 from fluid.report.timeline import Timeline
 from fluid.resources import Cluster
+from fluid.simulation import SimulationResult
 from fluid.strips import Segment
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -1,0 +1,312 @@
+"""A run as one HTML page: device timeline, utilisation, metric curves and a table of trials.
+
+The page needs nothing but itself, so it can be mailed, archived and opened from a disk. Facts and tables are plain
+HTML; ``page.js`` draws the rest from data inside the page. Whatever the user named is escaped, and shown as text only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fluid.errors import InvalidFieldError
+from fluid.report.palette import colour, ink
+from fluid.report.run import KeyFacts, Run, TrialRun, is_number, less_is_better
+from fluid.report.words import count, duration, number, percent, place, short_names, width_name, widths_name
+
+#: Points of all curves together, and the least and most of one curve.
+_POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400
+#: Steps of the utilisation that are drawn as they are; of more, the mean in this many equal parts.
+_MOST_STEPS = 2000
+#: Most hyperparameters with a column of their own, and most characters of one value.
+_MOST_PARAMETERS, _LONGEST_VALUE = 6, 60
+#: The page may load nothing, from nowhere.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def save_html(path: str | Path, run: Run) -> None:
+    """Writes the page.
+
+    Args:
+        path: the file to write.
+        run: what it shows.
+
+    Raises:
+        InvalidFieldError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(render_html(run), encoding="utf-8")
+    except OSError as error:
+        raise InvalidFieldError("html", str(path), f"cannot be written: {error.strerror or error}") from error
+
+
+def render_html(run: Run) -> str:
+    """The page as text."""
+    title = escape(run.name)
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{title} - Fluid</title>",
+        f"<style>{_asset('page.css')}</style></head><body>",
+        f"<header><h1>{title}</h1>{_facts(run)}{_notes(run)}</header>",
+        "<noscript><p class=note>The drawings need JavaScript. The tables do not.</p></noscript>",
+        _asset("page.html"),
+        _trials_table(run),
+        f'<div class=pair><section class=card><h2>Groups</h2><div class="scroll">{_groups_table(run)}</div></section>',
+        f'<section class=card><h2>Measured</h2><div class="scroll">{_keys_table(run.keys)}</div></section></div>',
+        '<div id="tip" hidden></div>',
+        f'<script type="application/json" id="data">{_embedded(page_data(run))}</script>',
+        f"<script>{_asset('page.js')}</script>",
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def page_data(run: Run) -> dict[str, Any]:
+    """What ``page.js`` draws: plain lists, strings and numbers."""
+    timeline = run.timeline
+    places: dict[str, int] = {}
+    segments = []
+    for segment in timeline.segments:
+        where = places.setdefault(place(segment.width, segment.devices), len(places))
+        segments.append([segment.row, *map(_short, (segment.start, segment.end)), where, _short(segment.pause)])
+    lanes = {device.index: lane for lane, device in enumerate(timeline.devices)}
+    return {
+        "makespan": timeline.makespan,
+        "lanes": [f"{device.kind} {device.index}" for device in timeline.devices],
+        "hosts": [device.host for device in timeline.devices],
+        "places": list(places),
+        "segments": segments,
+        "blocks": [[b.segment, b.lane, b.lanes, b.slot, b.slots] for b in timeline.blocks],
+        "absent": [
+            [lanes[device], _short(start), _short(end)]
+            for device, stretches in timeline.absences.items()
+            for start, end in stretches
+        ],
+        "busy": _utilisation(run),
+        "metrics": [{"name": name, "less": less_is_better(name)} for name in run.metrics],
+        "trials": _trials_data(run),
+    }
+
+
+# --- Data for the drawings
+
+
+def _utilisation(run: Run) -> list[list[float]]:
+    """Times and the busy share from each to the next."""
+    times, shares = run.timeline.utilisation_steps()
+    if len(shares) > _MOST_STEPS:
+        times = np.linspace(0.0, run.timeline.makespan, _MOST_STEPS + 1)
+        shares = run.timeline.utilisation_bins(_MOST_STEPS)
+    return [[_short(float(time)) for time in times], [round(float(share), 4) for share in shares]]
+
+
+def _trials_data(run: Run) -> list[dict[str, Any]]:
+    curves = max(1, len(run.trials) * len(run.metrics))
+    most = min(max(_POINTS // curves, _LEAST_POINTS), _MOST_POINTS)
+    short = short_names([trial.trial_id for trial in run.trials])
+    found = []
+    for row, trial in enumerate(run.trials):
+        found.append(
+            {
+                "id": trial.trial_id,
+                "short": short[row],
+                "colour": colour(row),
+                "ink": ink(colour(row)),
+                "facts": _trial_facts(run, trial),
+                "config": {str(name): _value(value, 400) for name, value in trial.config.items()},
+                "curves": [_curve(trial, metric, most) for metric in run.metrics],
+                "last": [_shown(trial.last.get(metric)) for metric in run.metrics],
+                "low": [_shown(trial.ranges.get(metric, (None, None))[0]) for metric in run.metrics],
+                "high": [_shown(trial.ranges.get(metric, (None, None))[1]) for metric in run.metrics],
+            }
+        )
+    return found
+
+
+def _curve(trial: TrialRun, metric: str, most: int) -> list[list[float]]:
+    """Iterations, times and values; of more than ``most`` points evenly chosen ones, the last always."""
+    points = [(step.iteration, step.end, step.metrics[metric]) for step in trial.steps if metric in step.metrics]
+    points = [point for point in points if is_number(point[2])]
+    if len(points) > most:
+        points = [points[round(part * (len(points) - 1) / (most - 1))] for part in range(most)]
+    return [[x for x, _, _ in points], [_short(t) for _, t, _ in points], [_short(float(y)) for _, _, y in points]]
+
+
+def _trial_facts(run: Run, trial: TrialRun) -> dict[str, str]:
+    """What the page tells of a selected trial, besides its config and metrics."""
+    names = {group.group_id: group.name for group in run.groups}
+    facts = {
+        "group": names.get(trial.group_id, trial.group_id),
+        "state": trial.state.lower(),
+        "iterations": _iterations(trial),
+        "time": duration(trial.seconds),
+        "widths": ", ".join(f"{width_name(width)} for {duration(seconds)}" for width, seconds in trial.widths.items()),
+        "profile key": trial.key,
+        "failure": trial.failure,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _short(value: float) -> float:
+    """Six digits are more than a screen shows."""
+    return float(f"{value:.6g}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        # As few digits as tell neighbours apart; metrics like 0.9312 and 0.9318 differ.
+        return f"{value:.5g}" if math.isfinite(value) else str(value)
+    return "" if value is None else _value(value, _LONGEST_VALUE)
+
+
+def _value(value: object, most: int) -> str:
+    if isinstance(value, float):
+        text = f"{value:.6g}"
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _embedded(data: object) -> str:
+    """JSON that can stand in a script element: no ``<`` may end it or open a comment."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+# --- Plain HTML
+
+
+def _facts(run: Run) -> str:
+    timeline = run.timeline
+    states: dict[str, int] = {}
+    for trial in run.trials:
+        states[trial.state] = states.get(trial.state, 0) + 1
+    facts = [
+        ("makespan", duration(timeline.makespan), ""),
+        ("devices busy", percent(timeline.utilisation), f"of {count(len(timeline.devices), 'device')}"),
+        ("trials", f"{len(run.trials):,}", ", ".join(f"{n:,} {state.lower()}" for state, n in states.items())),
+        ("iterations", f"{sum(group.iterations for group in run.groups):,}", count(run.resizes, "resize")),
+    ]
+    tiles = "".join(
+        f"<div class=fact><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(more)}</small></div>"
+        for name, value, more in facts
+    )
+    told = [(name, run.session.get(key)) for name, key in (("began", "began"), ("planner", "planner"))]
+    told += [("backend", run.session.get("backend")), ("Fluid", run.session.get("fluid")), ("folder", str(run.path))]
+    said = " &nbsp;·&nbsp; ".join(f"{escape(name)} <b>{escape(str(value))}</b>" for name, value in told if value)
+    return f'<p class="told">{said}</p><div class="facts">{tiles}</div>'
+
+
+def _notes(run: Run) -> str:
+    return "".join(f'<p class="note">{escape(note)}</p>' for note in run.notes)
+
+
+def _groups_table(run: Run) -> str:
+    rows = [
+        [
+            _cell(group.name),
+            _cell(f"{len(group.trials):,}", len(group.trials)),
+            _cell(", ".join(f"{n:,} {state.lower()}" for state, n in group.states.items())),
+            _cell(f"{group.iterations:,}", group.iterations),
+            _cell(duration(group.makespan), group.makespan),
+        ]
+        for group in run.groups
+    ]
+    return _table(("group", "trials#", "states", "iterations#", "makespan#"), rows, "groups")
+
+
+def _keys_table(keys: Sequence[KeyFacts]) -> str:
+    if not keys:
+        return '<p class="muted">Nothing: the profile is written when the session ends.</p>'
+    rows = [
+        [
+            _cell(key.key),
+            _cell("" if key.seconds is None else duration(key.seconds), key.seconds),
+            _cell(f"{key.alpha:.3f}" if key.packing > 1 else "-", key.alpha),
+            _cell(str(key.c) if key.packing > 1 else "-", key.c),
+            _cell(f"{key.beta:.3f}", key.beta),
+        ]
+        for key in keys
+    ]
+    headers = ("profile key", "alone, per iteration#", "alpha (packing)#", "c (best packing)#", "beta (scaling)#")
+    return _table(headers, rows, "keys")
+
+
+def _trials_table(run: Run) -> str:
+    parameters = _parameters(run.trials)
+    rows, attributes = [], []
+    names = {group.group_id: group.name for group in run.groups}
+    for row, trial in enumerate(run.trials):
+        cells = [
+            f'<td><i style="background:{colour(row)}"></i>{escape(trial.trial_id)}</td>',
+            _cell(names.get(trial.group_id, trial.group_id)),
+            f'<td class="state {escape(trial.state.lower())}">{escape(trial.state.lower())}</td>',
+            _cell(_iterations(trial), trial.iterations),
+            _cell(duration(trial.seconds), trial.seconds),
+            _cell(widths_name(trial.widths), max(trial.widths, default=0.0)),
+            *(_parameter_cell(trial.config.get(name)) for name in parameters),
+            '<td class="num last"></td><td class="num best"></td>',
+        ]
+        rows.append(cells)
+        attributes.append(f' data-row="{row}" tabindex="0"')
+    headers = ["trial", "group", "state", "iterations#", "time#", "widths#", *(f"{name}#" for name in parameters)]
+    table = _table([*headers, "last#", "best#"], rows, "trials", attributes)
+    return f'<div class="scroll tall">{table}</div><div id="detail" hidden></div></section>'
+
+
+def _table(
+    headers: Iterable[str], rows: Iterable[Sequence[str]], name: str, attributes: Sequence[str] | None = None
+) -> str:
+    """A table that can be sorted; a header that ends in ``#`` is one of figures."""
+    head = "".join(
+        f'<th scope="col"{" class=num" * header.endswith("#")}><button>{escape(header.removesuffix("#"))}</button></th>'
+        for header in headers
+    )
+    body = "".join(
+        f"<tr{attributes[position] if attributes else ''}>{''.join(cells)}</tr>" for position, cells in enumerate(rows)
+    )
+    return f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cell(text: str, value: float | None = None) -> str:
+    """A cell; with a value it is sorted by, it holds a figure."""
+    if value is None:
+        return f"<td>{escape(text)}</td>"
+    return f'<td class="num" data-v="{value:.9g}">{escape(text)}</td>'
+
+
+def _parameter_cell(value: object) -> str:
+    text = "" if value is None else _value(value, _LONGEST_VALUE)
+    if isinstance(value, (int, float)) and is_number(value):
+        return _cell(number(value), value)
+    return f'<td class="num">{escape(text)}</td>'
+
+
+def _parameters(trials: Sequence[TrialRun]) -> list[str]:
+    """The hyperparameters in which trials differ, as far as they can stand in a column."""
+    seen: dict[str, set[str]] = {}
+    for trial in trials:
+        for name, value in trial.config.items():
+            if value is None or isinstance(value, (str, int, float, bool)):
+                seen.setdefault(str(name), set()).add(repr(value))
+    differ: Mapping[str, set[str]] = {name: values for name, values in seen.items() if len(values) > 1}
+    return list(differ)[:_MOST_PARAMETERS]
+
+
+def _iterations(trial: TrialRun) -> str:
+    return f"{trial.iterations}" if trial.budget is None else f"{trial.iterations}/{trial.budget}"
+
+
+def _asset(name: str) -> str:
+    return (resources.files("fluid.report") / name).read_text(encoding="utf-8")

@@ -1,0 +1,165 @@
+"""A run in the terminal, and as JSON: what its groups and trials came to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fluid.report.palette import colour
+from fluid.report.run import GroupRun, KeyFacts, Run, TrialRun, is_number, less_is_better
+from fluid.report.words import count, duration, durations, number, percent, printable, widths_name
+
+#: Rows of a table that people still read.
+DEFAULT_TABLE_ROWS = 20
+_STATE_STYLES = {"FAILED": "bold red", "UNFINISHED": "yellow", "STOPPED": "dim", "UNKNOWN": "dim"}
+
+
+def run_tables(run: Run, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> RenderableType:
+    """The run in a line, its groups, its best trials by their first metric, and what was measured.
+
+    Args:
+        run: the run.
+        rows: most groups and most trials listed; a line says how many are left out.
+        compact: for narrow terminals: fewer columns.
+    """
+    parts: list[RenderableType] = [_headline(run), _groups_table(run.groups, rows, compact=compact)]
+    parts += _left_out(len(run.groups), rows, "group")
+    parts.append(_trials_table(run, rows, compact=compact))
+    parts += _left_out(len(run.trials), rows, "trial")
+    parts += [Text(_measured(key)) for key in run.keys]
+    parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
+    return Group(*parts)
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """The run as ``fluid report --json`` prints it."""
+    return {
+        "run": str(run.path),
+        "session": {key: _plain(value) for key, value in run.session.items()},
+        "devices": len(run.timeline.devices),
+        "makespan_s": run.timeline.makespan,
+        "utilisation": run.timeline.utilisation,
+        "resizes": run.resizes,
+        "groups": [
+            {
+                "group": group.group_id,
+                "name": group.name,
+                "trials": len(group.trials),
+                "states": dict(group.states),
+                "iterations": group.iterations,
+                "makespan_s": group.makespan,
+            }
+            for group in run.groups
+        ],
+        "trials": [_trial_json(trial) for trial in run.trials],
+        "profile": [
+            {"key": k.key, "seconds_per_iteration": k.seconds, "alpha": k.alpha, "beta": k.beta, "c": k.c}
+            for k in run.keys
+        ],
+        "notes": list(run.notes),
+    }
+
+
+def _trial_json(trial: TrialRun) -> dict[str, Any]:
+    return {
+        "trial": trial.trial_id,
+        "group": trial.group_id,
+        "profile_key": trial.key,
+        "config": _plain(trial.config),
+        "state": trial.state,
+        "failure": trial.failure,
+        "iterations": trial.iterations,
+        "budget": trial.budget,
+        "seconds": trial.seconds,
+        "widths": [{"width": width, "seconds": seconds} for width, seconds in trial.widths.items()],
+        "last": {name: _plain(value) for name, value in trial.last.items()},
+        "least": {name: low for name, (low, _) in trial.ranges.items()},
+        "greatest": {name: high for name, (_, high) in trial.ranges.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: they become ``null``."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _headline(run: Run) -> Text:
+    timeline = run.timeline
+    line = Text().append(printable(run.name), style="bold")
+    line.append(f": {count(len(run.trials), 'trial')} on {count(len(timeline.devices), 'device')}")
+    line.append(f", makespan {duration(timeline.makespan)}, devices busy {percent(timeline.utilisation)}")
+    return line.append(f", {count(run.resizes, 'resize')}")
+
+
+def _groups_table(groups: Sequence[GroupRun], rows: int, *, compact: bool) -> Table:
+    table = _empty_table()
+    for header in ("group", "trials", "iterations", "makespan"):
+        table.add_column(header, justify="left" if header == "group" else "right", no_wrap=True)
+    if not compact:
+        table.add_column("states", overflow="fold")
+    # The newest are the ones looked for.
+    shown = groups[-rows:]
+    for group, makespan in zip(shown, durations([group.makespan for group in shown]), strict=True):
+        states = ", ".join(f"{many:,} {state.lower()}" for state, many in group.states.items())
+        cells = [printable(group.name), f"{len(group.trials):,}", f"{group.iterations:,}", makespan]
+        table.add_row(*cells, *([] if compact else [states]))
+    return table
+
+
+def _trials_table(run: Run, rows: int, *, compact: bool) -> Table:
+    """The best trials by the first metric; in order of submission where there is none."""
+    metric = run.metrics[0] if run.metrics else None
+    table = _empty_table()
+    figures = ["iterations"] + ([] if compact else ["time", "widths"]) + ([metric] if metric else [])
+    table.add_column("")
+    table.add_column("trial", overflow="fold", min_width=8)
+    table.add_column("state", no_wrap=True)
+    for header in figures:
+        best = f"best {printable(header)}" if header == metric else header
+        table.add_column(best, justify="right", no_wrap=header != "widths", overflow="fold")
+    numbered = list(enumerate(run.trials))
+    if metric:
+        numbered.sort(key=lambda entry: _rank(entry[1], metric))
+    shown = numbered[:rows]
+    for (row, trial), time in zip(shown, durations([trial.seconds for _, trial in shown]), strict=True):
+        state = Text(trial.state.lower(), style=_STATE_STYLES.get(trial.state, ""))
+        done = f"{trial.iterations}" if trial.budget is None else f"{trial.iterations}/{trial.budget}"
+        cells = [done] if compact else [done, time, widths_name(trial.widths)]
+        if metric:
+            best_value = trial.best(metric)
+            cells.append("" if best_value is None else number(best_value) if best_value >= 100 else f"{best_value:.4g}")
+        table.add_row(Text("  ", style=f"on {colour(row)}"), printable(trial.trial_id), state, *cells)
+    return table
+
+
+def _rank(trial: TrialRun, metric: str) -> float:
+    best = trial.best(metric)
+    if best is None or not is_number(best):
+        return math.inf
+    return best if less_is_better(metric) else -best
+
+
+def _measured(key: KeyFacts) -> str:
+    said = f"{printable(key.key)}:"
+    if key.seconds is not None:
+        said += f" {duration(key.seconds)} per iteration alone,"
+    packing = f"alpha {key.alpha:.3f}, c {key.c}" if key.packing > 1 else "packing not measured"
+    return f"{said} {packing}, beta {key.beta:.3f}"
+
+
+def _left_out(things: int, rows: int, what: str) -> list[RenderableType]:
+    return [Text(f"... and {count(things - rows, f'more {what}')}\n", style="dim")] if things > rows else []
+
+
+def _empty_table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
