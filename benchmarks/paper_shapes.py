@@ -21,12 +21,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fluid.backends.simulated import SimulationResult, simulate
 from fluid.bounds import malleable_lower_bound
 from fluid.instance import Instance
 from fluid.planners import PLANNERS, make_planner
 from fluid.resources import Cluster
 from fluid.scenario import Runtimes, Scenario, Workload
+from fluid.simulation import SimulationResult, simulate
 from fluid.strips import rollout
 
 #: Chosen overheads of the three workloads, from the smallest model to the largest: the smaller the model, the less

@@ -26,7 +26,6 @@ from rich.progress import track
 from rich.table import Table
 
 from fluid.arrangement import Arrangement, KeepWidths
-from fluid.backends.simulated import simulate
 from fluid.bounds import malleable_lower_bound
 from fluid.dynamic_fluid import ReallocateByShare
 from fluid.instance import Instance
@@ -36,6 +35,7 @@ from fluid.portfolio import Portfolio
 from fluid.replan import WaterFill
 from fluid.resources import Cluster
 from fluid.scenario import Runtimes, Scenario, Workload
+from fluid.simulation import simulate
 from fluid.strips import Strips, rollout, start
 
 DEVICES = (4, 8, 16, 32)

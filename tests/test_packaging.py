@@ -83,7 +83,9 @@ def files_in(wheel: Path) -> set[str]:
 
 def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     # If a package is missing here, add it to the list in pyproject.toml.
-    assert files_in(wheel) == shipped_modules() | {"fluid/py.typed"}
+    page = {f"fluid/report/{path.name}" for path in (ROOT / "fluid" / "report").glob("page.*")}
+    assert len(page) == 3
+    assert files_in(wheel) == shipped_modules() | {"fluid/py.typed"} | page
 
 
 def test_the_wheel_has_no_links(wheel: Path) -> None:

@@ -22,7 +22,7 @@ from fluid.runtime_model import (
 
 overheads = st.floats(1.0, 3.0)
 
-# --- Limits (SPEC section 8, case 10)
+# --- Limits
 
 
 @pytest.mark.parametrize(("alpha", "c"), [(1.0, 4), (1.1, 4), (1.2, 4), (1.3, 3), (1.6, 2), (2.0, 1), (10.0, 1)])
