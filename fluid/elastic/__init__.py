@@ -1,0 +1,57 @@
+"""Elastic data-parallel training: a trial grows and shrinks between two iterations.
+
+Users write an :class:`ElasticTrainable`. A process that hosts one drives it by an :class:`ElasticMember`; whoever
+decides about widths keeps the books with an :class:`ElasticController`, which needs neither PyTorch nor a device.
+:class:`ElasticRun` puts the three together on one machine, without an executor.
+
+Names are loaded on first use: the controller's side must not pay for PyTorch, and nothing here imports Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fluid.elastic.controller import ElasticController
+    from fluid.elastic.group import GenerationBrokenError, Group
+    from fluid.elastic.loader import ElasticLoader
+    from fluid.elastic.member import ElasticMember
+    from fluid.elastic.run import ElasticRun
+    from fluid.elastic.sync_batch_norm import SyncBatchNorm
+    from fluid.elastic.trainable import ElasticTrainable
+    from fluid.elastic.tune import as_tune_trainable
+
+_HOME = {
+    "ElasticController": "fluid.elastic.controller",
+    "ElasticLoader": "fluid.elastic.loader",
+    "ElasticMember": "fluid.elastic.member",
+    "ElasticRun": "fluid.elastic.run",
+    "ElasticTrainable": "fluid.elastic.trainable",
+    "GenerationBrokenError": "fluid.elastic.group",
+    "Group": "fluid.elastic.group",
+    "SyncBatchNorm": "fluid.elastic.sync_batch_norm",
+    "as_tune_trainable": "fluid.elastic.tune",
+}
+
+__all__ = [
+    "ElasticController",
+    "ElasticLoader",
+    "ElasticMember",
+    "ElasticRun",
+    "ElasticTrainable",
+    "GenerationBrokenError",
+    "Group",
+    "SyncBatchNorm",
+    "as_tune_trainable",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fluid.elastic' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,156 @@
+"""A loader of global batches, of which every rank gets its part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from fluid.elastic.shard import Shard
+from fluid.errors import InvalidFieldError, require_integer
+
+
+class Place(Protocol):
+    """Where a loader runs, and who must know which part of a batch it gave."""
+
+    @property
+    def rank(self) -> int:
+        """Rank among those who share the batches."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many share the batches."""
+        ...
+
+    def enter(self, shard: Shard) -> None:
+        """Notes which part the training works on from now on."""
+        ...
+
+
+class ElasticLoader:
+    """Loads this rank's part of one global batch after the other, in an order that is the same at every width.
+
+    Iterating yields what is left of the epoch; the next time, the next epoch. Its position is part of the state.
+
+    Args:
+        place: rank and size.
+        dataset: as for ``torch.utils.data.DataLoader``; of a ``TensorDataset`` whole batches are cut at once.
+        batch_size: samples in a global batch, over all ranks.
+        shuffle: whether each epoch has an order of its own.
+        seed: seed of these orders.
+        drop_last: whether a last batch that is not full is left out.
+        options: further arguments of ``DataLoader``, such as ``num_workers`` and ``collate_fn``.
+
+    Raises:
+        InvalidFieldError: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> None:
+        self.batch_size = require_integer("batch_size", batch_size, at_least=1)
+        self.seed = require_integer("seed", seed, at_least=0)
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise InvalidFieldError("dataset", dataset, "must have a length and be indexed by position")
+        if {"sampler", "batch_sampler"} & options.keys():
+            raise InvalidFieldError("options", sorted(options), "the order of samples is the elastic loader's own")
+        self.dataset = dataset
+        self._place = place
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+        self._options = options
+        self._epoch = 0
+        #: Global batches of the epoch that have been yielded.
+        self._position = 0
+        if len(self) == 0:
+            raise InvalidFieldError("dataset", len(dataset), "has not enough samples for one batch")
+
+    def __len__(self) -> int:
+        """Global batches in an epoch."""
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full + (rest > 0 and not self._drop_last)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to, from 0."""
+        return self._epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields this rank's parts of what is left of the epoch."""
+        plan = list(range(self._position, len(self)))
+        order = self._order()
+        shards = [self._shard(number) for number in plan]
+        picked = (self._pick(order, number, shard) for number, shard in zip(plan, shards, strict=True))
+        epoch = self._epoch
+        for number, shard, batch in zip(plan, shards, self._load(picked), strict=False):
+            # Before the batch is given away: whoever breaks out of the loop has used it.
+            self._epoch, self._position = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
+            self._place.enter(shard)
+            yield batch
+
+    def take(self, batches: int) -> Iterator[Any]:
+        """Yields this rank's parts of that many global batches, over the end of an epoch if need be.
+
+        Raises:
+            InvalidFieldError: ``batches`` is not a whole number of at least 1.
+        """
+        left = require_integer("batches", batches, at_least=1)
+        while left:
+            for batch in islice(self, left):
+                left -= 1
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is."""
+        return {"epoch": self._epoch, "position": self._position, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes to where another one was."""
+        self._epoch, self._position, self.seed = state["epoch"], state["position"], state["seed"]
+
+    def _order(self) -> torch.Tensor:
+        if not self._shuffle:
+            return torch.arange(len(self.dataset))
+        generator = torch.Generator()
+        # Epochs of one seed must not be those of the next one, shifted by one.
+        generator.manual_seed((self.seed * 1_000_003 + self._epoch) % 2**63)
+        return torch.randperm(len(self.dataset), generator=generator)
+
+    def _shard(self, number: int) -> Shard:
+        samples = min(self.batch_size, len(self.dataset) - number * self.batch_size)
+        return Shard.of(samples, self._place.rank, self._place.size)
+
+    def _pick(self, order: torch.Tensor, number: int, shard: Shard) -> torch.Tensor:
+        start, end = shard.bounds
+        first = number * self.batch_size
+        return order[first + start : first + end]
+
+    def _load(self, picked: Iterator[torch.Tensor]) -> Iterator[Any]:
+        if type(self.dataset) is TensorDataset and not self._options:
+            for indices in picked:
+                # Not dataset[indices]: the tensors may be on a GPU, the indices are not.
+                yield tuple(tensor[indices.to(tensor.device)] for tensor in self.dataset.tensors)
+        else:
+            yield from DataLoader(self.dataset, batch_sampler=_Batches(picked), **self._options)
+
+
+class _Batches:
+    """The indices of one batch after the other, as ``DataLoader`` wants them."""
+
+    def __init__(self, picked: Iterator[torch.Tensor]) -> None:
+        self._picked = picked
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (indices.tolist() for indices in self._picked)

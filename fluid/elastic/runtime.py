@@ -1,0 +1,232 @@
+"""What an :class:`fluid.elastic.trainable.ElasticTrainable` stands on: its group, its part of the batch, its state.
+
+Kept apart from the class that users derive from, whose attributes are theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fluid.elastic.averaging import average_gradients
+from fluid.elastic.group import Group
+from fluid.elastic.shard import Shard
+from fluid.errors import FluidError
+
+
+class Alone:
+    """The group of a process that trains alone: size 1, nothing to talk about."""
+
+    rank = 0
+    size = 1
+    broken = False
+
+    def host(self, address: str, generation: int, size: int) -> str:
+        """Nobody can meet here."""
+        raise FluidError("a group of one has no meeting point")
+
+    def configure(self, meeting: str, generation: int, rank: int, size: int) -> None:
+        """Nobody can be met."""
+        raise FluidError("a group of one meets nobody")
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """The sum over one."""
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Nobody to tell."""
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def abort(self, generation: int) -> None:
+        """Nobody to call back."""
+
+    def shutdown(self) -> None:
+        """Nothing to leave."""
+
+
+class Runtime:
+    """The elastic part of a trainable.
+
+    Attributes:
+        group: who trains it.
+        iteration: iterations done.
+        seed: every iteration's random numbers come from it, the iteration's number and the rank.
+        shard: which part of a global batch is worked on; ``None`` before the first.
+    """
+
+    def __init__(self) -> None:
+        self.group: Group = Alone()
+        self.iteration = 0
+        self.seed = 0
+        self.shard: Shard | None = None
+        #: Optimizers whose gradients are means already, by id.
+        self._averaged: set[int] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
+        # A copied model, as for a moving average of its weights, is trained by the same devices.
+        return self
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.group.size
+
+    @property
+    def weight(self) -> float:
+        """What this rank's mean over its samples weighs in the mean over the global batch."""
+        return 1.0 / self.size if self.shard is None else self.shard.weight
+
+    @property
+    def count(self) -> int:
+        """Samples of this rank in the global batch it works on."""
+        return 1 if self.shard is None else self.shard.count
+
+    def enter(self, shard: Shard) -> None:
+        """Works on another global batch from now on: gradients that come are not averaged yet."""
+        self.shard = shard
+        self._averaged.clear()
+
+    def begin(self) -> None:
+        """Begins an iteration, with random numbers that are this iteration's and this rank's own."""
+        self.shard = None
+        self._averaged.clear()
+        seed_everything(self.seed, self.iteration, self.rank)
+
+    # -- gradients -----------------------------------------------------------------------------------------
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has an optimizer's gradients averaged before each of its steps, unless somebody did so already."""
+
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.size == 1:
+                return
+            if any(callable(argument) for argument in (*args, *kwargs.values())):
+                raise FluidError("an optimizer's closure cannot be used on several devices: its gradients are its own")
+            if id(optimizer) not in self._averaged:
+                self.average(optimizer)
+
+        def after(*_: Any) -> None:
+            self._averaged.discard(id(optimizer))
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+
+    def average(self, optimizer: torch.optim.Optimizer) -> None:
+        """Replaces the gradients of an optimizer's parameters by their means over the global batch."""
+        if self.size > 1:
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            average_gradients(self.group, parameters, self.weight)
+        self._averaged.add(id(optimizer))
+
+    # -- what differs between ranks while an iteration runs ------------------------------------------------
+
+    def replicate_buffers(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        """Gives all ranks rank 0's buffers, such as the running statistics of batch normalization."""
+        if self.size > 1:
+            kinds: dict[tuple[Any, Any], list[torch.Tensor]] = {}
+            for module in modules.values():
+                for buffer in module.buffers():
+                    kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+            for alike in kinds.values():
+                flat = torch.cat([buffer.detach().reshape(-1) for buffer in alike])
+                self.group.broadcast(flat)
+                for buffer, piece in zip(alike, flat.split([buffer.numel() for buffer in alike]), strict=True):
+                    buffer.copy_(piece.view_as(buffer))
+
+    def gather(self, value: Any, dim: int) -> Any:
+        """Puts the parts that the ranks hold of a tensor, or of tensors in tuples and lists, together again."""
+        if self.size == 1:
+            return value
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        parts = list(_tensors(value))
+        if parts:
+            lengths[self.rank] = parts[0].shape[dim]
+        self.group.all_reduce(lengths)
+        start, total = int(lengths[: self.rank].sum()), int(lengths.sum())
+
+        def whole(part: torch.Tensor) -> torch.Tensor:
+            full = torch.zeros(*part.shape[:dim], total, *part.shape[dim + 1 :], dtype=part.dtype, device=part.device)
+            full.narrow(dim, start, part.shape[dim]).copy_(part.detach())
+            self.group.all_reduce(full)
+            return full
+
+        return map_tensors(value, whole)
+
+    def scatter(self, value: Any, dim: int) -> Any:
+        """This rank's part of what :meth:`gather` put together.
+
+        Raises:
+            FluidError: it is shorter than there are ranks.
+        """
+
+        def part(full: torch.Tensor) -> torch.Tensor:
+            shard = Shard.of(full.shape[dim], self.rank, self.size)
+            if full.shape[dim] < self.size:
+                raise FluidError(f"{full.shape[dim]} columns of state cannot be split over {self.size} devices")
+            return shard.take(full, dim).clone()
+
+        return value if self.size == 1 else map_tensors(value, part)
+
+
+def seed_everything(seed: int, iteration: int, rank: int) -> None:
+    """Seeds Python's, NumPy's and PyTorch's global generators."""
+    words = np.random.SeedSequence([seed, iteration, rank]).generate_state(3, np.uint64)
+    sys.modules["random"].seed(int(words[0]))  # PyTorch has loaded it.
+    np.random.seed(int(words[1]) % 2**32)
+    # Not torch.manual_seed: it also looks for every kind of accelerator, which takes longer.
+    torch.default_generator.manual_seed(int(words[2]) % 2**63)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(int(words[2]) % 2**63)
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Changes the tensors in nested tuples and lists."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)([map_tensors(item, change) for item in value])
+    return value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def stateful_parts(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What has ``state_dict`` and ``load_state_dict``, also in lists, tuples and dicts, each under its own name.
+
+    What has several names is found under the first.
+    """
+    parts = {}
+    seen: set[int] = set()
+    for name, value in _leaves(attributes):
+        stateful = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+        if stateful and id(value) not in seen:
+            seen.add(id(value))
+            parts[name] = value
+    return parts
+
+
+def _leaves(named: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in named.items():
+        name = f"{prefix}{key}"
+        if type(value) in (list, tuple):
+            yield from _leaves(dict(enumerate(value)), f"{name}.")
+        elif type(value) is dict:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value

@@ -1,0 +1,134 @@
+"""The state of a trainable as one flat piece of memory and a small rest: cheap to copy, to send and to go back to."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import torch
+
+if TYPE_CHECKING:
+    from fluid.elastic.group import Group
+
+#: Tensors begin at multiples of this many bytes, which suits every element type.
+_ALIGNMENT = 64
+#: Sent at a time, bytes; where GPUs talk to each other, so much device memory is needed for it.
+_CHUNK = 256 * 2**20
+
+
+class _Slot(NamedTuple):
+    """Stands, in the rest, for a tensor that lies in the flat memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    offset: int
+
+
+class Snapshot:
+    """A copy of a state, in host memory.
+
+    Attributes:
+        rest: the state, pickled, with slots in place of its tensors.
+        memory: ``uint8``, all tensors.
+    """
+
+    def __init__(self, rest: bytes, memory: torch.Tensor) -> None:
+        self.rest = rest
+        self.memory = memory
+
+    @classmethod
+    def take(cls, state: Any, reuse: Snapshot | None = None) -> Snapshot:
+        """Copies a state: nested dicts, lists and tuples, with tensors and whatever can be pickled in them.
+
+        Args:
+            state: what to copy; tensors on GPUs are waited for.
+            reuse: an older snapshot, which must not be used any more. Its memory is taken if it has the right size.
+        """
+        tensors: list[tuple[_Slot, torch.Tensor]] = []
+        end = 0
+
+        def assign(tensor: torch.Tensor) -> _Slot:
+            nonlocal end
+            slot = _Slot(tuple(tensor.shape), tensor.dtype, tensor.device.type, end)
+            tensors.append((slot, tensor.detach()))
+            end += math.ceil(tensor.numel() * tensor.element_size() / _ALIGNMENT) * _ALIGNMENT
+            return slot
+
+        rest = cloudpickle.dumps(_map(state, _is_plain_tensor, assign))
+        on_gpu = any(slot.device == "cuda" for slot, _ in tensors)
+        if reuse is not None and len(reuse.memory) == end and reuse.memory.is_pinned() == on_gpu:
+            memory = reuse.memory
+        else:
+            memory = torch.empty(end, dtype=torch.uint8, pin_memory=on_gpu)
+        for slot, tensor in tensors:
+            _view(memory, slot).copy_(tensor, non_blocking=True)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return cls(rest, memory)
+
+    def state(self) -> Any:
+        """The state as it was, with tensors of its own on the devices they were on."""
+
+        def tensor_of(slot: _Slot) -> torch.Tensor:
+            view = _view(self.memory, slot)
+            return view.clone() if slot.device == "cpu" else view.to(slot.device)
+
+        return _map(pickle.loads(self.rest), lambda node: isinstance(node, _Slot), tensor_of)
+
+
+def broadcast(group: Group, snapshot: Snapshot | None) -> Snapshot:
+    """Gives every member of a group rank 0's snapshot.
+
+    Args:
+        group: all of its members call this.
+        snapshot: of rank 0; the others' is not looked at.
+
+    Raises:
+        GenerationBrokenError: a member failed.
+    """
+    sizes = torch.zeros(2, dtype=torch.int64)
+    if group.rank == 0:
+        assert snapshot is not None
+        sizes = torch.tensor([len(snapshot.rest), len(snapshot.memory)])
+    group.broadcast(sizes)
+    length, total = sizes.tolist()
+    if group.rank == 0:
+        assert snapshot is not None
+        rest, memory = torch.frombuffer(bytearray(snapshot.rest), dtype=torch.uint8), snapshot.memory
+    else:
+        rest = torch.empty(length, dtype=torch.uint8)
+        memory = torch.empty(total, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    group.broadcast(rest)
+    for begin in range(0, total, _CHUNK):
+        group.broadcast(memory[begin : begin + _CHUNK])
+    return Snapshot(rest.numpy().tobytes(), memory)
+
+
+def _is_plain_tensor(node: Any) -> bool:
+    # What is sparse, quantized or a subclass with a mind of its own is pickled with the rest.
+    plain = type(node) in (torch.Tensor, torch.nn.Parameter)
+    return plain and node.layout == torch.strided and not node.is_quantized and node.device.type in ("cpu", "cuda")
+
+
+def _view(memory: torch.Tensor, slot: _Slot) -> torch.Tensor:
+    size = math.prod(slot.shape) * slot.dtype.itemsize
+    return memory[slot.offset : slot.offset + size].view(slot.dtype).view(slot.shape)
+
+
+def _map(node: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Copies nested containers, with some of their leaves changed."""
+    if wanted(node):
+        return change(node)
+    if type(node) in (dict, OrderedDict):
+        copy = type(node)((key, _map(value, wanted, change)) for key, value in node.items())
+        if hasattr(node, "_metadata"):  # Where modules keep the versions of their parts.
+            copy._metadata = node._metadata
+        return copy
+    if type(node) in (list, tuple):
+        return type(node)(_map(value, wanted, change) for value in node)
+    return node

@@ -1,0 +1,73 @@
+"""Elastic trainables under Ray Tune, where they train at width 1 unless Fluid runs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fluid._imports import try_import
+from fluid.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    from fluid.elastic.trainable import ElasticTrainable
+
+
+def as_tune_trainable(cls: type[ElasticTrainable]) -> type:
+    """Makes a class for Ray Tune of an elastic trainable; Fluid takes either of them.
+
+    Raises:
+        InvalidFieldError: ``cls`` is no subclass of ElasticTrainable.
+        MissingDependencyError: Ray Tune is not installed.
+    """
+    with try_import("Ray Tune", extra="ray") as imports:
+        from ray.tune import Trainable
+    imports.check()
+    elastic_class(cls)
+
+    class TuneTrainable(Trainable):  # type: ignore[misc]
+        """Hands everything on to an elastic trainable."""
+
+        fluid_elastic = True
+        fluid_elastic_class = cls
+
+        def setup(self, config: dict[str, Any]) -> None:
+            self.elastic = cls()
+            self.elastic.setup(config)
+
+        def step(self) -> dict[str, Any]:
+            return self.elastic.step()
+
+        def save_checkpoint(self, checkpoint_dir: str) -> None:
+            self.elastic.save_checkpoint(checkpoint_dir)
+
+        def load_checkpoint(self, checkpoint: str) -> None:
+            self.elastic.load_checkpoint(checkpoint)
+
+        def reset_config(self, new_config: dict[str, Any]) -> bool:
+            self.elastic.cleanup()
+            self.setup(new_config)
+            return True
+
+        def cleanup(self) -> None:
+            self.elastic.cleanup()
+
+    TuneTrainable.__name__ = TuneTrainable.__qualname__ = cls.__name__
+    return TuneTrainable
+
+
+def hosts_elastic(trainable: Any) -> bool:
+    """Whether a class is just what :func:`as_tune_trainable` made: one derived from it may do, and keep, more."""
+    return isinstance(trainable, type) and "fluid_elastic_class" in vars(trainable)
+
+
+def elastic_class(trainable: Any) -> type[ElasticTrainable]:
+    """The elastic trainable that a class is, or was made from.
+
+    Raises:
+        InvalidFieldError: it is neither.
+    """
+    from fluid.elastic.trainable import ElasticTrainable
+
+    found = getattr(trainable, "fluid_elastic_class", trainable)
+    if not isinstance(found, type) or not issubclass(found, ElasticTrainable):
+        raise InvalidFieldError("trainable", trainable, "must be a subclass of fluid.elastic.ElasticTrainable")
+    return found

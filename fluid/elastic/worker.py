@@ -1,0 +1,135 @@
+"""A process that is a member of elastic trials and does nothing else; :class:`fluid.elastic.run.ElasticRun` starts it.
+
+    python -m fluid.elastic.worker DESCRIPTOR BACKEND THREADS CORE
+
+It shows what a lane does too: the thread that runs the user's code takes messages between two iterations, while
+another one reads them, so that Halt and Abort are seen in the middle of an iteration.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from fluid._clock import MonotonicClock
+from fluid.elastic.group import make_group
+from fluid.elastic.member import ElasticMember
+from fluid.elastic.messages import Abort, End, Failed, Leave, Left, Prepare, Prepared, Save, Saved
+from fluid.elastic.seat import Seat
+from fluid.elastic.trainable import ElasticTrainable
+from fluid.elastic.tune import elastic_class
+from fluid.errors import FluidError
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Worker:
+    """Carries out a controller's messages.
+
+    Args:
+        connection: to the controller.
+        backend: as of :func:`fluid.elastic.group.make_group`.
+    """
+
+    def __init__(self, connection: Connection, backend: str) -> None:
+        self._connection = connection
+        self._backend = backend
+        self._clock = MonotonicClock()
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._seat: Seat | None = None
+
+    def serve(self) -> None:
+        """Serves until it is told to end."""
+        threading.Thread(target=self._read, name="fluid-elastic-reader", daemon=True).start()
+        while not isinstance(message := self._messages.get(), End):
+            try:
+                self._take(message)
+            except Exception as error:
+                self._fail(error)
+        self._drop()
+
+    def _read(self) -> None:
+        """Reads ahead of the main thread, which may be in an iteration, or wait for a peer that is gone."""
+        while True:
+            try:
+                message = pickle.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(1)  # The controller is gone.
+            seat = self._seat
+            if seat is not None:
+                seat.overhear(message)
+            self._messages.put(message)
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Prepare):
+            self._prepare(message)
+        elif isinstance(message, Leave):
+            self._drop()
+            self._say(Left())
+        elif self._seat is None:
+            if not isinstance(message, Abort):  # It crossed with what this member said before it left.
+                raise FluidError("this member has not been prepared")
+        elif isinstance(message, Save):
+            member = self._seat.member
+            member.trainable.save_checkpoint(message.path)
+            self._say(Saved(member.iteration, message.path))
+        else:
+            self._seat.take(message)
+            while self._seat.left:
+                self._seat.iterate()
+
+    def _say(self, message: Any) -> None:
+        self._connection.send_bytes(pickle.dumps(message))
+
+    def _fail(self, error: BaseException) -> None:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self._drop()
+        self._say(Failed(f"{type(error).__name__}: {error}", text))
+
+    def _drop(self) -> None:
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            try:
+                seat.member.leave()
+            except Exception:  # Of the user's cleanup; nothing depends on it.
+                traceback.print_exc()
+
+    def _prepare(self, message: Prepare) -> None:
+        self._drop()
+        begun = self._clock.now()
+        sys.path[:] = [*message.sys_path, *(path for path in sys.path if path not in message.sys_path)]
+        trainable: ElasticTrainable = elastic_class(pickle.loads(message.trainable))()
+        trainable.setup(pickle.loads(message.config))
+        if message.checkpoint is not None:
+            trainable.load_checkpoint(message.checkpoint)
+        group = make_group(self._backend, trainable.device)
+        self._seat = Seat(ElasticMember(trainable, group), self._say, self._clock)
+        self._say(Prepared(trainable.iteration, _LOOPBACK, self._clock.now() - begun))
+
+
+def main(arguments: list[str]) -> None:
+    """Runs a worker as all that this process does."""
+    descriptor, backend, threads, core = int(arguments[0]), arguments[1], int(arguments[2]), int(arguments[3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The controller decides what an interrupt means.
+    if core >= 0:
+        with suppress(OSError):  # It may have been taken from this container.
+            os.sched_setaffinity(0, {core})
+    torch.set_num_threads(threads)
+    Worker(Connection(descriptor), backend).serve()
+    sys.stdout.flush()
+    # Not the interpreter's own end, which waits for threads of libraries that wait for peers.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

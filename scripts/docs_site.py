@@ -1,0 +1,84 @@
+"""What the site has besides docs/: pages that live elsewhere, and the files that pages point to.
+
+In the repository a link such as ``../examples/sweep.py`` leads to the file. The site holds nothing outside of docs/, so
+here the file becomes a page of it, and the link leads there. MkDocs runs this as a hook.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Pages of the site that are files of the repository's root.
+FROM_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+_LANGUAGES = {".json": "json", ".md": "markdown", ".py": "python", ".toml": "toml", ".yml": "yaml"}
+_LINK = re.compile(r"(?<=\]\()(?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages."""
+    for page, name in FROM_ROOT.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    pages = [file for file in files if file.is_documentation_page()]
+    pointed_to = {path for page in pages for path in _pointed_to(page)}
+    for path in sorted(pointed_to.union(*map(_files_of, pointed_to))):
+        files.append(File.generated(config, _page_of(path), content=_shown(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lets links to files of the repository lead to their pages."""
+    here = page.file.src_uri
+    if here.startswith("source/"):
+        return markdown
+
+    def lead(link: re.Match[str]) -> str:
+        path = _in_repository(here, link["target"])
+        if not (ROOT / path).exists():
+            return link[0]  # MkDocs will complain of it.
+        return posixpath.relpath(_page_of(path), posixpath.dirname(here) or ".") + (link["anchor"] or "")
+
+    return _LINK.sub(lead, markdown)
+
+
+def _pointed_to(page: File) -> Iterator[str]:
+    """Files and folders of the repository, outside of the site, that a page has links to."""
+    for link in _LINK.finditer(page.content_string):
+        path = _in_repository(page.src_uri, link["target"])
+        if (ROOT / path).exists() and _page_of(path).startswith("source/"):
+            yield path
+
+
+def _files_of(path: str) -> list[str]:
+    """What is in a folder; nothing if it is a file."""
+    inside = sorted(file for file in (ROOT / path).glob("*") if file.suffix in _LANGUAGES)
+    return [file.relative_to(ROOT).as_posix() for file in inside]
+
+
+def _in_repository(page: str, target: str) -> str:
+    """The file that a link of a page leads to in the repository."""
+    home = FROM_ROOT.get(page, f"docs/{page}")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(home), target))
+
+
+def _page_of(path: str) -> str:
+    """Where the site has a file of the repository."""
+    for page, name in FROM_ROOT.items():
+        if path == name:
+            return page
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
+
+
+def _shown(path: str) -> str:
+    if (ROOT / path).is_dir():
+        folder = posixpath.dirname(_page_of(path))
+        links = [f"- [{file}]({posixpath.relpath(_page_of(file), folder)})" for file in _files_of(path)]
+        return f"# {path}\n\n" + "\n".join(links) + "\n"
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return f"# {path}\n\n~~~~{_LANGUAGES.get(Path(path).suffix, 'text')}\n{text.rstrip()}\n~~~~\n"
