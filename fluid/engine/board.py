@@ -72,7 +72,7 @@ class Board:
         self._key.values[place] = self._keys[trial.spec.profile_key]
         self._device.values[place] = devices[0]
         self._most_packed.values[place] = _NO_LIMIT if trial.neighbours is None else trial.neighbours
-        self._widest.values[place] = trial.spec.max_width
+        self._widest.values[place] = trial.max_width
         self._work.values[place] = work
         self._width.values[place] = trial.width
         self._speed.values[place] = speed

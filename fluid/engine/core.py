@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fluid.engine.commands import Command, ReportEnd, StopTrial
+from fluid.engine.commands import Command, NoteResize, ReportCall, ReportEnd, ReportStart, RunIteration, StopTrial
+from fluid.engine.events import Failure
 from fluid.engine.lanes import Lanes
-from fluid.engine.records import GroupRecord, TrialRecord, TrialState
+from fluid.engine.records import GroupRecord, Stage, TrialRecord, TrialState
 from fluid.engine.scheduling import Scheduling
 from fluid.errors import FluidError
 
@@ -23,6 +24,8 @@ class Core:
         commands: what to do, in order, for the events at hand.
         arrivals: queued trials that have no width yet, by row.
         resizing: trials that are being resized, by row, in the order in which that began.
+        clearing: trials that wait to start until states that were kept on their devices have left, by row.
+        forgotten: ids of trials that were here and are taken.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
     """
@@ -34,6 +37,8 @@ class Core:
     commands: list[Command] = field(default_factory=list)
     arrivals: dict[int, TrialRecord] = field(default_factory=dict)
     resizing: dict[int, TrialRecord] = field(default_factory=dict)
+    clearing: dict[int, TrialRecord] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)
     changed: bool = False
     now: float = 0.0
     _rows: int = 0
@@ -90,9 +95,10 @@ class Core:
             self.lanes.release(trial.move.old_lanes)
         self.scheduling.leave(trial)
         self.resizing.pop(trial.row, None)
+        self.clearing.pop(trial.row, None)
         trial.lanes = ()
         trial.move = None
-        trial.launched = False
+        trial.launched = trial.suspending = False
         trial.releasing.clear()
         self.changed = True
 
@@ -100,7 +106,7 @@ class Core:
         """Has a trial that goes on elsewhere, or not at all, leave lanes in which it may run."""
         if not lane_ids:
             return
-        need = self.scheduling.need(trial)
+        need = self.scheduling.estimates.need(trial)
         for lane_id in lane_ids:
             self.lanes.drain(lane_id, trial.trial_id, need.peak_bytes if need is not None else 0.0)
         if not told:
@@ -112,17 +118,49 @@ class Core:
             trial.done = trial.restart_at
         self.become(trial, TrialState.QUEUED, why)
         self.arrivals[trial.row] = trial
+        if trial.home is not None:
+            self.scheduling.occupancy.look_at(trial.home)  # its state may leave now
 
     def unqueue(self, trial: TrialRecord) -> None:
         """Takes a queued trial out of the queue."""
         self.arrivals.pop(trial.row, None)
         self.scheduling.withdraw(trial)
 
+    def top_up(self, trial: TrialRecord) -> None:
+        """Tells the lanes of a running trial about iterations that it was not told about yet."""
+        limit = trial.limit
+        if trial.stopping or trial.suspending or trial.asked >= limit or trial.exhausted:
+            return
+        warming = trial.move is not None and trial.move.stage is Stage.WARMING
+        if trial.state is TrialState.RUNNING or warming:
+            self.commands.append(RunIteration(trial.trial_id, trial.hosts, limit - trial.asked))
+            trial.asked = limit
+
     def end(self, trial: TrialRecord, state: TrialState, why: str) -> None:
         """Ends a trial, which holds nothing any more."""
+        if trial.state is not TrialState.DONE:
+            self.groups[trial.group_id].open -= 1
         self.become(trial, state, why)
-        self.groups[trial.group_id].open -= 1
+        was_told, trial.woken = trial.woken, False
+        if state is TrialState.DONE:
+            if not was_told:
+                self.report_end(trial)
+            return
+        self.refuse_calls(trial)
         self.report_end(trial)
+
+    # -- what submitters are told --------------------------------------------------------------------------
+
+    def report_start(self, trial: TrialRecord) -> None:
+        """Tells the submitter that a trial begins to run; of one that was woken it knows nothing."""
+        if not trial.woken and not trial.stopping:
+            devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.lanes])
+            self.commands.append(ReportStart(trial.trial_id, trial.group_id, self.now, trial.width, devices))
+
+    def note_resize(self, trial: TrialRecord, seconds: float) -> None:
+        """Has it written down that a trial runs at another width."""
+        devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.lanes])
+        self.commands.append(NoteResize(trial.trial_id, self.now, trial.width, devices, seconds))
 
     def report_end(self, trial: TrialRecord) -> None:
         """Tells the submitter how a trial ended."""
@@ -130,3 +168,22 @@ class Core:
         self.commands.append(
             ReportEnd(trial.trial_id, trial.group_id, trial.state.value, trial.done, self.now, failure)
         )
+
+    def report_call(
+        self, trial: TrialRecord, call_id: int, result: bytes | None = None, failure: Failure | None = None
+    ) -> None:
+        """Tells the submitter what came of a call."""
+        self.commands.append(ReportCall(trial.trial_id, trial.group_id, call_id, result, failure, self.now))
+
+    def refuse_calls(self, trial: TrialRecord) -> None:
+        """Answers all calls of a trial that will not run again."""
+        if not trial.calls:
+            return
+        failure, failed = Failure("stopped", "the trial was stopped"), trial.failure
+        if trial.state is TrialState.FAILED and failed is not None:
+            failure = Failure(failed.kind, f"the trial failed: {failed.message}", failed.traceback)
+        elif trial.given_up:
+            failure = Failure("stopped", "the trial's state was let go to make room for others, and cannot be restored")
+        for call in trial.calls:
+            self.report_call(trial, call.call_id, failure=failure)
+        trial.calls.clear()

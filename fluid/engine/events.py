@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fluid.resources import Device, MemoryNeed
+
+#: What may have come of a trial in its submitter's eyes. One that is paused comes back as another trial, or never.
+OUTCOMES = ("DONE", "STOPPED", "FAILED", "PAUSED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class TrialSpec:
         max_width: most devices; 1 for a trial that is not elastic.
         memory: device memory it needs, if known beforehand.
         can_save: whether it can be saved and restored, and so be moved to another lane.
+        retry_errors: whether it is tried again after it raised. Lost lanes and memory that ran out never depend on it.
     """
 
     trial_id: str
@@ -29,6 +33,7 @@ class TrialSpec:
     max_width: int = 1
     memory: MemoryNeed | None = None
     can_save: bool = True
+    retry_errors: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +55,20 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a trial could not go on.
+    """Why a trial could not go on, or a call of one of its methods came to nothing.
 
     Attributes:
-        kind: ``"error"`` (the trial raised), ``"out_of_memory"`` or ``"lane_lost"``.
+        kind: ``"error"`` (the trial raised), ``"out_of_memory"``, ``"lane_lost"``, or ``"stopped"`` for a call of a
+            trial that was stopped.
         message: one line for people.
         traceback: the traceback as text, empty where there is none.
+        exception: what was raised, pickled; ``None`` where nothing was, or it cannot be pickled.
     """
 
     kind: str
     message: str
     traceback: str = ""
+    exception: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +116,15 @@ class TrialHistory:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecovered(Event):
-    """A TrialGroup of an earlier session goes on: trials that had not ended are queued, from their checkpoints."""
+    """A TrialGroup of an earlier session goes on: trials that had not ended are queued, from their checkpoints.
+
+    Attributes:
+        forgotten: ids of its trials that were forgotten.
+    """
 
     group_id: str
     trials: tuple[TrialHistory, ...]
+    forgotten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,35 @@ class BudgetExtended(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """A trial shall run no further."""
+    """A trial shall run no further.
+
+    Attributes:
+        outcome: what came of it in the submitter's eyes, one of :data:`OUTCOMES`; ``None`` for the state it ends in.
+    """
+
+    trial_id: str
+    outcome: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequested(Event):
+    """A method of a trial's trainable is to be called, between two iterations.
+
+    Attributes:
+        call_id: unique among the calls of this trial.
+        method: its name.
+        payload: the arguments, as the submitter and the lane understand them.
+    """
+
+    trial_id: str
+    call_id: int
+    method: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrialForgotten(Event):
+    """A trial that has ended will not be asked for again: nothing of it is kept but that its id is taken."""
 
     trial_id: str
 
@@ -156,9 +197,14 @@ class DeviceLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class LaneReady(Event):
-    """A lane the engine asked for is warm."""
+    """A lane the engine asked for is warm.
+
+    Attributes:
+        own_bytes: device memory that it takes for itself, before it hosts a trial; 0 where that is not known.
+    """
 
     lane_id: int
+    own_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +213,13 @@ class LaneLost(Event):
 
     Attributes:
         culprit: the trial whose code ran when it died; ``None`` where none did or it is unknown.
+        blameless: whether no trial in it is to blame: it was ended because of something outside it.
     """
 
     lane_id: int
     reason: str
     culprit: str | None = None
+    blameless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +247,7 @@ class IterationDone(Event):
         metrics: what the trial reported; the engine only passes it on.
         memory: peak device memory, if measured.
         finished: the trial says that it has no more to do, whatever its budget.
+        busy: share of the iteration in which it kept its device busy, if measured.
     """
 
     trial_id: str
@@ -208,6 +257,7 @@ class IterationDone(Event):
     metrics: Any = None
     memory: MemoryNeed | None = None
     finished: bool = False
+    busy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +314,22 @@ class TrialFailed(Event):
     trial_id: str
     lane_id: int
     failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCalled(Event):
+    """A method of a trial was called; the trial is as the method left it, also where that raised.
+
+    Attributes:
+        result: what the method returned, as the submitter and the lane understand it.
+        failure: what it raised; ``None`` if it returned.
+    """
+
+    trial_id: str
+    lane_id: int
+    call_id: int
+    result: bytes | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,23 +43,29 @@ class KeyFacts:
         self.observed[co_residents, width] = seen + 1
         return seen < _OBSERVE_ALL or seen % _OBSERVE_EVERY == 0
 
-    def update(self, profile: Profile) -> bool:
-        """Reads the figures off the profile, which learnt something; returns whether c or d changed."""
+    def update(self, profile: Profile, *, trying_pays: bool = True) -> bool:
+        """Reads the figures off the profile, which learnt something; returns whether c or d changed.
+
+        Args:
+            profile: what is known.
+            trying_pays: whether there is enough left to do for trying one more co-resident to pay for itself.
+        """
         self.memory = profile.memory(self.key)
         self.pace = profile.seconds_per_iteration(self.key)
         if self.pace is None:
             return False
         self.alpha, self.beta = profile.alpha(self.key), profile.beta(self.key)
         before = self.packing, self.width
-        self.packing = self._packing(profile, self.pace)
+        self.packing = self._packing(profile, self.pace, trying_pays)
         self.width = self._width(profile)
         return before != (self.packing, self.width)
 
-    def _packing(self, profile: Profile, pace: float) -> int:
+    def _packing(self, profile: Profile, pace: float, trying_pays: bool) -> int:
         if pace < _TOO_SHORT_TO_PACK:
             return 1
-        limit = profile.packing_limit(self.key, self.max_packing)
-        return max(1, min(limit, profile.measured_packing(self.key) + 1))
+        limit, measured = profile.packing_limit(self.key, self.max_packing), profile.measured_packing(self.key)
+        tries = trying_pays or self.packing > measured  # what has been begun is brought to an end
+        return max(1, min(limit, measured + tries))
 
     def _width(self, profile: Profile) -> int:
         limit = profile.width_limit(self.key, n=self.max_width, d_max=self.max_width)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+from fluid.engine.calls import Calls
+from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import Core
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
 from fluid.engine.lifecycle import Lifecycle
@@ -15,15 +20,22 @@ class Failures:
 
     Args:
         core: the session.
-        lifecycle, residency, resizing: whose transitions this makes.
+        calls, lifecycle, residency, resizing: whose transitions this makes.
         max_failures: times a trial is queued again after it failed, and a device is tried again on which no lane
             starts.
     """
 
     def __init__(
-        self, core: Core, lifecycle: Lifecycle, residency: Residency, resizing: Resizing, max_failures: int
+        self,
+        core: Core,
+        calls: Calls,
+        lifecycle: Lifecycle,
+        residency: Residency,
+        resizing: Resizing,
+        max_failures: int,
     ) -> None:
         self._core = core
+        self._calls = calls
         self._lifecycle = lifecycle
         self._residency = residency
         self._resizing = resizing
@@ -42,12 +54,17 @@ class Failures:
             return
         trial = core.trials.get(event.trial_id)
         if trial is None:
+            core.lanes.take_up(event.lane_id, event.trial_id)  # forgotten while it was saved
+            core.changed = True
             return
         if event.lane_id == trial.resident:
             self._failed_to_save(trial, event.failure)
             return
         if event.lane_id in trial.releasing:
             self._lifecycle.left(trial, event.lane_id, "failed while it was being stopped")
+            return
+        if trial.move is not None and not trial.stopping and event.lane_id in set(trial.lanes) - set(trial.hosts):
+            self._resizing.refused(trial, event.failure.message)
             return
         if core.holder(event.trial_id, event.lane_id) is None:
             if event.lane_id in core.lanes:
@@ -59,7 +76,7 @@ class Failures:
 
     def _failed(self, trial: TrialRecord, lane_id: int, failure: Failure) -> None:
         core = self._core
-        neighbours = core.scheduling.co_residents(trial)
+        neighbours = core.scheduling.estimates.co_residents(trial)
         others = tuple(host for host in trial.stays_in if host != lane_id)
         devices = [core.lanes[lane].device_id for lane in trial.stays_in]
         core.free(trial)
@@ -71,23 +88,27 @@ class Failures:
             # It costs nobody their progress: it runs again with fewer neighbours.
             trial.neighbours = neighbours - 1
             core.queue(trial, f"out of memory beside {neighbours - 1} others")
-        elif self._residents_leave(devices):
+        elif self._others_leave(devices):
             self._count(trial, failure)
         else:
-            trial.failure = Failure(failure.kind, self._what_there_was(trial, failure, devices), failure.traceback)
+            trial.failure = replace(failure, message=self._what_there_was(trial, failure, devices))
             core.end(trial, TrialState.FAILED, failure.message)
 
-    def _residents_leave(self, devices: list[int]) -> bool:
-        """Evicts the states that were kept on devices while a trial ran out of memory there."""
+    def _others_leave(self, devices: list[int]) -> bool:
+        """Evicts the states, and ends idle lanes, that were on devices while a trial ran out of memory there."""
         core = self._core
+        for device in devices:
+            core.lanes.retire(device, math.inf, core.commands)
+        retired = core.lanes.have_retired(devices)
         kept = [core.trials[trial_id] for device in devices for _, trial_id in core.lanes.kept_on(device)]
-        evicted = [trial for trial in kept if trial.spec.can_save and trial.state is TrialState.DONE]
+        done = [trial for trial in kept if trial.state is TrialState.DONE and not trial.calls]
+        evicted = [trial for trial in done if trial.spec.can_save]
         for trial in evicted:
             self._residency.evict(trial)
-        return bool(evicted)
+        return bool(evicted) or retired
 
     def _what_there_was(self, trial: TrialRecord, failure: Failure, devices: list[int]) -> str:
-        need = self._core.scheduling.need(trial)
+        need = self._core.scheduling.estimates.need(trial)
         rooms = [room for device in devices if (room := self._core.scheduling.occupancy.usable_bytes(device))]
         text = f"{failure.message}: it ran alone on its device"
         if rooms:
@@ -105,12 +126,15 @@ class Failures:
         elif trial.state is TrialState.QUEUED:
             trial.failures += 1
             trial.failure = failure
+            if _is_final(trial, failure):
+                core.unqueue(trial)
+                core.end(trial, TrialState.FAILED, failure.message)
 
     def _count(self, trial: TrialRecord, failure: Failure) -> None:
         """Queues a trial again, or ends it if it failed too often."""
         trial.failures += 1
         trial.failure = failure
-        if trial.failures > self._max_failures:
+        if trial.failures > self._max_failures or _is_final(trial, failure):
             self._core.end(trial, TrialState.FAILED, failure.message)
         else:
             self._core.queue(trial, f"failure {trial.failures} of {self._max_failures}: {failure.message}")
@@ -121,9 +145,8 @@ class Failures:
         """A lane is warm."""
         lanes = self._core.lanes
         if event.lane_id in lanes:
-            lane = lanes[event.lane_id]
-            lane.ready = True
-            self._false_starts.pop(lane.device_id, None)
+            lanes.ready(event.lane_id, event.own_bytes)
+            self._false_starts.pop(lanes[event.lane_id].device_id, None)
             self._lifecycle.lane_usable(event.lane_id)
 
     def lane_lost(self, event: LaneLost) -> None:
@@ -133,8 +156,8 @@ class Failures:
             return
         lane = core.lanes.lose(event.lane_id)
         core.changed = True
-        if lane.ready:
-            self._evacuate(lane, event.reason, culprit=event.culprit)
+        if lane.ready or event.blameless:
+            self._evacuate(lane, event.reason, culprit=event.culprit, blameless=event.blameless)
             core.lanes.start(lane.device_id, core.commands)
             return
         # A device on which no lane starts is tried a few times more, and then given up.
@@ -167,6 +190,8 @@ class Failures:
         core = self._core
         for trial_id in list(lane.residents):
             trial = core.trials[trial_id]
+            if not blameless and culprit in (None, trial_id):
+                self._calls.blame(trial, reason, self._max_failures)
             self._residency.lose(trial, reason)
             if trial.state is TrialState.STARTING:  # elsewhere, or here; it waited for its state
                 core.free(trial)
@@ -181,9 +206,22 @@ class Failures:
             core.queue(trial, reason)
         elif lane.lane_id not in trial.hosts:
             self._resizing.call_off(trial)  # it was still to go there
-            self._lifecycle.top_up(trial)
+            core.top_up(trial)
+        elif self._resizing.survivors(trial, lane.lane_id) and self._may_go_on(trial, reason, culprit, blameless):
+            self._resizing.go_on_without(trial, lane.lane_id, reason)
         else:
             self._killed(trial, lane.lane_id, reason, culprit=culprit, blameless=blameless)
+
+    def _may_go_on(self, trial: TrialRecord, reason: str, culprit: str | None, blameless: bool) -> bool:
+        """Counts the loss of one of a trial's lanes; returns whether it has not had too many."""
+        if blameless or culprit not in (None, trial.trial_id):
+            return True
+        if trial.failures >= self._max_failures:
+            return False
+        trial.failures += 1
+        trial.failure = Failure("lane_lost", reason)
+        self._calls.blame(trial, reason, self._max_failures)
+        return True
 
     def _stopped_by_loss(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
         """The others may wait for the one that is gone: they leave when they can, and the trial is over."""
@@ -197,8 +235,11 @@ class Failures:
         others = tuple(host for host in trial.stays_in if host != lane_id and host in core.lanes)
         core.free(trial)
         core.drain(trial, others)
+        blameless = blameless or culprit not in (None, trial.trial_id)
+        if not blameless:
+            self._calls.blame(trial, reason, self._max_failures)
         self._residency.lose(trial, reason)
-        if blameless or culprit not in (None, trial.trial_id):
+        if blameless:
             core.queue(trial, reason)
             return
         if culprit is not None:
@@ -225,6 +266,7 @@ class Failures:
         device = core.scheduling.remove_device(event.device_id)
         if all(other.host != device.host for other in core.scheduling.devices):
             self._residency.lose_host(device.host)
+        core.commands.append(NoteDeviceLost(device.index, core.now))
         core.changed = self._devices_changed = True
 
     def end_misfits(self) -> None:
@@ -235,11 +277,16 @@ class Failures:
             waiting += [core.scheduling.records[row] for row in core.scheduling.queue]
         self._devices_changed = False
         for trial in waiting:
-            if not core.scheduling.could_hold(trial.spec.memory):
-                need, most = core.scheduling.need(trial), core.scheduling.most_usable()
+            if not core.scheduling.estimates.could_hold(trial.spec.memory):
+                need, most = core.scheduling.estimates.need(trial), core.scheduling.estimates.most_usable()
                 assert need is not None
                 text = f"needs {need.peak_bytes:.0f} bytes and the device with the most has {most:.0f} usable"
                 core.unqueue(trial)
                 self._residency.let_go(trial)
                 trial.failure = Failure("out_of_memory", text)
                 core.end(trial, TrialState.FAILED, text)
+
+
+def _is_final(trial: TrialRecord, failure: Failure) -> bool:
+    """Whether a trial that raised is not to be tried again."""
+    return failure.kind == "error" and not trial.spec.retry_errors

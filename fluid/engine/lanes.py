@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.records import LaneRecord
+from fluid.placement import Occupancy
 
 
 class Lanes:
     """The lanes of all devices.
 
     Args:
-        resident_limit: trials whose state one device keeps though they do not run; beyond it the least recently
-            used one is to be evicted.
-        reserve: told how many bytes a device's residents hold more than before.
+        resident_limit: trials of unknown bytes whose state one device keeps though they do not run; beyond it the
+            least recently used one is to be evicted.
+        occupancy: told of the bytes that lanes and residents take on their devices.
     """
 
-    def __init__(self, resident_limit: int, reserve: Callable[[int, float], None]) -> None:
+    def __init__(self, resident_limit: int, occupancy: Occupancy) -> None:
         self.resident_limit = resident_limit
-        self._reserve = reserve
+        self._occupancy = occupancy
+        #: The most that a lane was seen to take for itself, and so what one that has not said so yet is taken to.
+        self.usual_bytes = 0.0
+        #: Devices on which lanes were ended to make room, which takes them a moment.
+        self._retired: set[int] = set()
         self._lanes: dict[int, LaneRecord] = {}
         self._by_device: dict[int, dict[int, LaneRecord]] = {}
         self._next = 0
@@ -48,8 +53,28 @@ class Lanes:
         self._next += 1
         self._lanes[lane.lane_id] = lane
         self._by_device.setdefault(device_id, {})[lane.lane_id] = lane
+        lane.own_bytes = self.usual_bytes
+        self._note(device_id)
         commands.append(StartLane(lane.lane_id, device_id))
         return lane
+
+    def ready(self, lane_id: int, own_bytes: float) -> None:
+        """Notes that a lane is warm.
+
+        Args:
+            lane_id: the lane.
+            own_bytes: device memory that it takes for itself; 0 where that is not known.
+        """
+        lane = self._lanes[lane_id]
+        lane.ready = True
+        if own_bytes > 0.0:
+            lane.own_bytes = own_bytes
+            if own_bytes > self.usual_bytes:
+                self.usual_bytes = own_bytes
+                for device_id in self._by_device:
+                    self._note(device_id)
+            else:
+                self._note(lane.device_id)
 
     def lose(self, lane_id: int) -> LaneRecord:
         """Removes a lane that is gone; what it reserved is free."""
@@ -58,6 +83,7 @@ class Lanes:
         del on_device[lane_id]
         if not on_device:
             del self._by_device[lane.device_id]
+        self._note(lane.device_id)
         for trial_id in list(lane.reserved):
             self._free_memory(lane, trial_id)
         return lane
@@ -66,7 +92,33 @@ class Lanes:
         """Removes and ends all lanes of a device."""
         lost = [self.lose(lane.lane_id) for lane in self.on(device_id)]
         commands += [StopLane(lane.lane_id) for lane in lost]
+        self._retired.discard(device_id)
         return lost
+
+    def retire(self, device_id: int, wanted: float, commands: list[Command]) -> float:
+        """Ends lanes of a device in which there is nothing, but for one, until so many bytes are freed.
+
+        Returns:
+            The bytes that they had for themselves.
+        """
+        lanes = self.on(device_id)
+        freed, left = 0.0, len(lanes)
+        for lane in lanes:
+            if freed >= wanted or left == 1:
+                break
+            if lane.own_bytes > 0.0 and lane.is_empty:
+                freed += lane.own_bytes
+                left -= 1
+                self.lose(lane.lane_id)
+                commands.append(StopLane(lane.lane_id))
+                self._retired.add(device_id)
+        return freed
+
+    def have_retired(self, device_ids: Iterable[int]) -> bool:
+        """Whether lanes of these devices were ended to make room since this was last asked."""
+        retired = self._retired.intersection(device_ids)
+        self._retired -= retired
+        return bool(retired)
 
     # -- who runs ------------------------------------------------------------------------------------------
 
@@ -137,13 +189,24 @@ class Lanes:
 
     # -- memory --------------------------------------------------------------------------------------------
 
+    def kept_bytes(self, lane_id: int, trial_id: str) -> float:
+        """Bytes reserved for what a lane keeps of a trial."""
+        return self._lanes[lane_id].reserved.get(trial_id, 0.0)
+
+    def _note(self, device_id: int) -> None:
+        """Tells placement what the lanes of a device take for themselves."""
+        if self.usual_bytes > 0.0:
+            lanes = self._by_device.get(device_id, {}).values()
+            memory = sum(lane.own_bytes for lane in lanes)
+            self._occupancy.note_lanes(device_id, len(lanes), memory, self.usual_bytes)
+
     def _hold_memory(self, lane: LaneRecord, trial_id: str, memory: float) -> None:
         self._free_memory(lane, trial_id)
         if memory > 0.0:
             lane.reserved[trial_id] = memory
-            self._reserve(lane.device_id, memory)
+            self._occupancy.reserve(lane.device_id, memory)
 
     def _free_memory(self, lane: LaneRecord, trial_id: str) -> None:
         memory = lane.reserved.pop(trial_id, 0.0)
         if memory:
-            self._reserve(lane.device_id, -memory)
+            self._occupancy.reserve(lane.device_id, -memory)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fluid.engine.commands import Report, RunIteration, StartTrial, StopTrial
+from fluid.engine.calls import Calls
+from fluid.engine.commands import Pause, Report, RunIteration, StartTrial, StopTrial
 from fluid.engine.core import Core
-from fluid.engine.events import IterationDone, TrialReleased, TrialSaved, TrialStarted
+from fluid.engine.events import IterationDone, TrialPaused, TrialReleased, TrialSaved, TrialStarted
 from fluid.engine.records import Stage, TrialRecord, TrialState
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
@@ -13,8 +14,9 @@ from fluid.engine.resizing import Resizing
 class Lifecycle:
     """The transitions QUEUED -> STARTING -> RUNNING -> DONE or STOPPED."""
 
-    def __init__(self, core: Core, residency: Residency, resizing: Resizing) -> None:
+    def __init__(self, core: Core, calls: Calls, residency: Residency, resizing: Resizing) -> None:
         self._core = core
+        self._calls = calls
         self._residency = residency
         self._resizing = resizing
 
@@ -28,6 +30,7 @@ class Lifecycle:
         trial.lanes = tuple(lane.lane_id for lane in lanes)
         core.become(trial, TrialState.STARTING, f"width {trial.width:g} on devices {list(devices)}")
         core.disturb(trial)
+        self._residency.clear_for(trial)
         self.launch_when_ready(trial)
 
     def launch_when_ready(self, trial: TrialRecord) -> None:
@@ -35,7 +38,7 @@ class Lifecycle:
         core = self._core
         if trial.state is not TrialState.STARTING or trial.launched or trial.saving:
             return
-        if not all(core.lanes[lane_id].usable for lane_id in trial.lanes):
+        if not all(core.lanes[lane_id].usable for lane_id in trial.lanes) or not self._residency.is_clear(trial):
             return
         if trial.resident is None:
             self._launch(trial)
@@ -46,16 +49,18 @@ class Lifecycle:
 
     def _launch(self, trial: TrialRecord) -> None:
         trial.done = trial.restart_at
-        trial.launched, trial.asked = True, trial.budget
-        self._core.commands.append(StartTrial(trial.trial_id, trial.lanes, trial.iterations_left, trial.checkpoint))
+        trial.launched, trial.asked = True, trial.limit
+        iterations = trial.asked - trial.done
+        self._core.commands.append(StartTrial(trial.trial_id, trial.lanes, iterations, trial.checkpoint))
 
     def _resume(self, trial: TrialRecord) -> None:
         core = self._core
         core.lanes.take_up(trial.lanes[0], trial.trial_id)
         trial.resident = trial.home = None
-        trial.launched, trial.asked = True, trial.budget
+        trial.launched, trial.asked = True, trial.budget  # no call waits: its lane was told of them all
         core.commands.append(RunIteration(trial.trial_id, trial.lanes, trial.iterations_left))
         core.become(trial, TrialState.RUNNING, "resumed where it was")
+        core.report_start(trial)
 
     def started(self, event: TrialStarted) -> None:
         """STARTING -> RUNNING."""
@@ -68,20 +73,12 @@ class Lifecycle:
         trial.asked -= trial.done - event.iteration
         trial.done = event.iteration
         core.become(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
+        core.report_start(trial)
         if trial.done >= trial.budget and not trial.stopping:
-            self.finish(trial)  # it lost its lane after its last iteration
+            self.finish(trial)  # it lost its lane after its last iteration, or was woken
         else:
-            self.top_up(trial)
-
-    def top_up(self, trial: TrialRecord) -> None:
-        """Tells the lanes of a running trial about iterations that were added to its budget meanwhile."""
-        if trial.stopping or trial.asked >= trial.budget or trial.exhausted:
-            return
-        warming = trial.move is not None and trial.move.stage is Stage.WARMING
-        if trial.state is TrialState.RUNNING or warming:
-            more = trial.budget - trial.asked
-            self._core.commands.append(RunIteration(trial.trial_id, trial.hosts, more))
-            trial.asked = trial.budget
+            self._calls.deliver(trial)
+            core.top_up(trial)
 
     def saved(self, event: TrialSaved) -> None:
         """Notes a checkpoint, and lets a trial go on that waited for it."""
@@ -109,17 +106,22 @@ class Lifecycle:
         if event.finished:
             trial.exhausted, trial.budget = True, trial.done
         core.scheduling.note_work(trial)
-        if trial.done < trial.budget or trial.stopping:
+        if trial.calls:
+            self._calls.deliver(trial)  # some wait until it is as far as it was before it lost its lane
+            core.top_up(trial)
+        if trial.done < trial.budget or trial.stopping or trial.suspending:
             return
         if trial.move is not None:
-            if trial.move.stage is Stage.PAUSING:
-                return  # it ends when it has answered, see paused()
+            if trial.move.stage is not Stage.WARMING:
+                return  # it ends when it has answered
             self._resizing.call_off(trial)
         self.finish(trial)
 
     def _learn(self, trial: TrialRecord, event: IterationDone) -> None:
         if not trial.disturbed and trial.state is TrialState.RUNNING:
-            self._core.scheduling.observe(trial, event.seconds, event.memory)
+            self._core.scheduling.observe(trial, event.seconds, event.memory, event.busy)
+        elif event.memory is not None:
+            self._core.scheduling.observe_memory(trial, event.memory)
         trial.disturbed = False
 
     def _report(self, trial: TrialRecord, event: IterationDone) -> None:
@@ -143,6 +145,35 @@ class Lifecycle:
         core.end(trial, TrialState.DONE, f"done after {trial.done} iterations")
         self._residency.settle_in(trial, lanes[0])
 
+    # -- make way ------------------------------------------------------------------------------------------
+
+    def suspend(self, trial: TrialRecord) -> None:
+        """Has a trial pause that hinders its neighbours more than it gets done; it goes on where it is later on."""
+        core = self._core
+        trial.suspending = True
+        core.commands.append(Pause(trial.trial_id, trial.lanes))
+        core.tell(trial, f"is to make way: {core.scheduling.estimates.co_residents(trial)} on a device are too many")
+
+    def paused(self, event: TrialPaused) -> bool:
+        """Queues a trial that was to make way; returns whether it was that."""
+        core = self._core
+        trial = core.holder(event.trial_id, event.lane_id)
+        if trial is None or not trial.suspending:
+            return False
+        trial.suspending = False
+        if trial.stopping:
+            return True
+        if event.iteration != trial.done:
+            raise core.error(trial, f"paused at iteration {event.iteration} after {trial.done}")
+        if trial.done >= trial.budget:
+            self.finish(trial)
+            return True
+        (lane_id,) = trial.lanes
+        core.free(trial)
+        self._residency.settle_in(trial, lane_id)
+        core.queue(trial, "made way")
+        return True
+
     # -- stop ----------------------------------------------------------------------------------------------
 
     def stop(self, trial: TrialRecord) -> None:
@@ -162,11 +193,21 @@ class Lifecycle:
         elif trial.state is TrialState.STARTING:
             core.free(trial)
         self._residency.let_go(trial)
-        if trial.state is TrialState.DONE:
-            core.become(trial, TrialState.STOPPED, "stopped after it was done")
-            core.report_end(trial)
-        else:
-            core.end(trial, TrialState.STOPPED, "stopped before it started")
+        when = "after it was done" if trial.state is TrialState.DONE else "before it started"
+        core.end(trial, TrialState.STOPPED, f"stopped {when}")
+
+    def forget(self, trial: TrialRecord) -> None:
+        """Drops a trial that has ended; what its lane still says of it is no news."""
+        core = self._core
+        self._residency.let_go(trial)
+        core.refuse_calls(trial)
+        del core.trials[trial.trial_id], core.scheduling.records[trial.row]
+        group = core.groups[trial.group_id]
+        del group.trial_ids[trial.trial_id]
+        group.past_iterations += trial.done
+        if trial.outcome != "PAUSED":  # else it is counted when it comes back
+            group.past[trial.outcome or trial.state.value] += 1
+        core.forgotten.add(trial.trial_id)
 
     def released(self, event: TrialReleased) -> None:
         """Takes the news that a trial has left a lane."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -59,6 +59,7 @@ class Move:
         old_need: the device memory with which it was placed there.
         stage: how far it has come.
         called_off: whether it stays where it was, once it has answered the Pause that is in flight.
+        after_loss: whether it goes on in the lanes that are left of those it had.
     """
 
     old_lanes: tuple[int, ...]
@@ -68,6 +69,27 @@ class Move:
     old_need: MemoryNeed | None = None
     stage: Stage = Stage.WARMING
     called_off: bool = False
+    after_loss: bool = False
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """A call of a trial's method that has not been answered.
+
+    Attributes:
+        after: iterations that had been reported when it was asked for, and must be done before it is made.
+        before: the budget the trial had then: what was added to it later is run after the call.
+        lane_id: lane that was told to make it; ``None`` while it waits.
+        losses: lanes that died and may have done so because of it.
+    """
+
+    call_id: int
+    method: str
+    payload: bytes
+    after: int
+    before: int
+    lane_id: int | None = None
+    losses: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -92,12 +114,18 @@ class TrialRecord:
         durable: newest one that outlives its host's memory.
         failures: times it failed and was queued again.
         failure: the last one.
+        confined: most devices it is given since it could not be set up on further ones; ``None`` if it never was so.
         neighbours: most trials on its device, itself included, after it ran out of memory or killed its lane;
             ``None`` if it never did.
         exhausted: whether it said that it has no more to do.
         given_up: whether its state was let go for want of room though it could not be saved.
         pace: seconds per iteration at width 1 and speed 1, as last observed; ``None`` before the first.
+        alone: seconds per iteration alone on one device, as seen of late; ``None`` where it never was.
         disturbed: whether co-residency changed since its iteration began, so that its seconds say nothing.
+        calls: of its methods, in the order asked for; those that a lane was told to make come first.
+        suspending: whether it was told to pause, to make way for its neighbours, and has not answered.
+        woken: whether it was done, and is not any more only because its state is needed for a call.
+        outcome: what came of it, as whoever stopped it has it; ``None`` if that was not said.
         story: its latest transitions, for error messages.
     """
 
@@ -121,11 +149,17 @@ class TrialRecord:
     durable: Checkpoint | None = None
     failures: int = 0
     failure: Failure | None = None
+    confined: int | None = None
     neighbours: int | None = None
     exhausted: bool = False
     given_up: bool = False
     pace: float | None = None
+    alone: float | None = None
     disturbed: bool = True
+    calls: list[PendingCall] = field(default_factory=list)
+    suspending: bool = False
+    woken: bool = False
+    outcome: str | None = None
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
     @property
@@ -137,6 +171,19 @@ class TrialRecord:
     def iterations_left(self) -> int:
         """Iterations of its budget not done yet."""
         return max(0, self.budget - self.done)
+
+    @property
+    def limit(self) -> int:
+        """Iteration up to which its lanes may be told to run."""
+        for call in self.calls:
+            if call.lane_id is None:
+                return min(self.budget, call.before)
+        return self.budget
+
+    @property
+    def max_width(self) -> int:
+        """Most devices it is able to use."""
+        return self.spec.max_width if self.confined is None else min(self.spec.max_width, self.confined)
 
     @property
     def stopping(self) -> bool:
@@ -180,6 +227,7 @@ class LaneRecord:
         draining: trial that was told to leave it and may still run there; nobody else runs in it until then.
         residents: trials whose state it keeps though they do not run, least recently used first.
         reserved: bytes of device memory by trial, for residents and for those about to leave.
+        own_bytes: device memory that it takes for itself, such as for a CUDA context.
     """
 
     lane_id: int
@@ -189,11 +237,17 @@ class LaneRecord:
     draining: str | None = None
     residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
     reserved: dict[str, float] = field(default_factory=dict)
+    own_bytes: float = 0.0
 
     @property
     def usable(self) -> bool:
         """Whether the trial that holds it can be told to run."""
         return self.ready and self.draining is None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would be lost with it."""
+        return self.trial_id is None and self.draining is None and not self.residents and not self.reserved
 
 
 @dataclass(slots=True)
@@ -201,10 +255,14 @@ class GroupRecord:
     """One TrialGroup.
 
     Attributes:
-        trial_ids: its trials in order of arrival.
+        trial_ids: its trials in order of arrival, as keys.
         open: trials that have not ended.
+        past: number of trials that were forgotten, by what came of them.
+        past_iterations: done by all that were forgotten.
     """
 
     group_id: str
-    trial_ids: list[str] = field(default_factory=list)
+    trial_ids: dict[str, None] = field(default_factory=dict)
     open: int = 0
+    past: Counter[str] = field(default_factory=Counter)
+    past_iterations: int = 0

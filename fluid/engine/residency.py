@@ -1,7 +1,12 @@
-"""States of trials that do not run: kept in a lane, saved out of it, or let go."""
+"""States of trials that do not run: kept in a lane, saved out of it, or let go.
+
+A state stays on its device for as long as there is room: what decides are bytes, as they were measured or said. The
+least recently used one leaves first, to host memory, or to disk where that is full.
+"""
 
 from __future__ import annotations
 
+from fluid.engine.calls import Calls
 from fluid.engine.commands import Save, StopTrial
 from fluid.engine.core import Core
 from fluid.engine.events import Checkpoint, TrialSaved
@@ -9,38 +14,83 @@ from fluid.engine.records import TrialRecord, TrialState
 
 #: How many more states than usual a device keeps of trials that cannot be saved, before it lets them go.
 _PINNED_ALLOWANCE = 8
+#: How many more it keeps of trials whose bytes are known to fit: each also takes some of the host's memory.
+_MEASURED_ALLOWANCE = 32
 
 
 class Residency:
     """Keeps, saves and lets go of the states of trials that do not run."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, calls: Calls) -> None:
         self._core = core
+        self._calls = calls
 
     def settle_in(self, trial: TrialRecord, lane_id: int) -> None:
         """Leaves a trial's state resident in its lane, and makes room if there are too many."""
         core = self._core
         trial.resident, trial.home = lane_id, core.lanes[lane_id].device_id
-        core.lanes.keep(lane_id, trial.trial_id, core.scheduling.kept_bytes(trial))
-        self._limit_residents(trial.home)
+        core.lanes.keep(lane_id, trial.trial_id, core.scheduling.estimates.kept_bytes(trial))
+        self._calls.deliver(trial)
+        self._thin_out(trial.home)
 
-    def _limit_residents(self, device: int) -> None:
+    def answered(self, trial: TrialRecord) -> None:
+        """Has a resident whose last call was answered make room for others, if need be."""
+        if trial.home is not None:
+            self._core.changed = True
+            self._core.scheduling.occupancy.look_at(trial.home)
+            self._thin_out(trial.home)
+
+    def _thin_out(self, device: int) -> None:
+        """Evicts states of which a device keeps too many: where bytes decide, see :meth:`relieve`, that is rare."""
         core = self._core
+        bounded = core.scheduling.occupancy.usable_bytes(device) is not None
+        kept = core.lanes.kept_on(device)
+        trials = [core.trials[trial_id] for _, trial_id in kept]
+        known = [bounded and core.lanes.kept_bytes(lane_id, trial_id) > 0.0 for lane_id, trial_id in kept]
         limit = core.lanes.resident_limit
-        kept = [core.trials[trial_id] for _, trial_id in core.lanes.kept_on(device)]
-        if len(kept) <= limit:
-            return
-        savable = [other for other in kept if other.spec.can_save and not other.saving]
-        self._evict_oldest(savable, len(savable) - limit)
-        pinned = [other for other in kept if not other.spec.can_save]
+        for measured, allowance in ((True, _MEASURED_ALLOWANCE), (False, 1)):
+            alike = [trial for trial, is_known in zip(trials, known, strict=True) if is_known is measured]
+            savable = [trial for trial in alike if trial.spec.can_save and not trial.saving]
+            self._evict_oldest(savable, len(savable) - limit * allowance)
+        pinned = [trial for trial in trials if not trial.spec.can_save]
         self._evict_oldest(pinned, len(pinned) - limit * _PINNED_ALLOWANCE)
+
+    def relieve(self) -> None:
+        """Evicts states that can be fetched back until what is known to be on devices fits there."""
+        for device in self._core.scheduling.occupancy.take_grown():
+            self._relieve(device)
+
+    def _relieve(self, device: int) -> None:
+        occupancy = self._core.scheduling.occupancy
+        usable = occupancy.usable_bytes(device)
+        if usable is None or device not in occupancy.reserved:
+            return
+        excess = occupancy.taken_bytes(device) - usable
+        if excess <= 0.0:
+            return
+        staying, held = self._kept(device), self._held_bytes(device)
+        excess -= sum(memory for name, memory in held.items() if name not in staying)
+        for trial in sorted(staying.values(), key=_cost_of_eviction):
+            if excess > 0.0 and trial.spec.can_save and _can_be_evicted(trial):
+                excess -= held.get(trial.trial_id, 0.0)
+                self.evict(trial)
 
     def _evict_oldest(self, trials: list[TrialRecord], surplus: int) -> None:
         """Evicts those that have been done for longest; a trial that waits to go on stays where it is."""
         if surplus > 0:
-            done = [trial for trial in trials if trial.state is TrialState.DONE]
+            done = [trial for trial in trials if trial.state is TrialState.DONE and not trial.calls]
             for trial in sorted(done, key=_since)[:surplus]:
                 self.evict(trial)
+
+    def _kept(self, device: int) -> dict[str, TrialRecord]:
+        """Trials whose state a device keeps and that are not on their way out."""
+        core = self._core
+        kept = {trial_id: core.trials[trial_id] for _, trial_id in core.lanes.kept_on(device)}
+        return {trial_id: trial for trial_id, trial in kept.items() if not trial.saving}
+
+    def _held_bytes(self, device: int) -> dict[str, float]:
+        """Bytes that a device holds of trials that do not run there, by trial."""
+        return {key: memory for lane in self._core.lanes.on(device) for key, memory in lane.reserved.items()}
 
     def evict(self, trial: TrialRecord) -> None:
         """Has a resident leave its lane: saved, or given up where it cannot be."""
@@ -71,14 +121,13 @@ class Residency:
     def saved(self, event: TrialSaved) -> TrialRecord | None:
         """Notes a checkpoint; returns the trial if its state has left the lane that kept it."""
         trial = self._core.trials.get(event.trial_id)
-        if trial is None:
-            return None
-        self._note_checkpoint(trial, event.checkpoint)
+        if trial is not None:
+            self._note_checkpoint(trial, event.checkpoint)
         if not event.dropped:
             return None
-        self._core.lanes.take_up(event.lane_id, trial.trial_id)
+        self._core.lanes.take_up(event.lane_id, event.trial_id)
         self._core.changed = True  # memory that it held is free
-        if trial.resident != event.lane_id:
+        if trial is None or trial.resident != event.lane_id:
             return None
         trial.resident = trial.home = None
         trial.saving = False
@@ -103,6 +152,7 @@ class Residency:
         if not trial.state.ended:
             trial.done = trial.restart_at
         self._core.tell(trial, f"lost its state: {why}")
+        self._calls.recall(trial)
 
     def lose_host(self, host: str) -> None:
         """Forgets checkpoints that were in the memory of a machine that is gone."""
@@ -112,31 +162,33 @@ class Residency:
                 trial.checkpoint = trial.durable
 
     def make_room(self) -> list[TrialRecord]:
-        """Evicts residents where nothing but their memory keeps a queued trial from an idle device.
+        """Evicts residents where nothing but their memory keeps a queued trial from a device.
 
         Returns:
             Trials that can go on only on a device whose other residents can neither be saved nor let go: they are to
             start in spite of those.
         """
         scheduling, occupancy = self._core.scheduling, self._core.scheduling.occupancy
-        if not occupancy.reserved:
+        if not occupancy.reserved and not self._core.lanes.usual_bytes:
             return []
         cramped = []
         for position, row in enumerate(scheduling.queue):
             trial = scheduling.records[row]
-            need = scheduling.need(trial)
-            if need is None or (position > 0 and not trial.pinned):
+            if position > 0 and not trial.pinned:
                 continue
-            idle = [index for index, rows in occupancy.residents.items() if not rows]
+            need = scheduling.estimates.need(trial)
+            if need is None:
+                continue
+            open_ = [index for index in occupancy.residents if occupancy.is_open(index, trial.width)]
             if trial.pinned:
-                idle = [index for index in idle if index == trial.home]
+                open_ = [index for index in open_ if index == trial.home]
             lacking = max(1, round(trial.width))
-            for device in sorted(idle, key=lambda index: occupancy.reserved.get(index, 0.0)):
+            for device in sorted(open_, key=self._crowd):
                 usable = occupancy.usable_bytes(device)
                 if usable is not None and need.peak_bytes > usable:
                     continue
                 fits = usable is None or occupancy.filled_bytes(device) + need.peak_bytes <= usable
-                if fits or self._empty(device, need.peak_bytes, trial):
+                if fits or self._empty(device, need.peak_bytes, usable or 0.0, trial):
                     lacking -= 1
                 elif trial.pinned:
                     cramped.append(trial)
@@ -144,27 +196,80 @@ class Residency:
                     break
         return cramped
 
-    def _empty(self, device: int, wanted: float, trial: TrialRecord) -> bool:
-        """Evicts residents of a device until so many bytes are free; returns whether any of them is leaving."""
-        core = self._core
-        usable, reserved = core.scheduling.occupancy.usable_bytes(device), core.scheduling.occupancy.reserved
-        kept = [core.trials[trial_id] for _, trial_id in core.lanes.kept_on(device)]
-        staying = {other.trial_id for other in kept if not other.saving}
-        held = {key: memory for lane in core.lanes.on(device) for key, memory in lane.reserved.items()}
+    def _crowd(self, device: int) -> tuple[int, float]:
+        occupancy = self._core.scheduling.occupancy
+        return len(occupancy.residents[device]), occupancy.filled_bytes(device)
+
+    def _empty(self, device: int, wanted: float, usable: float, trial: TrialRecord) -> bool:
+        """Evicts residents and ends empty lanes of a device until so many of its usable bytes are free.
+
+        Where others run, only states that nobody waits for, and that can be fetched back, make way.
+
+        Returns:
+            Whether there is room now, or some is being made.
+        """
+        core, occupancy = self._core, self._core.scheduling.occupancy
+        staying, held = self._kept(device), self._held_bytes(device)
         leaving = [memory for key, memory in held.items() if key not in staying]
         stays = trial.width <= 1.0  # where its state is, which is then counted with it
         own = held.get(trial.trial_id, 0.0) if stays else 0.0
-        excess = reserved.get(device, 0.0) + wanted - (usable or 0.0) - sum(leaving) - own
+        excess = occupancy.filled_bytes(device) + wanted - usable - sum(leaving) - own
+        alone = not occupancy.residents[device]
+        if excess > 0.0 and alone:
+            core.lanes.retire(device, excess, core.commands)
+            excess = occupancy.filled_bytes(device) + wanted - usable - sum(leaving) - own
+        going = [other for other in staying.values() if not (other is trial and stays) and _can_be_evicted(other)]
+        if not alone:
+            going = [other for other in going if other.state is TrialState.DONE and other.spec.can_save]
+            if sum(held.get(other.trial_id, 0.0) for other in going) < excess:
+                return False  # to be looked at again when somebody has left
         evicted = False
-        for other in sorted(kept, key=_cost_of_eviction):
-            if excess > 0.0 and not (other is trial and stays) and not other.saving and _can_be_evicted(other):
+        for other in sorted(going, key=_cost_of_eviction):
+            if excess > 0.0:
                 excess -= held.get(other.trial_id, 0.0)
                 self.evict(other)
                 evicted = True
-        return evicted or bool(leaving)
+        return evicted or bool(leaving) or excess <= 0.0
+
+    def clear_for(self, trial: TrialRecord) -> None:
+        """Evicts what can be fetched back from devices that a trial just got, if nobody knows what it needs.
+
+        It runs alone there, and is to be measured: nothing that could be elsewhere is to be in its way.
+        """
+        if self._core.scheduling.estimates.need(trial) is not None:
+            return
+        for other in self._neighbours_at_rest(trial):
+            done = other.state is TrialState.DONE and not other.calls
+            if done and other.spec.can_save and not other.saving:
+                self.evict(other)
+        if self._leaving(trial):
+            self._core.clearing[trial.row] = trial
+
+    def is_clear(self, trial: TrialRecord) -> bool:
+        """Whether all that was evicted for a trial has left, so that it may start."""
+        clearing = self._core.clearing
+        if trial.row in clearing and not self._leaving(trial):
+            del clearing[trial.row]
+        return trial.row not in clearing
+
+    def _leaving(self, trial: TrialRecord) -> bool:
+        return any(other.saving for other in self._neighbours_at_rest(trial))
+
+    def _neighbours_at_rest(self, trial: TrialRecord) -> list[TrialRecord]:
+        """Trials that take memory on a trial's devices though they do not run; none where memory is no bound."""
+        core, occupancy = self._core, self._core.scheduling.occupancy
+        return [
+            core.trials[trial_id]
+            for device in occupancy.held.get(trial.row, ())
+            if occupancy.usable_bytes(device) is not None
+            for lane_id, trial_id in core.lanes.kept_on(device)
+            if trial_id != trial.trial_id and core.lanes.kept_bytes(lane_id, trial_id) > 0.0
+        ]
 
 
 def _can_be_evicted(trial: TrialRecord) -> bool:
+    if trial.calls:
+        return False
     return trial.state is TrialState.DONE or (trial.state is TrialState.QUEUED and trial.spec.can_save)
 
 

@@ -1,12 +1,14 @@
 """RUNNING <-> RESIZING: a running trial goes to another width between two iterations.
 
 The new place is reserved and its lanes are warmed while the trial runs on; then it is paused, moved, and runs again.
-Until it has been moved, the resize can be called off, which costs next to nothing.
+Until it has been moved, the resize can be called off, which costs next to nothing. A trial that loses some of its lanes
+goes on in the others, by the same road.
 """
 
 from __future__ import annotations
 
-from fluid.engine.commands import Pause, Resize, RunIteration
+from fluid.engine.calls import Calls
+from fluid.engine.commands import Pause, Resize
 from fluid.engine.core import Core
 from fluid.engine.events import ResizeDone, TrialPaused
 from fluid.engine.records import Move, Stage, TrialRecord, TrialState
@@ -15,13 +17,14 @@ from fluid.engine.records import Move, Stage, TrialRecord, TrialState
 class Resizing:
     """The transitions of a resize."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, calls: Calls) -> None:
         self._core = core
+        self._calls = calls
 
     def begin(self, trial: TrialRecord, width: float) -> None:
         """Reserves the new place and warms its lanes."""
         core, occupancy = self._core, self._core.scheduling.occupancy
-        need = core.scheduling.need(trial)
+        need = core.scheduling.estimates.need(trial)
         old_devices = occupancy.held[trial.row]
         # While others wait, a trial that is due less than its device lets them in; it does not go and join others.
         stays = width < 1.0 and trial.width == 1.0 and bool(core.scheduling.queue)
@@ -32,7 +35,7 @@ class Resizing:
             core.scheduling.let_in(trial, width)
             core.tell(trial, f"lets others in, width {width:g}")
             return
-        move = Move(trial.lanes, old_devices, trial.width, core.next_row(), occupancy.need_of(trial.row))
+        move = Move(trial.lanes, old_devices, trial.width, core.next_row(), occupancy.placed_need_of(trial.row))
         occupancy.move(trial.row, devices, width, need, ghost=move.ghost)
         by_device = dict(zip(old_devices, trial.lanes, strict=True))
         trial.lanes = tuple(
@@ -56,7 +59,7 @@ class Resizing:
             return
         if all(lanes[lane_id].usable for lane_id in trial.lanes):
             move.stage = Stage.PAUSING
-            self._core.commands.append(Pause(trial.trial_id, move.old_lanes))
+            self._core.commands.append(Pause(trial.trial_id, move.old_lanes, trial.lanes))
 
     def paused(self, event: TrialPaused) -> TrialRecord | None:
         """Moves a paused trial on, or back to work; returns it if it has done all it was to do."""
@@ -71,24 +74,26 @@ class Resizing:
             self.call_off(trial)
             self._stay(trial)
             return trial
-        trial.asked = trial.budget
         if move.called_off:
-            core.commands.append(RunIteration(trial.trial_id, trial.lanes, trial.iterations_left))
+            trial.asked = trial.done
             self._stay(trial)
             return None
+        trial.asked = trial.limit
         move.stage = Stage.MOVING
-        core.commands.append(Resize(trial.trial_id, trial.lanes, move.old_lanes, trial.iterations_left))
+        iterations = trial.asked - trial.done
+        core.commands.append(Resize(trial.trial_id, trial.lanes, move.old_lanes, iterations, trial.done))
         return None
 
     def done(self, event: ResizeDone) -> TrialRecord | None:
-        """RESIZING -> RUNNING; returns the trial, unless it is being stopped."""
+        """RESIZING -> RUNNING; returns the trial if it has done all it was to do."""
         core = self._core
         trial = core.trials.get(event.trial_id)
         if trial is None or trial.move is None or trial.move.stage is not Stage.MOVING:
             return None
         if event.lane_id is not None and event.lane_id not in trial.lanes:
             return None
-        core.scheduling.profile.observe_resize(event.seconds)
+        if not trial.move.after_loss:
+            core.scheduling.profile.observe_resize(event.seconds)
         core.disturb(trial)
         self._leave_ghost(trial.move)
         core.lanes.release(lane_id for lane_id in trial.move.old_lanes if lane_id not in trial.lanes)
@@ -97,26 +102,83 @@ class Resizing:
         core.disturb(trial)
         core.scheduling.enter(trial)
         core.become(trial, TrialState.RUNNING, f"resized in {event.seconds:.3f} s")
+        core.note_resize(trial, event.seconds)
         scheduling = core.scheduling
         core.changed |= bool(scheduling.queue) or scheduling.occupancy.free_count > 0
-        return trial if not trial.stopping else None
+        if trial.done >= trial.budget and not trial.stopping:
+            return trial
+        self._calls.deliver(trial)
+        core.top_up(trial)
+        return None
 
     def call_off(self, trial: TrialRecord) -> None:
         """Lets a trial that has not moved yet stay where it is, at the width it had."""
         core, move = self._core, trial.move
         if move is None or move.called_off:
             return
-        occupancy = core.scheduling.occupancy
-        core.lanes.release(lane_id for lane_id in trial.lanes if lane_id not in move.old_lanes)
-        occupancy.release(trial.row)
-        self._leave_ghost(move)
-        occupancy.hold(trial.row, move.old_devices, move.old_width, move.old_need)
-        trial.lanes, trial.width = move.old_lanes, move.old_width
-        move.called_off = True
-        core.changed = True
+        self._give_back(trial, move)
         core.tell(trial, "stays where it is")
         if move.stage is Stage.WARMING:
             self._stay(trial)
+
+    def refused(self, trial: TrialRecord, why: str) -> None:
+        """Lets a trial stay where it is that could not be set up where it was to go; it is not widened any more."""
+        assert trial.move is not None
+        trial.confined = max(1, round(trial.move.old_width))
+        self._core.tell(trial, f"could not be set up on further devices: {why}")
+        self.call_off(trial)
+
+    # -- losses --------------------------------------------------------------------------------------------
+
+    def survivors(self, trial: TrialRecord, lane_id: int) -> tuple[int, ...]:
+        """The lanes in which a trial can go on without one that is gone: those that have its state by themselves."""
+        move = trial.move
+        if not trial.launched or trial.stopping or trial.state is TrialState.STARTING:
+            return ()
+        if move is None or move.stage is not Stage.MOVING:
+            lanes = trial.hosts
+        else:
+            lanes = trial.lanes if set(trial.lanes) <= set(move.old_lanes) else ()
+        lanes = lanes if lane_id in lanes else ()
+        return tuple(other for other in lanes if other != lane_id and other in self._core.lanes)
+
+    def go_on_without(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
+        """Has a trial go on in the lanes that are left of those it had, from the end of its last iteration."""
+        core, occupancy = self._core, self._core.scheduling.occupancy
+        lanes = self.survivors(trial, lane_id)
+        if trial.move is not None and trial.move.stage is not Stage.MOVING and not trial.move.called_off:
+            self._give_back(trial, trial.move)
+        core.disturb(trial)
+        devices = tuple(core.lanes[other].device_id for other in lanes)
+        need = occupancy.need_of(trial.row)
+        occupancy.move(trial.row, devices, float(len(lanes)), need)
+        if trial.move is None or trial.move.stage is not Stage.MOVING:
+            trial.move = Move(lanes, devices, float(len(lanes)), core.next_row(), need, Stage.MOVING)
+        else:
+            left = dict(zip(trial.move.old_lanes, trial.move.old_devices, strict=True))
+            left.pop(lane_id)
+            trial.move.old_lanes, trial.move.old_devices = tuple(left), tuple(left.values())
+        trial.move.after_loss = True
+        trial.lanes, trial.width, trial.asked = lanes, float(len(lanes)), max(trial.done, trial.limit)
+        if any(call.lane_id == lane_id for call in trial.calls):
+            self._calls.recall(trial)
+        core.resizing[trial.row] = trial
+        core.scheduling.set_aside(trial)
+        core.become(trial, TrialState.RESIZING, f"goes on without lane {lane_id}, on devices {list(devices)}: {reason}")
+        iterations = trial.asked - trial.done
+        core.commands.append(Resize(trial.trial_id, lanes, trial.move.old_lanes, iterations, trial.done))
+
+    def _give_back(self, trial: TrialRecord, move: Move) -> None:
+        """Leaves a trial that has not moved with the lanes and devices it has."""
+        occupancy = self._core.scheduling.occupancy
+        self._core.lanes.release(lane_id for lane_id in trial.lanes if lane_id not in move.old_lanes)
+        occupancy.release(trial.row)
+        self._leave_ghost(move)
+        occupancy.hold(trial.row, move.old_devices, move.old_width, move.old_need)
+        self._core.scheduling.learn_need(trial)
+        trial.lanes, trial.width = move.old_lanes, move.old_width
+        move.called_off = True
+        self._core.changed = True
 
     def give_way(self) -> bool:
         """Calls off a widening that has not happened yet, so that a queued trial gets its devices.
@@ -137,6 +199,8 @@ class Resizing:
         del self._core.resizing[trial.row]
         self._core.scheduling.enter(trial)
         self._core.become(trial, TrialState.RUNNING, "goes on at the width it had")
+        self._calls.deliver(trial)
+        self._core.top_up(trial)
 
     def _leave_ghost(self, move: Move) -> None:
         if move.ghost in self._core.scheduling.occupancy.held:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from statistics import median_low
 
 import numpy as np
 
 from fluid.arrangement import Replanner, Resize, Running
 from fluid.engine.board import Board
+from fluid.engine.estimates import Estimates
 from fluid.engine.facts import KeyFacts
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord, TrialState
@@ -28,6 +28,9 @@ from fluid.strips import start
 
 #: A trial about to end still has some work left, to the planner.
 _LEAST_HEIGHT = 1e-9
+#: Seconds of work left per device below which packing is not tried any further: a lane for one more trial costs up to
+#: half a second of the processor, and what was tried must be made up for by what is left.
+_WORTH_TRYING_S = 5.0
 
 
 class Scheduling:
@@ -62,117 +65,95 @@ class Scheduling:
         self.running: set[int] = set()
         self.occupancy = occupancy
         self._lanes = lanes
-        self._max_packing = max_packing
-        self._max_width = max_width
         self._watermark = watermark
         self._replanner: Replanner = planner.replanner()
         self._devices: dict[int, Device] = {}
         self._cluster: Cluster | None = None
         self._board = Board()
-        self._by_key: dict[str, KeyFacts] = {}
+        self.estimates = Estimates(profile, occupancy, self._board, max_packing=max_packing, max_width=max_width)
+        #: whether a device may hold more trials than are of use there.
+        self._crowded = False
         #: whether c or d of a key changed while its trials run or wait.
         self.ramped = False
         self.work = Work()
 
-    # -- what a trial needs --------------------------------------------------------------------------------
+    # -- what is learnt of trials --------------------------------------------------------------------------
 
-    def facts(self, trial: TrialRecord) -> KeyFacts:
-        """What the profile says about its key."""
-        key = trial.spec.profile_key
-        facts = self._by_key.get(key)
-        if facts is None:
-            facts = self._by_key[key] = KeyFacts(key, self._max_packing, self._max_width)
-            facts.update(self.profile)
-            self._board.know(facts)
-        return facts
-
-    def is_measured(self, trial: TrialRecord) -> bool:
-        """Whether its seconds per iteration are known."""
-        return trial.pace is not None or self.facts(trial).pace is not None
-
-    def packing(self, trial: TrialRecord) -> int:
-        """c for a trial: how far its key's ramp-up has come, at most what its own memory failures allow."""
-        c = self.facts(trial).packing
-        return c if trial.neighbours is None else min(c, trial.neighbours)
-
-    def widest(self, trial: TrialRecord) -> int:
-        """d for a trial: how far its key's ramp-up has come, at most what it is able to."""
-        return 1 if trial.pinned else min(self.facts(trial).width, trial.spec.max_width)
-
-    def height(self, trial: TrialRecord) -> float:
-        """Predicted seconds of work left at width 1 and speed 1."""
-        pace = trial.pace if trial.pace is not None else self.facts(trial).pace
-        return trial.iterations_left * (pace if pace is not None else self._usual_pace())
-
-    def seconds_left(self, trial: TrialRecord) -> float:
-        """Predicted seconds of running at the width it has, or is to have."""
-        if trial.row in self.occupancy.held:
-            return self.height(trial) * self.stretch(trial)
-        facts = self.facts(trial)
-        return self.height(trial) * stretch_of(facts.alpha, facts.beta, trial.width)
-
-    def need(self, trial: TrialRecord) -> MemoryNeed | None:
-        """Device memory, where it is known. What was measured on a device fits there, whatever the watermark says."""
-        if trial.spec.memory is not None:
-            return trial.spec.memory
-        need = self.facts(trial).memory
-        if need is None or self.most_usable() >= need.peak_bytes:
-            return need
-        share = self.most_usable() / need.peak_bytes
-        return MemoryNeed(need.persistent_bytes * share * (1.0 - TOLERANCE), need.ephemeral_bytes * share)
-
-    def kept_bytes(self, trial: TrialRecord) -> float:
-        """Device memory that its state takes between iterations, as far as it is known."""
-        need = self.need(trial)
-        return need.persistent_bytes if need is not None else 0.0
-
-    def could_hold(self, need: MemoryNeed | None) -> bool:
-        """Whether there is a device that would hold as much if it were empty, or none at all yet."""
-        return need is None or not self._devices or need.peak_bytes <= self.most_usable()
-
-    def most_usable(self) -> float:
-        """Bytes that trials may fill on the device with the most memory."""
-        rooms = [self.occupancy.usable_bytes(index) for index in self._devices]
-        return max((math.inf if room is None else room for room in rooms), default=math.inf)
-
-    def stretch(self, trial: TrialRecord) -> float:
-        """h(w)/h(1) at the width and co-residency the trial has now, device speed included."""
-        devices = self.occupancy.held[trial.row]
-        width = trial.width if trial.width >= 1.0 else 1.0 / len(self.occupancy.residents[devices[0]])
-        facts = self.facts(trial)
-        return stretch_of(facts.alpha, facts.beta, width) / self.occupancy.speed(devices)
-
-    def co_residents(self, trial: TrialRecord) -> int:
-        """Trials on its device, itself included; 1 for a wide trial. Where it is being resized, on its old one."""
-        devices = trial.move.old_devices if trial.move is not None else self.occupancy.held[trial.row]
-        return len(self.occupancy.residents[devices[0]])
-
-    def observe(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None) -> None:
+    def observe(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, busy: float | None = None) -> None:
         """Learns from an iteration of a running trial whose co-residency did not change meanwhile."""
-        facts = self.facts(trial)
-        p, w = self.co_residents(trial), max(1, round(trial.width))
+        facts = self.estimates.facts(trial)
+        p, w = self.estimates.co_residents(trial), max(1, round(trial.width))
+        if memory is not None:
+            self.observe_memory(trial, memory)
         if seconds <= 0.0:
             return
-        if facts.worth_observing(p, w) or (memory is not None and _grows(facts.memory, memory)):
-            self.profile.observe(trial.spec.profile_key, seconds, co_residents=p, width=w, memory=memory)
-            self.ramped |= facts.update(self.profile)
+        if facts.worth_observing(p, w):
+            typical = self._as_typical(trial, facts, seconds, alone=p == w == 1)
+            self.profile.observe(trial.spec.profile_key, typical, co_residents=p, width=w, busy=busy)
+            if facts.pace is None:
+                self._note_pace(facts, seconds / self.estimates.stretch(trial))
+            before = facts.packing
+            self.ramped |= facts.update(self.profile, trying_pays=self._trying_pays())
+            self._crowded |= facts.packing < before
             self._board.know(facts)
-        pace = seconds / self.stretch(trial)
+        if p == w == 1:
+            trial.alone = seconds if trial.alone is None else 0.5 * (trial.alone + seconds)
+        pace = seconds / self.estimates.stretch(trial)
         trial.pace = pace if trial.pace is None else 0.5 * (trial.pace + pace)
+
+    @staticmethod
+    def _as_typical(trial: TrialRecord, facts: KeyFacts, seconds: float, *, alone: bool) -> float:
+        """What a packed or wide iteration would have taken a trial of its key's usual pace.
+
+        Trials of a key differ, and overheads are factors: which trial happened to be packed or wide must not count.
+        """
+        if alone or trial.alone is None or facts.pace is None:
+            return seconds
+        return seconds * facts.pace / trial.alone
+
+    def observe_memory(self, trial: TrialRecord, memory: MemoryNeed) -> None:
+        """Learns what a running trial was seen to need, whoever ran beside it."""
+        facts = self.estimates.facts(trial)
+        if _grows(facts.memory, memory):
+            self.profile.observe_memory(facts.key, memory)
+            facts.memory = self.profile.memory(facts.key)
+            self._learn_needs(facts.key)
+
+    def learn_need(self, trial: TrialRecord) -> None:
+        """Has placement leave to a trial, where it is, what it is known to need by now."""
+        need = self.estimates.need(trial)
+        places = (trial.row,) if trial.move is None else (trial.row, trial.move.ghost)
+        for row in places:
+            if row in self.occupancy.held:
+                self.occupancy.learn(row, need)
+
+    def _learn_needs(self, key: str) -> None:
+        """Has placement leave as much to all of a key, also to those that were let on before one was measured."""
+        for row in self.occupancy.held:
+            trial = self.records.get(row)
+            if trial is not None and trial.spec.profile_key == key and trial.spec.memory is None:
+                self.learn_need(trial)
+
+    def _note_pace(self, facts: KeyFacts, pace: float) -> None:
+        """Notes how long the iterations of a key take, of which until now only a guess went into the work left."""
+        facts.pace = pace
+        for row in list(self.work.by_row):
+            trial = self.records.get(row)
+            if trial is not None and trial.spec.profile_key == facts.key:
+                self.note_work(trial)
+
+    def _trying_pays(self) -> bool:
+        """Whether there is enough left to do for one more co-resident to be tried, which takes a lane to be started."""
+        return self.work.total >= _WORTH_TRYING_S * self.n
 
     def take_ramps(self) -> bool:
         """Whether c or d of a key that is being measured changed since this was last asked."""
         ramped, self.ramped = self.ramped, False
         return ramped
 
-    def _usual_pace(self) -> float:
-        """The pace of a key that nobody has measured: the median of the others, so that widths are not absurd."""
-        paces = [facts.pace for facts in self._by_key.values() if facts.pace is not None]
-        return median_low(paces) if paces else 1.0
-
     def note_work(self, trial: TrialRecord) -> None:
         """Notes how much a trial that runs or waits has left to do."""
-        height = self.height(trial)
+        height = self.estimates.height(trial)
         self.work.note(trial.row, height)
         self._board.set_work(trial.row, height)
 
@@ -230,7 +211,7 @@ class Scheduling:
         if trial.home is None or self.occupancy.residents[trial.home] or self._lane_is_busy(trial):
             return False
         self.queue.remove(trial.row)
-        self.occupancy.hold(trial.row, (trial.home,), trial.width, self.need(trial))
+        self.occupancy.hold(trial.row, (trial.home,), trial.width, self.estimates.need(trial))
         self.enter(trial)
         return True
 
@@ -252,7 +233,7 @@ class Scheduling:
     def _enqueue(self, trial: TrialRecord, width: float) -> None:
         # One that only its lane can go on with takes what there is.
         trial.width = min(width, 1.0) if trial.pinned else width
-        need = self.need(trial)
+        need = self.estimates.need(trial)
         # Where its state is, a trial fits although others that need as much do not.
         kind: Hashable = trial.row if trial.pinned or (trial.home is not None and need is not None) else need
         self.queue.push(trial.row, trial.width, trial.spec.priority, kind)
@@ -260,14 +241,14 @@ class Scheduling:
 
     def _place(self, row: int) -> bool:
         trial = self.records[row]
-        need = self.need(trial)
+        need = self.estimates.need(trial)
         if trial.pinned and self._lane_is_busy(trial):
             return False
         near = trial.home if not trial.saving else None
         if near is None or not self.occupancy.reserved:
             return self.occupancy.place(row, trial.width, need, near=near, only=trial.pinned) is not None
         # Where it stays, the memory of its state is counted with it and not twice.
-        kept = min(self.kept_bytes(trial), self.occupancy.reserved.get(near, 0.0))
+        kept = 0.0 if trial.resident is None else self._lanes.kept_bytes(trial.resident, trial.trial_id)
         self.occupancy.reserve(near, -kept)
         placed = self.occupancy.place(row, trial.width, need, near=near, only=True)
         self.occupancy.reserve(near, kept)
@@ -296,7 +277,7 @@ class Scheduling:
         narrowest = min(self.queue.widths())
         for row in self._board.packed_wider_than(narrowest):
             trial = self.records[row]
-            self.let_in(trial, max(narrowest, 1.0 / self.packing(trial)))
+            self.let_in(trial, max(narrowest, 1.0 / self.estimates.packing(trial)))
         if not self._board.can_give_way():
             return []
         waiting = np.array([self.work.by_row[row] for row in self.queue])
@@ -309,21 +290,48 @@ class Scheduling:
             self.occupancy.tolerate(trial.row, width)
             self._board.set_width(trial.row, width)
 
+    @property
+    def presses(self) -> bool:
+        """Whether trials are known to hinder each other, or to run wider than helps."""
+        return self._crowded or bool(self._board.too_wide())
+
+    def crowding(self) -> list[TrialRecord]:
+        """One trial of each device on which fewer would get more done than all do, as was measured since they came.
+
+        Where there is none to be told now, or there may be a further one, the devices are looked at again next time.
+        """
+        if not self._crowded:
+            return []
+        found = []
+        self._crowded = False
+        for rows in self.occupancy.residents.values():
+            trials = [self.records[row] for row in reversed(rows) if row in self.running]
+            many = [trial for trial in trials if self._hinders(trial, len(rows))]
+            self._crowded |= bool(many)
+            if not any(trial.suspending for trial in many):
+                found += [trial for trial in many if trial.state is TrialState.RUNNING and not trial.stopping][:1]
+        return found
+
+    def _hinders(self, trial: TrialRecord, residents: int) -> bool:
+        """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p."""
+        facts = self.estimates.facts(trial)
+        return residents > max(1, facts.packing) and facts.alpha * (residents - 1) > residents
+
     def _allowed(self, resize: Resize) -> bool:
         trial = self.records[resize.row]
-        if trial.state is not TrialState.RUNNING or trial.stopping:
+        if trial.state is not TrialState.RUNNING or trial.stopping or trial.suspending:
             return False
         if resize.width > max(1.0, trial.width) and not self._pays(trial, resize.width):
             return False
-        stays = self.co_residents(trial) == 1 and max(trial.width, resize.width) <= 1.0
+        stays = self.estimates.co_residents(trial) == 1 and max(trial.width, resize.width) <= 1.0
         return stays or trial.spec.can_save
 
     def _pays(self, trial: TrialRecord, width: float) -> bool:
         """Whether a wider trial ends sooner, though the iteration in flight is still run at the width it has."""
-        facts, speed = self.facts(trial), self.occupancy.speed(self.occupancy.held[trial.row])
-        after = self.height(trial) * (1.0 - 1.0 / max(1, trial.iterations_left))
+        facts, speed = self.estimates.facts(trial), self.occupancy.speed(self.occupancy.held[trial.row])
+        after = self.estimates.height(trial) * (1.0 - 1.0 / max(1, trial.iterations_left))
         moved = self.profile.epsilon + after * stretch_of(facts.alpha, facts.beta, width) / speed
-        return moved < after * self.stretch(trial)
+        return moved < after * self.estimates.stretch(trial)
 
     # -- devices -------------------------------------------------------------------------------------------
 
@@ -358,21 +366,21 @@ class Scheduling:
     # -- what planners look at -----------------------------------------------------------------------------
 
     def _instance(self, trials: Sequence[TrialRecord]) -> Instance:
-        facts = [self.facts(trial) for trial in trials]
+        facts = [self.estimates.facts(trial) for trial in trials]
         if self._cluster is None:
             self._cluster = Cluster(tuple(self._devices.values()), self._watermark)
         return Instance.build(
-            [max(self.height(trial), _LEAST_HEIGHT) for trial in trials],
+            [max(self.estimates.height(trial), _LEAST_HEIGHT) for trial in trials],
             self._cluster,
             alpha=[fact.alpha for fact in facts],
             beta=[fact.beta for fact in facts],
-            c=[self.packing(trial) for trial in trials],
-            d=[self.widest(trial) for trial in trials],
+            c=[self.estimates.packing(trial) for trial in trials],
+            d=[self.estimates.widest(trial) for trial in trials],
             epsilon=self.profile.epsilon,
             threshold=-math.inf,  # c comes from measurements; alpha must not lower it a second time
             trial_ids=[trial.trial_id for trial in trials],
             priority=[trial.spec.priority for trial in trials],
-            needs=[self.need(trial) for trial in trials],
+            needs=[self.estimates.need(trial) for trial in trials],
         )
 
     def snapshot(self) -> Running:

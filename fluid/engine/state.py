@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
 from fluid.engine.core import Core, EngineError
 from fluid.engine.events import (
     BudgetExtended,
+    CallRequested,
     DeviceAdded,
     DeviceLost,
     Event,
@@ -25,7 +27,9 @@ from fluid.engine.events import (
     StopRequested,
     Tick,
     TrialAdded,
+    TrialCalled,
     TrialFailed,
+    TrialForgotten,
     TrialPaused,
     TrialReleased,
     TrialSaved,
@@ -52,7 +56,10 @@ DEFAULT_RESIDENT_LIMIT = 8
 __all__ = ["DEFAULT_MAX_FAILURES", "DEFAULT_RESIDENT_LIMIT", "EngineError", "EngineState"]
 
 #: Events that a submitter, or whoever adds devices, may get wrong.
-_REFUSABLE = (GroupSubmitted, GroupRecovered, TrialAdded, BudgetExtended, StopRequested, DeviceAdded)
+_REFUSABLE = (
+    *(GroupSubmitted, GroupRecovered, TrialAdded, BudgetExtended, StopRequested, CallRequested, TrialForgotten),
+    DeviceAdded,
+)
 
 
 class EngineState:
@@ -64,7 +71,8 @@ class EngineState:
         max_packing: most trials on one device; 1 switches packing off.
         max_width: most devices for one trial; ``None`` for the planner's ``d``.
         max_failures: times a trial is queued again after it failed.
-        resident_limit: trials whose state a device keeps though they do not run.
+        resident_limit: trials whose state a device keeps though they do not run, where nobody knows how many bytes
+            they take, or that does not bound packing; where it is known, they stay while they fit.
         watermark: share of a device's memory that trials may fill.
     """
 
@@ -81,7 +89,7 @@ class EngineState:
     ) -> None:
         self.profile = profile if profile is not None else Profile()
         occupancy = Occupancy(watermark=watermark)
-        self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), occupancy.reserve)
+        self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), occupancy)
         self.scheduling = Scheduling(
             planner,
             self.profile,
@@ -93,12 +101,15 @@ class EngineState:
         )
         #: Whether a Tick is due, once the submitter has had its say.
         self.wants_tick = False
+        #: When what ticks are for changed last, seconds.
+        self.changed_at = 0.0
         self._core = Core(self.lanes, self.scheduling)
-        self._residency = Residency(self._core)
-        self._resizing = Resizing(self._core)
-        self._lifecycle = Lifecycle(self._core, self._residency, self._resizing)
+        self._calls = Calls(self._core)
+        self._residency = Residency(self._core, self._calls)
+        self._resizing = Resizing(self._core, self._calls)
+        self._lifecycle = Lifecycle(self._core, self._calls, self._residency, self._resizing)
         most = require_integer("max_failures", max_failures, at_least=0)
-        self._failures = Failures(self._core, self._lifecycle, self._residency, self._resizing, most)
+        self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
         self._submissions = Submissions(self._core, self._lifecycle)
         self._ticked = False
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
@@ -107,6 +118,8 @@ class EngineState:
             TrialAdded: self._submissions.trial_added,
             BudgetExtended: self._submissions.budget_extended,
             StopRequested: self._submissions.stop_requested,
+            CallRequested: self._calls.requested,
+            TrialForgotten: self._submissions.trial_forgotten,
             DeviceAdded: self._failures.device_added,
             DeviceLost: self._failures.device_lost,
             LaneReady: self._failures.lane_ready,
@@ -117,6 +130,7 @@ class EngineState:
             TrialSaved: self._lifecycle.saved,
             TrialReleased: self._lifecycle.released,
             ResizeDone: self._resize_done,
+            TrialCalled: self._trial_called,
             TrialFailed: self._failures.trial_failed,
             Tick: self._tick,
         }
@@ -135,6 +149,20 @@ class EngineState:
     def arrivals(self) -> list[TrialRecord]:
         """Queued trials that have no width yet: there is no device."""
         return list(self._core.arrivals.values())
+
+    @property
+    def clearing(self) -> dict[int, TrialRecord]:
+        """Trials that wait to start until states that were kept on their devices have left, by row."""
+        return self._core.clearing
+
+    @property
+    def only_spreads(self) -> bool:
+        """Whether all that a tick could do is to spread trials over idle devices: nobody waits or is in the way."""
+        return not self.scheduling.queue and not self.scheduling.presses
+
+    def is_taken(self, trial_id: str) -> bool:
+        """Whether a trial has, or had, that id."""
+        return trial_id in self._core.trials or trial_id in self._core.forgotten
 
     def handle(self, *events: Event) -> list[Command]:
         """Takes what happened, as one instant, and returns what to do.
@@ -160,19 +188,27 @@ class EngineState:
                 raise core.error(trial, f"{event!r} cannot be: {error!r}") from error
         if core.changed or core.arrivals or self._ticked or self.scheduling.ramped:
             self._settle()
+        self._residency.relieve()
         return core.commands
 
     # -- transitions that two parts make together ----------------------------------------------------------
 
     def _trial_paused(self, event: TrialPaused) -> None:
+        if self._lifecycle.paused(event):
+            return
         finished = self._resizing.paused(event)
         if finished is not None:
             self._lifecycle.finish(finished)
 
     def _resize_done(self, event: ResizeDone) -> None:
-        trial = self._resizing.done(event)
-        if trial is not None:
-            self._lifecycle.top_up(trial)
+        finished = self._resizing.done(event)
+        if finished is not None:
+            self._lifecycle.finish(finished)
+
+    def _trial_called(self, event: TrialCalled) -> None:
+        trial = self._calls.answered(event)
+        if trial is not None and not trial.calls:
+            self._residency.answered(trial)
 
     def _tick(self, event: Tick) -> None:
         self._ticked = True
@@ -197,7 +233,9 @@ class EngineState:
             arrived, core.arrivals = list(core.arrivals.values()), {}
             scheduling.arrive(arrived)
             self._dispatch()
-            core.changed, self.wants_tick = False, True
+            for trial in list(core.clearing.values()):
+                self._lifecycle.launch_when_ready(trial)
+            core.changed, self.wants_tick, self.changed_at = False, True, core.now
         if self._ticked:
             self._ticked = False
             if self.wants_tick:
@@ -205,6 +243,8 @@ class EngineState:
 
     def _rebalance(self) -> None:
         self.wants_tick = False
+        for trial in self.scheduling.crowding():
+            self._lifecycle.suspend(trial)
         for trial, width in self.scheduling.rebalance():
             self._resizing.begin(trial, width)
         if self.scheduling.queue:
@@ -216,9 +256,12 @@ class EngineState:
         while self.scheduling.queue and self._resizing.give_way():
             self._start_what_fits()
         if self.scheduling.queue:
+            lanes = len(self.lanes)
             for trial in self._residency.make_room():
                 if self.scheduling.start_at_home(trial):
                     self._lifecycle.start(trial)
+            if len(self.lanes) < lanes:  # some were ended to make room, and there is room now
+                self._start_what_fits()
 
     def _start_what_fits(self) -> None:
         for trial in self.scheduling.dispatch():

@@ -6,13 +6,16 @@ from collections.abc import Iterable
 
 from fluid.engine.core import Core
 from fluid.engine.events import (
+    OUTCOMES,
     BudgetExtended,
+    CallRequested,
     DeviceAdded,
     Event,
     GroupRecovered,
     GroupSubmitted,
     StopRequested,
     TrialAdded,
+    TrialForgotten,
     TrialHistory,
     TrialSpec,
 )
@@ -54,7 +57,11 @@ class Submissions:
             elif isinstance(event, BudgetExtended):
                 asked.extension(event)
             elif isinstance(event, StopRequested):
-                asked.stop(event.trial_id)
+                asked.stop(event)
+            elif isinstance(event, CallRequested):
+                asked.call(event)
+            elif isinstance(event, TrialForgotten):
+                asked.forget(event.trial_id)
             elif isinstance(event, DeviceAdded):
                 asked.new_device(event.device.index)
 
@@ -74,6 +81,7 @@ class Submissions:
         """Takes a group over from an earlier session."""
         core = self._core
         group = core.groups[event.group_id] = GroupRecord(event.group_id)
+        core.forgotten.update(event.forgotten)
         for history in event.trials:
             trial = self._admit(event.group_id, history.trial)
             trial.budget, trial.reported, trial.failures = history.budget, history.reported, history.failures
@@ -96,17 +104,31 @@ class Submissions:
             self._core.tell(trial, "was extended at the instant it ended")
             return  # the submitter hears of its end
         trial.budget += event.iterations
+        if trial.woken:  # its submitter waits for it again
+            trial.woken = False
+            if trial.launched and trial.state is not TrialState.STARTING:
+                self._core.report_start(trial)
         if trial.state is TrialState.DONE:
             self._core.groups[trial.group_id].open += 1
             self._core.queue(trial, "extended")
         else:
             if trial.state is not TrialState.QUEUED or trial.row in self._core.scheduling.queue:
                 self._core.scheduling.note_work(trial)
-            self._lifecycle.top_up(trial)
+            self._core.top_up(trial)
 
     def stop_requested(self, event: StopRequested) -> None:
-        """Stops a trial; one that has ended for good stays as it is."""
-        self._lifecycle.stop(self._core.trials[event.trial_id])
+        """Stops a trial; one that has ended for good stays as it is, but for what is said to have come of it."""
+        trial = self._core.trials[event.trial_id]
+        if event.outcome is not None:
+            trial.outcome = event.outcome
+        self._lifecycle.stop(trial)
+
+    def trial_forgotten(self, event: TrialForgotten) -> None:
+        """Drops a trial that has ended."""
+        trial = self._core.trials[event.trial_id]
+        if not trial.state.ended:  # at this very instant it was called
+            self._lifecycle.stop(trial)
+        self._lifecycle.forget(trial)
 
     def _admit(self, group_id: str, spec: TrialSpec) -> TrialRecord:
         core = self._core
@@ -114,7 +136,7 @@ class Submissions:
         core.trials[spec.trial_id] = trial
         core.scheduling.records[trial.row] = trial
         group = core.groups[group_id]
-        group.trial_ids.append(spec.trial_id)
+        group.trial_ids[spec.trial_id] = None
         group.open += 1
         return trial
 
@@ -128,6 +150,8 @@ class _Asked:
         self._trials: set[str] = set()
         self._stopped: set[str] = set()
         self._devices: set[int] = set()
+        self._extended: set[str] = set()
+        self._forgotten: set[str] = set()
 
     def new_group(self, group_id: str) -> None:
         if group_id in self._core.groups or group_id in self._groups:
@@ -139,12 +163,13 @@ class _Asked:
             raise InvalidFieldError("group_id", group_id, "is unknown")
 
     def new_trial(self, spec: TrialSpec) -> None:
-        if spec.trial_id in self._core.trials or spec.trial_id in self._trials:
+        taken = (self._core.trials, self._core.forgotten, self._trials)
+        if any(spec.trial_id in ids for ids in taken):
             raise InvalidFieldError("trial_id", spec.trial_id, "is taken by another trial of this session")
         require_integer("budget", spec.budget, at_least=1)
         require_integer("max_width", spec.max_width, at_least=1)
         require_number("priority", spec.priority, at_least=float("-inf"))
-        if not self._core.scheduling.could_hold(spec.memory):
+        if not self._core.scheduling.estimates.could_hold(spec.memory):
             raise InvalidFieldError("memory", spec.memory, f"trial {spec.trial_id!r} fits on no device")
         self._trials.add(spec.trial_id)
 
@@ -172,10 +197,32 @@ class _Asked:
             raise InvalidFieldError("trial_id", event.trial_id, reason)
         if trial.exhausted:
             raise InvalidFieldError("trial_id", event.trial_id, "has said that it has no more to do")
+        self._extended.add(event.trial_id)
 
-    def stop(self, trial_id: str) -> None:
-        self._known(trial_id)
-        self._stopped.add(trial_id)
+    def stop(self, event: StopRequested) -> None:
+        self._known(event.trial_id)
+        if event.outcome is not None:
+            require_one_of("outcome", event.outcome, OUTCOMES)
+        self._stopped.add(event.trial_id)
+
+    def call(self, event: CallRequested) -> None:
+        trial = self._known(event.trial_id)
+        if event.trial_id in self._stopped:
+            raise InvalidFieldError("trial_id", event.trial_id, "has been stopped and cannot be called")
+        if trial is None:
+            return
+        if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED or trial.stopping:
+            state = "STOPPED" if trial.stopping else trial.state.value
+            raise InvalidFieldError("trial_id", event.trial_id, f"is {state} and cannot be called")
+        if trial.given_up:
+            reason = "cannot be called: it cannot be saved, and its state was let go to make room for others"
+            raise InvalidFieldError("trial_id", event.trial_id, reason)
+
+    def forget(self, trial_id: str) -> None:
+        trial = self._known(trial_id)
+        if trial is None or not trial.state.ended or trial_id in self._extended:
+            raise InvalidFieldError("trial_id", trial_id, "has not ended and cannot be forgotten")
+        self._forgotten.add(trial_id)
 
     def new_device(self, index: int) -> None:
         if index in self._core.scheduling.occupancy.residents or index in self._devices:
@@ -184,6 +231,7 @@ class _Asked:
 
     def _known(self, trial_id: str) -> TrialRecord | None:
         """Its record; ``None`` if it is submitted in the same call."""
-        if trial_id not in self._core.trials and trial_id not in self._trials:
+        known = trial_id in self._core.trials or trial_id in self._trials
+        if not known or trial_id in self._forgotten:
             raise InvalidFieldError("trial_id", trial_id, "is unknown")
         return self._core.trials.get(trial_id)

@@ -32,7 +32,10 @@ def validate_state(state: EngineState) -> None:
 
 
 def _devices(state: EngineState) -> Iterator[str]:
-    """No device is over c or over its memory; what is held adds up."""
+    """No device is over c, or was over its memory when trials were let on; what is held adds up.
+
+    A need that grew since may exceed it, with neighbours that were there before.
+    """
     occupancy, records = state.scheduling.occupancy, state.scheduling.records
     ghosts = {trial.move.ghost: trial for trial in state.trials.values() if trial.move is not None}
     on_devices: Counter[int] = Counter()
@@ -45,12 +48,15 @@ def _devices(state: EngineState) -> Iterator[str]:
             yield f"device {device}: held by a ghost of nobody"
         if len(rows) > occupancy.limit(device):
             yield f"device {device}: {len(rows)} trials, and {occupancy.limit(device)} tolerated"
-        usable, filled = occupancy.usable_bytes(device), occupancy.running_bytes(device)
+        usable, filled = occupancy.usable_bytes(device), occupancy.placed_bytes(device)
         if usable is not None and filled > usable * (1.0 + _ROUNDING) and len(rows) > 1:
             yield f"device {device}: {filled:.0f} bytes held, and {usable:.0f} usable"
         kept = sum(sum(lane.reserved.values()) for lane in state.lanes.on(device))
-        if abs(kept - occupancy.reserved.get(device, 0.0)) > _ROUNDING * max(1.0, kept):
-            yield f"device {device}: {occupancy.reserved.get(device, 0.0)} bytes reserved, residents hold {kept}"
+        reserved = occupancy.reserved.get(device, 0.0)
+        if abs(kept - reserved) > _ROUNDING * max(1.0, kept):
+            yield f"device {device}: {reserved} bytes reserved, and residents hold {kept}"
+        yield from _lane_bytes(state, device)
+        yield from _kept_bytes(state, device)
     for row, devices in occupancy.held.items():
         if on_devices[row] != len(devices):
             yield f"row {row} holds {devices} and is on {on_devices[row]} devices"
@@ -59,6 +65,30 @@ def _devices(state: EngineState) -> Iterator[str]:
         yield f"{free} devices are idle, and {occupancy.free_count} are said to be"
     if set(occupancy.residents) != {device.index for device in state.scheduling.devices}:
         yield "placement and scheduling know different devices"
+
+
+def _lane_bytes(state: EngineState, device: int) -> Iterator[str]:
+    """All lanes but one count, whether or not trials run in them."""
+    own = sum(lane.own_bytes for lane in state.lanes.on(device))
+    counted = state.scheduling.occupancy.lane_bytes(device, 0)
+    if abs(max(0.0, own - state.lanes.usual_bytes) - counted) > _ROUNDING * max(1.0, own):
+        yield f"device {device}: its lanes take {own:.0f} bytes, and {counted:.0f} are counted"
+
+
+def _kept_bytes(state: EngineState, device: int) -> Iterator[str]:
+    """A device keeps states that can be fetched back only while all there is fits."""
+    occupancy, lanes = state.scheduling.occupancy, state.lanes.on(device)
+    usable = occupancy.usable_bytes(device)
+    if usable is None:
+        return
+    kept = {name: state.trials[name] for lane in lanes for name in lane.residents if not state.trials[name].saving}
+    held = {name: memory for lane in lanes for name, memory in lane.reserved.items()}
+    taken = occupancy.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
+    idle = (TrialState.DONE, TrialState.QUEUED)
+    for name, trial in kept.items():
+        could_go = trial.spec.can_save and trial.state in idle and not trial.calls
+        if taken > usable * (1.0 + _ROUNDING) and could_go and held.get(name, 0.0) > 0.0:
+            yield f"device {device}: {taken:.0f} bytes taken, {usable:.0f} usable, and the state of {name!r} is kept"
 
 
 def _groups(state: EngineState) -> Iterator[str]:
@@ -115,13 +145,15 @@ def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
     for trial_id in lane.residents:
         if state.trials[trial_id].resident != lane.lane_id:
             yield f"keeps {trial_id!r}, which is not there"
-    if any(memory < 0.0 for memory in lane.reserved.values()):
-        yield f"reserves {lane.reserved}"
+    if lane.own_bytes < 0.0 or any(memory < 0.0 for memory in lane.reserved.values()):
+        yield f"reserves {lane.reserved}, and {lane.own_bytes} for itself"
 
 
 def _trial(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     yield from _progress(trial)
     yield from _place(state, trial)
+    if trial.calls or trial.woken:
+        yield from _calls(trial)
     if trial.move is not None:
         yield from _move(state, trial)
     if (trial.move is not None) != (trial.state is TrialState.RESIZING):
@@ -148,10 +180,38 @@ def _progress(trial: TrialRecord) -> Iterator[str]:
         yield f"iteration {trial.reported} reported, of {trial.budget}"
     if trial.launched and not trial.done <= trial.asked <= max(trial.budget, trial.asked * trial.exhausted):
         yield f"{trial.done} done, asked up to {trial.asked} of {trial.budget}"
-    if trial.state is TrialState.RUNNING and not trial.stopping and trial.asked < trial.budget:
-        yield f"asked up to {trial.asked} only, of {trial.budget}"
+    if trial.suspending and trial.state is not TrialState.RUNNING:
+        yield "is to make way, and does not run"
+    at_work = trial.state is TrialState.RUNNING and not trial.stopping and not trial.suspending
+    if at_work and trial.asked < trial.limit:
+        yield f"asked up to {trial.asked} only, of {trial.limit}"
     if trial.state is TrialState.DONE and trial.done < trial.budget:
         yield f"{trial.done} of {trial.budget} done"
+
+
+def _calls(trial: TrialRecord) -> Iterator[str]:
+    """Calls are made in order, where the trial's state is, and none waits without need."""
+    if trial.woken and trial.state.ended:
+        yield "ended, and was woken"
+    made = [call for call in trial.calls if call.lane_id is not None]
+    waiting = trial.calls[len(made) :]
+    if any(call.lane_id is not None for call in waiting):
+        yield "a call was made before an older one"
+    if not trial.exhausted and sorted(trial.calls, key=lambda call: (call.after, call.before)) != trial.calls:
+        yield "later calls wait for less than older ones"
+    if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED) or trial.given_up):
+        yield "will not run again, and calls wait"
+    place = trial.resident if trial.resident is not None else next(iter(trial.hosts), None)
+    if any(call.lane_id != place for call in made):
+        yield f"calls were made in lanes other than {place}"
+    if made and trial.move is not None and trial.move.stage is Stage.MOVING and not trial.move.after_loss:
+        yield "moves before calls were answered"
+    if trial.state is TrialState.DONE and (waiting or trial.saving):
+        yield "its state is leaving, or has left, though it is to be called"
+    at_work = trial.state is TrialState.RUNNING and not trial.stopping
+    able = at_work or (trial.resident is not None and not trial.saving)
+    if able and waiting and trial.done >= min(waiting[0].after, trial.budget):
+        yield "a call waits that could be made"
 
 
 def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
@@ -174,6 +234,8 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield f"runs in lanes {trial.lanes}, of which some are not ready"
     if not trial.launched and trial.state is not TrialState.STARTING:
         yield "runs though nobody told it to"
+    if trial.row in state.clearing and (trial.launched or trial.state is not TrialState.STARTING):
+        yield "waits for others to leave, and does not wait"
     if not trial.releasing <= set(trial.lanes):
         yield f"is to leave lanes {trial.releasing}"
     if (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from fluid.engine.commands import Command, Report, ReportEnd, StartLane
+from fluid.engine.commands import Command, Report, ReportCall, ReportEnd, StartLane
 from fluid.engine.events import (
     BudgetExtended,
+    CallRequested,
     Checkpoint,
     DeviceAdded,
     DeviceLost,
@@ -19,7 +20,9 @@ from fluid.engine.events import (
     ResizeDone,
     StopRequested,
     Tick,
+    TrialCalled,
     TrialFailed,
+    TrialForgotten,
     TrialPaused,
     TrialReleased,
     TrialSaved,
@@ -129,6 +132,16 @@ class Hand:
     def stop(self, trial_id: str) -> list[Command]:
         return self.do(StopRequested(self.now, trial_id))
 
+    def call(self, trial_id: str, call_id: int = 0) -> list[Command]:
+        return self.do(CallRequested(self.now, trial_id, call_id, "method", b"payload"))
+
+    def called(self, trial_id: str, lane_id: int, call_id: int = 0, failure: Failure | None = None) -> list[Command]:
+        result = b"result" if failure is None else None
+        return self.do(TrialCalled(self.now, trial_id, lane_id, call_id, result, failure))
+
+    def forget(self, trial_id: str) -> list[Command]:
+        return self.do(TrialForgotten(self.now, trial_id))
+
     def tick(self) -> list[Command]:
         return self.do(Tick(self.now))
 
@@ -184,6 +197,15 @@ class Hand:
     def reports(self, trial_id: str) -> list[int]:
         """The iterations that were reported, in order."""
         return [item.iteration for item in self.log if isinstance(item, Report) and item.trial_id == trial_id]
+
+    def answers(self, trial_id: str) -> list[tuple[int, str]]:
+        """(call, kind of its failure or "") in the order of the answers."""
+        calls = [item for item in self.log if isinstance(item, ReportCall) and item.trial_id == trial_id]
+        return [(item.call_id, "" if item.failure is None else item.failure.kind) for item in calls]
+
+    def ends(self, trial_id: str) -> list[str]:
+        """How the trial ended, each time that was reported."""
+        return [item.state for item in self.log if isinstance(item, ReportEnd) and item.trial_id == trial_id]
 
     def end(self, trial_id: str) -> str | None:
         """How the trial ended, as last reported."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from fake_backend import Chances, FakeBackend
 
-from fluid.engine.commands import Report, ReportEnd
+from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart
 from fluid.engine.events import (
     BudgetExtended,
+    CallRequested,
     DeviceAdded,
     DeviceLost,
     Event,
@@ -17,6 +18,7 @@ from fluid.engine.events import (
     StopRequested,
     Tick,
     TrialAdded,
+    TrialForgotten,
     TrialSpec,
 )
 from fluid.engine.records import TrialState
@@ -53,13 +55,31 @@ class Known(Profile):
         return False
 
 
+class Sours(Known):
+    """A profile that finds, after a while, that packing hurts."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._left = after
+
+    def observe(self, key: str, seconds: float, **more: Any) -> None:
+        super().observe(key, seconds, **more)
+        self._left -= 1
+
+    def packing_limit(self, key: str, c_max: int) -> int:
+        return c_max if self._left > 0 else 1
+
+    def alpha(self, key: str) -> float:
+        return 1.0 if self._left > 0 else 10.0
+
+
 class Session:
     """Takes steps, and checks the engine after each."""
 
     def __init__(self, rng: random.Random, chances: Chances, planner: str = "portfolio", **options: Any) -> None:
         self.rng = rng
         self.backend = FakeBackend(rng, chances)
-        profile = Known() if rng.random() < 0.7 else Profile()
+        profile = rng.choice([Known(), Known(), Sours(rng.randint(1, 30)), Profile()])
         self.state = EngineState(
             make_planner(planner),
             profile,
@@ -69,6 +89,11 @@ class Session:
         )
         self.reported: dict[str, int] = {}
         self.ends: dict[str, str] = {}
+        self.forgotten: set[str] = set()
+        #: calls that were not answered: trial -> call -> (iterations reported, budget) when it was asked for
+        self.calls: dict[str, dict[int, tuple[int, int]]] = {}
+        self.answers = 0
+        self._next_call = 0
         self.handled = 0
         self._next_device = 0
         self._next_group = 0
@@ -89,10 +114,31 @@ class Session:
                 assert command.trial_id not in self.ends, command
                 assert len(command.device_ids) == max(1, round(command.width)), command
                 self.reported[command.trial_id] = command.iteration
+            elif isinstance(command, ReportStart):
+                assert command.trial_id not in self.ends, command
             elif isinstance(command, ReportEnd):
-                assert self.ends.get(command.trial_id, "DONE") == "DONE", command
+                before = self.ends.get(command.trial_id)
+                assert before is None or (before == "DONE" and command.state != "DONE"), command
                 self.ends[command.trial_id] = command.state
+            elif isinstance(command, ReportCall):
+                self.answered(command)
         self.backend.execute(commands)
+
+    def answered(self, command: ReportCall) -> None:
+        asked = self.calls[command.trial_id]
+        assert command.call_id in asked, f"{command} was answered already"
+        reported, budget = asked[command.call_id]
+        trial = self.state.trials.get(command.trial_id)
+        over = trial is None or trial.state in (TrialState.STOPPED, TrialState.FAILED)
+        made = self.backend.called.get((command.trial_id, command.call_id), [])
+        assert made or over or (command.failure is not None and command.failure.kind == "lane_lost"), command
+        if trial is not None and not trial.exhausted:
+            assert all(reported <= done <= budget for done in made), (command, made, reported, budget)
+        if command.failure is None:
+            assert command.result == f"{command.trial_id} {command.call_id}".encode()
+            assert min(asked) == command.call_id, "an older one was asked for"
+        del asked[command.call_id]
+        self.answers += 1
 
     def spec(self) -> TrialSpec:
         rng = self.rng
@@ -106,6 +152,7 @@ class Session:
             max_width=rng.choice([1, 1, 2, 4]),
             memory=memory,
             can_save=rng.random() < 0.7,
+            retry_errors=rng.random() < 0.8,
         )
 
     def submit(self, count: int) -> None:
@@ -133,6 +180,35 @@ class Session:
         if self.state.trials:
             self.handle(StopRequested(self.backend.now, self.rng.choice(list(self.state.trials))))
 
+    def call(self) -> None:
+        """Calls a method of a trial; it must be refused or answered."""
+        if not self.state.trials:
+            return
+        trial_id = self.rng.choice(list(self.state.trials))
+        trial = self.state.trials[trial_id]
+        self._next_call += 1
+        payload = f"{trial_id} {self._next_call}".encode()
+        event = CallRequested(self.backend.now, trial_id, self._next_call, "method", payload)
+        if trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.given_up:
+            self.refused(event)
+            return
+        self.calls.setdefault(trial_id, {})[self._next_call] = (trial.reported, trial.budget)
+        self.handle(event)
+
+    def forget(self) -> None:
+        """Forgets a trial; it must have ended."""
+        if not self.state.trials:
+            return
+        trial_id = self.rng.choice(list(self.state.trials))
+        event = TrialForgotten(self.backend.now, trial_id)
+        if not self.state.trials[trial_id].state.ended:
+            self.refused(event)
+            return
+        self.handle(event)
+        assert not self.calls.get(trial_id), "calls are left"
+        self.forgotten.add(trial_id)
+        self.refused(TrialAdded(self.backend.now, f"g{self._next_group}", TrialSpec(trial_id, 1)))
+
     def refused(self, *events: Event) -> None:
         before = fingerprint(self.state)
         try:
@@ -155,6 +231,9 @@ class Session:
             BudgetExtended(0.0, "nobody", 1),
             BudgetExtended(0.0, good.trials[0].trial_id, 0),
             StopRequested(0.0, "nobody"),
+            CallRequested(0.0, "nobody", 1, "method", b""),
+            TrialForgotten(0.0, "nobody"),
+            TrialForgotten(0.0, good.trials[0].trial_id),
         ]
         self._next_group -= 1
         self.refused(good, self.rng.choice(bad))
@@ -208,12 +287,14 @@ class Session:
                 self.backend.work(lane_id)
             if not self.hear() and self.state.wants_tick:
                 self.tick()
-            if not any(group.open for group in self.state.groups.values()):
+            if not any(group.open for group in self.state.groups.values()) and not any(self.calls.values()):
                 break
         stuck = [trial for trial in self.state.trials.values() if not trial.state.ended]
+        assert not any(self.calls.values()), f"calls were not answered: {self.calls}"
         assert not stuck, "\n".join(f"{trial}\n{list(trial.story)}" for trial in stuck)
         for trial_id, trial in self.state.trials.items():
             assert self.ends.get(trial_id) == trial.state.value, trial
+            assert trial_id not in self.forgotten, trial
             if trial.state is TrialState.DONE:
                 assert self.reported.get(trial_id, 0) == trial.budget or trial.exhausted, trial
 
@@ -230,6 +311,7 @@ def random_session(seed: int, steps: int) -> Session:
         false_start=rng.choice([0.0, 0.1]),
         own_save=rng.choice([0.0, 0.3]),
         memory=rng.choice([0.0, 0.1]),
+        own_bytes=rng.choice([0.0, 4.0, 12.0]),
     )
     session = Session(rng, chances, rng.choice(["portfolio", "dynamic", "static", "fifo"]))
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense]
@@ -243,9 +325,13 @@ def random_session(seed: int, steps: int) -> Session:
             session.extend()
         elif pick < 0.15:
             session.stop()
-        elif pick < 0.15 + 0.05 * wild:
+        elif pick < 0.16:
+            session.forget()
+        elif pick < 0.22:
+            session.call()
+        elif pick < 0.22 + 0.05 * wild:
             rng.choice(rare)()
-        elif pick < 0.55:
+        elif pick < 0.59:
             session.work(rng.randint(1, 6))
         elif pick < 0.9:
             session.hear()

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fluid.engine.commands import (
+    Call,
     Command,
+    Notice,
     Pause,
-    Report,
-    ReportEnd,
     Resize,
     RunIteration,
     Save,
@@ -28,6 +28,7 @@ from fluid.engine.events import (
     LaneLost,
     LaneReady,
     ResizeDone,
+    TrialCalled,
     TrialFailed,
     TrialPaused,
     TrialReleased,
@@ -35,6 +36,9 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.resources import MemoryNeed
+
+#: (persistent, ephemeral) bytes as they may be measured, on devices of 100.
+MEASURED = [(30.0, 10.0), (10.0, 5.0), (40.0, 30.0)]
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Hosted:
     done: int = 0
     left: int = 0
     finished: bool = False
+    called: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -70,6 +75,8 @@ class Chances:
     false_start: float = 0.0
     own_save: float = 0.0
     memory: float = 0.0
+    #: Bytes that lanes take for themselves; not a chance.
+    own_bytes: float = 0.0
 
 
 class FakeBackend:
@@ -84,6 +91,8 @@ class FakeBackend:
         self.gone: list[Lane] = []
         #: trial -> iterations done, which rank 0 tells the others
         self.progress: dict[str, int] = {}
+        #: (trial, call) -> iterations done when the method was called, each time it was
+        self.called: dict[tuple[str, int], list[int]] = {}
 
     # -- what the engine asks ------------------------------------------------------------------------------
 
@@ -97,11 +106,11 @@ class FakeBackend:
             elif isinstance(command, Resize):
                 for lane_id in dict.fromkeys((*command.lane_ids, *command.old_lane_ids)):
                     self._post(lane_id, command)
-            elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial)):
+            elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial, Call)):
                 for lane_id in command.lane_ids:
                     self._post(lane_id, command)
             else:
-                assert isinstance(command, (Report, ReportEnd))
+                assert isinstance(command, Notice)
 
     def _post(self, lane_id: int, command: Command) -> None:
         lane = self.lanes.get(lane_id)
@@ -120,12 +129,14 @@ class FakeBackend:
     def kill(self, lane_id: int) -> None:
         """SIGKILL."""
         lane = self.lanes[lane_id]
-        running = next((trial_id for trial_id, hosted in lane.hosted.items() if hosted.left), None)
+        called = next((command.trial_id for command in lane.inbox if isinstance(command, Call)), None)
+        running = next((trial_id for trial_id, hosted in lane.hosted.items() if hosted.left), called)
         culprit = running if self.rng.random() < 0.3 else None
         lane.dead = True
         lane.inbox.clear()
         lane.hosted.clear()
-        lane.outbox.append(LaneLost(self.now, lane_id, "killed", culprit))
+        blameless = culprit is None and self.rng.random() < 0.3
+        lane.outbox.append(LaneLost(self.now, lane_id, "killed", culprit, blameless))
 
     def work(self, lane_id: int) -> None:
         """One step of a lane: all its messages, then one iteration."""
@@ -139,7 +150,9 @@ class FakeBackend:
                 lane.outbox.append(LaneLost(self.now, lane_id, "did not start"))
             else:
                 lane.ready = True
-                lane.outbox.append(LaneReady(self.now, lane_id))
+                lane.outbox.append(
+                    LaneReady(self.now, lane_id, self.chances.own_bytes * self.rng.choice([0.0, 0.5, 1.0]))
+                )
             return
         while lane.inbox:
             self._obey(lane_id, lane, lane.inbox.popleft())
@@ -175,6 +188,14 @@ class FakeBackend:
         elif isinstance(command, StopTrial):
             del lane.hosted[trial_id]
             lane.outbox.append(TrialReleased(self.now, trial_id, lane_id))
+        elif isinstance(command, Call):
+            assert hosted.lanes[0] == lane_id, "a lane that is not rank 0's is asked"
+            assert command.call_id not in hosted.called, "it was told twice"
+            hosted.called.append(command.call_id)
+            self.called.setdefault((trial_id, command.call_id), []).append(hosted.done)
+            failure = Failure("error", "it raised") if self._happens(self.chances.fail) else None
+            result = None if failure else command.payload
+            lane.outbox.append(TrialCalled(self.now, trial_id, lane_id, command.call_id, result, failure))
         elif isinstance(command, Save):
             self._save(lane_id, lane, trial_id, hosted, command.drop)
 
@@ -185,7 +206,8 @@ class FakeBackend:
         lane.hosted[command.trial_id] = Hosted(command.lane_ids, self.progress[command.trial_id])
         if lane_id != command.lane_ids[0] or self._fails(lane_id, lane, command.trial_id):
             return
-        lane.hosted[command.trial_id].left = command.iterations
+        unheard = 0 if command.done is None else self.progress[command.trial_id] - command.done
+        lane.hosted[command.trial_id].left = max(0, command.iterations - unheard)
         lane.outbox.append(ResizeDone(self.now, command.trial_id, 0.05, lane_id))
 
     def _save(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted, drop: bool) -> None:
@@ -214,7 +236,7 @@ class FakeBackend:
         hosted.done += 1
         hosted.left -= 1
         self.progress[trial_id] = hosted.done
-        memory = MemoryNeed(30.0, 10.0) if self._happens(self.chances.memory) else None
+        memory = MemoryNeed(*self.rng.choice(MEASURED)) if self._happens(self.chances.memory) else None
         seconds = self.rng.choice([0.1, 0.11, 0.12])
         lane.outbox.append(
             IterationDone(self.now, trial_id, lane_id, hosted.done, seconds, {"done": hosted.done}, memory)

@@ -3,7 +3,17 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import ReportEnd, RunIteration, Save, StartLane, StartTrial, StopLane, StopTrial
+from fluid.engine.commands import (
+    NoteDeviceLost,
+    ReportEnd,
+    Resize,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopLane,
+    StopTrial,
+)
 from fluid.engine.events import BudgetExtended, GroupSubmitted, LaneLost, StopRequested, TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
@@ -61,8 +71,11 @@ def test_a_lane_killed_by_another_trial_costs_no_attempt_and_its_killer_runs_alo
 
 def test_a_device_that_goes_costs_no_attempt() -> None:
     hand = running("a", "b", devices=2, profile=Known(packing=1), max_failures=0)
-    commands = hand.lose_device(hand.state.lanes[hand.lane("a")].device_id)
+    device = hand.state.lanes[hand.lane("a")].device_id
+    commands = hand.lose_device(device)
     only(commands, StopLane)
+    assert only(commands, NoteDeviceLost) == NoteDeviceLost(device, hand.now)
+    assert none(hand.lose_device(device), NoteDeviceLost), "it is gone already"
     assert hand.states()["a"] == "QUEUED"
     hand.iterate("b", 10)
     assert hand.states()["a"] == "STARTING"
@@ -83,7 +96,7 @@ def test_a_lane_that_does_not_start_is_tried_again_and_its_device_given_up_at_la
     hand = Hand(devices=1, ready=False, max_failures=1)
     hand.submit("a")
     lane = only(hand.lose(hand.trial("a").lanes[0]), StartLane).lane_id
-    hand.lose(lane)
+    assert only(hand.lose(lane), NoteDeviceLost).device_id == 0
     assert hand.state.scheduling.n == 0
     assert hand.states()["a"] == "FAILED"
     hand.submit("b", group="later")
@@ -194,10 +207,9 @@ def test_checkpoints_in_the_memory_of_a_host_that_is_gone_are_not_relied_on() ->
     assert start.checkpoint is not None and start.checkpoint.iteration == 1
 
 
-def test_a_wide_trial_that_loses_a_lane_frees_the_others_when_they_have_let_go() -> None:
+def test_a_trial_that_loses_a_lane_before_it_has_started_frees_the_others_when_they_have_let_go() -> None:
     hand = Hand(devices=2, profile=Known(packing=1))
     hand.submit("a", budget=5, max_width=2)
-    hand.started("a")
     lanes = hand.trial("a").lanes
     commands = hand.lose(lanes[1])
     assert only(commands, StopTrial).lane_ids == (lanes[0],)
@@ -205,6 +217,61 @@ def test_a_wide_trial_that_loses_a_lane_frees_the_others_when_they_have_let_go()
     hand.ready(hand.trial("a").lanes[1])
     assert hand.trial("a").launched is False
     only(hand.released("a", lanes[0]), StartTrial)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_wide_trial_that_loses_a_lane_goes_on_in_the_others(lost: int) -> None:
+    hand = Hand(devices=3, profile=Known(packing=1, width=3))
+    hand.submit("a", budget=9, max_width=3)
+    hand.started("a")
+    hand.iterate("a", 2)
+    lanes = hand.trial("a").lanes
+    assert len(lanes) == 3
+    left = tuple(lane for lane in lanes if lane != lanes[lost])
+    resize = only(hand.lose(lanes[lost], culprit="a"), Resize)
+    assert (resize.lane_ids, resize.iterations, resize.done) == (left, 7, 2)
+    assert hand.states() == {"a": "RESIZING"} and hand.trial("a").failures == 1
+    hand.iterate("a")  # One that they had all finished, and nobody had told of.
+    hand.resized("a")
+    assert hand.states() == {"a": "RUNNING"} and hand.trial("a").width == 2.0
+    hand.iterate("a", 6)
+    assert hand.reports("a") == list(range(1, 10)) and hand.end("a") == "DONE"
+
+
+def test_losing_lane_after_lane_a_wide_trial_fails_in_the_end() -> None:
+    hand = Hand(devices=3, profile=Known(packing=1, width=3), max_failures=1)
+    hand.submit("a", budget=9, max_width=3)
+    hand.started("a")
+    for _ in range(2):
+        assert hand.end("a") is None
+        hand.lose(hand.trial("a").lanes[-1], culprit="a")
+    assert hand.end("a") == "FAILED"
+
+
+def test_a_wide_trial_that_ends_though_it_lost_a_lane_ends_once_it_stands_still() -> None:
+    hand = Hand(devices=2, profile=Known(packing=1))
+    hand.submit("a", budget=3, max_width=2)
+    hand.started("a")
+    hand.iterate("a", 2)
+    hand.lose(hand.trial("a").lanes[0])
+    hand.iterate("a")
+    assert hand.end("a") is None
+    hand.resized("a")
+    assert hand.end("a") == "DONE" and hand.reports("a") == [1, 2, 3]
+
+
+def test_a_lane_lost_while_a_wide_trial_is_paused_to_be_widened_leaves_it_the_others() -> None:
+    hand = Hand(devices=2, profile=Known(packing=1))
+    hand.submit("a", budget=9, max_width=3)
+    hand.started("a")
+    hand.iterate("a")
+    hand.add_device(2)
+    hand.ready(2)
+    hand.tick()
+    a = hand.trial("a")
+    lanes = a.move.old_lanes
+    resize = only(hand.lose(lanes[1]), Resize)
+    assert resize.lane_ids == lanes[:1] and a.width == 1.0
 
 
 def test_a_wide_trial_that_is_stopped_ends_when_all_its_lanes_have_let_go() -> None:

@@ -9,9 +9,10 @@ from engine_session import Session
 from fake_backend import Chances
 
 from fluid.engine import journal
-from fluid.engine.commands import Command, Report, ReportEnd
+from fluid.engine.commands import Command, NoteDeviceLost, NoteResize, Report, ReportEnd, RunIteration
 from fluid.engine.events import (
     BudgetExtended,
+    CallRequested,
     Checkpoint,
     DeviceAdded,
     Event,
@@ -20,6 +21,7 @@ from fluid.engine.events import (
     StopRequested,
     Tick,
     TrialAdded,
+    TrialForgotten,
     TrialSaved,
     TrialSpec,
 )
@@ -29,7 +31,7 @@ from fluid.errors import InvalidFieldError
 from fluid.profile import Profile
 from fluid.resources import Device, MemoryNeed
 
-SPEC = TrialSpec("a", 5, 2.0, "key", 4, MemoryNeed(1.0, 2.0), can_save=False)
+SPEC = TrialSpec("a", 5, 2.0, "key", 4, MemoryNeed(1.0, 2.0), can_save=False, retry_errors=False)
 
 
 def lines(*items: Event | Command) -> list[str]:
@@ -51,7 +53,7 @@ def test_what_was_asked_for_and_how_far_it_came_is_recovered() -> None:
             TrialSaved(2.5, "a", 0, Checkpoint(2, "a/2", "here", in_memory=True)),
             BudgetExtended(3.0, "a", 4),
             report(1, "b"),
-            ReportEnd("b", "g", "FAILED", 1, 4.0, Failure("error", "no", "tb")),
+            ReportEnd("b", "g", "FAILED", 1, 4.0, Failure("error", "no", "tb", b"exception")),
             StopRequested(5.0, "c"),
         )
     )
@@ -92,9 +94,76 @@ def test_a_trial_that_ended_of_its_own_accord_is_extended_from_there() -> None:
     assert history.budget == 2
 
 
+def test_a_trial_that_was_forgotten_does_not_come_back_and_its_id_stays_taken() -> None:
+    entries = lines(
+        GroupSubmitted(0.0, "g", (TrialSpec("a", 1), TrialSpec("b", 3))),
+        report(1),
+        TrialSaved(1.0, "a", 0, Checkpoint(1, "a/1")),
+        ReportEnd("a", "g", "FAILED", 1, 1.0, Failure("error", "no")),
+        TrialForgotten(2.0, "a"),
+        ReportEnd("a", "g", "STOPPED", 1, 2.0),
+    )
+    for _ in range(2):  # a session that goes on writes what it took over
+        recovered = replay(entries)
+        assert list(recovered.groups["g"]) == ["b"] and not recovered.failures and not recovered.durable
+        entries += lines(*recovered.events(3.0))
+    hand = Hand()
+    hand.do(*replay(entries).events(0.0))
+    assert hand.states() == {"b": "STARTING"}
+    with pytest.raises(InvalidFieldError, match="taken"):
+        hand.submit("a", group="h")
+
+
+def test_a_call_of_an_earlier_session_is_not_made_again() -> None:
+    entries = lines(
+        GroupSubmitted(0.0, "g", (TrialSpec("a", 1),)),
+        report(1),
+        ReportEnd("a", "g", "DONE", 1, 1.0),
+        CallRequested(2.0, "a", 0, "method", b""),
+    )
+    hand = Hand()
+    hand.do(*replay(entries).events(0.0))
+    assert hand.states() == {"a": "DONE"}
+
+
 def test_most_events_and_commands_are_not_written() -> None:
     assert encode(Tick(0.0)) is None
-    assert encode(DeviceAdded(0.0, Device(0))) is None
+    assert encode(RunIteration("a", (0,), 1)) is None
+
+
+def test_what_came_of_a_trial_in_its_submitters_eyes_outlives_it() -> None:
+    recovered = replay(
+        lines(
+            GroupSubmitted(0.0, "g", (TrialSpec("a", 1), TrialSpec("b", 1), TrialSpec("c", 1))),
+            report(1),
+            ReportEnd("a", "g", "DONE", 1, 1.0),
+            StopRequested(2.0, "a", "DONE"),
+            ReportEnd("a", "g", "STOPPED", 1, 2.0),
+            TrialForgotten(2.0, "a"),
+            ReportEnd("b", "g", "FAILED", 0, 3.0, Failure("error", "no")),
+            StopRequested(3.0, "b"),
+            TrialForgotten(3.0, "b"),
+        )
+    )
+    a, b = recovered.past.values()
+    assert (a.group_id, a.history.reported, a.history.ended, a.failure) == ("g", 1, "STOPPED", None)
+    assert (b.history.ended, b.failure) == ("FAILED", Failure("error", "no"))
+    assert recovered.outcomes == {"a": "DONE"}
+    assert list(recovered.groups["g"]) == ["c"]
+
+
+def test_stops_of_earlier_releases_are_read() -> None:
+    (entry,) = lines(StopRequested(1.0, "a"))
+    assert json.loads(entry) == {"v": 1, "what": "stop", "at": 1.0, "trial": "a"}
+
+
+def test_devices_and_resizes_are_told_in_order() -> None:
+    happened = [
+        DeviceAdded(0.0, Device(0, "here", "gpu", memory_bytes=8.0)),
+        NoteResize("a", 1.0, 2.0, (0, 3), 0.25),
+        NoteDeviceLost(3, 2.0),
+    ]
+    assert replay(lines(*happened)).places == happened
 
 
 def test_a_torn_last_line_is_passed_over() -> None:
@@ -174,11 +243,12 @@ def test_a_driver_killed_at_any_moment_loses_no_trial(seed: int) -> None:
 
     session.state.handle = recording  # type: ignore[method-assign]
     for _ in range(rng.randint(5, 120)):
-        rng.choice([lambda: session.submit(2), session.extend, session.stop, session.hear, session.tick])()
+        steps = [lambda: session.submit(2), session.extend, session.stop, session.hear, session.tick]
+        rng.choice([*steps, session.call, session.forget])()
         session.work(10)
         session.hear()
     after = Session(rng, Chances())
-    after._next_group = session._next_group
+    after._next_group, after.forgotten = session._next_group, session.forgotten
     after.reported = dict(session.reported)
     recovered = replay(written)
     after.ends = {
@@ -190,4 +260,5 @@ def test_a_driver_killed_at_any_moment_loses_no_trial(seed: int) -> None:
     after.handle(*recovered.events(session.backend.now))
     assert after.state.trials.keys() == session.state.trials.keys()
     assert isinstance(after.state, EngineState)
+    assert all(after.state.is_taken(trial_id) for trial_id in session.forgotten)
     after.drain()

@@ -24,7 +24,7 @@ class EngineMachine(RuleBasedStateMachine):
         trouble=st.booleans(),
     )
     def begin(self, seed: int, planner: str, trouble: bool) -> None:
-        chances = Chances(0.02, 0.02, 0.02, 0.1, 0.1, 0.3, 0.1) if trouble else Chances(own_save=0.2)
+        chances = Chances(0.02, 0.02, 0.02, 0.1, 0.1, 0.3, 0.1, 6.0) if trouble else Chances(own_save=0.2)
         self.session = Session(random.Random(seed), chances, planner)
 
     @rule(count=st.integers(1, 6))
@@ -42,6 +42,14 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def stop(self) -> None:
         self.session.stop()
+
+    @rule()
+    def call(self) -> None:
+        self.session.call()
+
+    @rule()
+    def forget(self) -> None:
+        self.session.forget()
 
     @rule()
     def submit_nonsense(self) -> None:
@@ -99,6 +107,6 @@ def test_a_long_random_session_keeps_its_invariants_and_ends(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1200))
+@pytest.mark.parametrize("seed", range(1000, 1050))
 def test_many_long_random_sessions(seed: int) -> None:
     random_session(seed, steps=600)

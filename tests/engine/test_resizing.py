@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import Pause, Report, Resize, RunIteration, StartLane, StartTrial, StopTrial
+from fluid.engine.commands import NoteResize, Pause, Report, Resize, RunIteration, StartLane, StartTrial, StopTrial
 from fluid.engine.events import TrialPaused
 from fluid.engine.records import Stage
 from fluid.engine.state import EngineError
@@ -29,7 +29,7 @@ def test_a_trial_widens_between_two_iterations() -> None:
     assert only(hand.iterate("a"), Report).width == 1.0, "it still runs where it was"
     resize = only(hand.paused("a"), Resize)
     assert (resize.old_lane_ids, resize.lane_ids, resize.iterations) == ((0,), (0, 1), 7)
-    hand.resized("a")
+    assert only(hand.resized("a"), NoteResize) == NoteResize("a", hand.now, 2.0, (0, 1), 0.1)
     report = only(hand.iterate("a"), Report)
     assert (report.width, report.device_ids) == (2.0, (0, 1))
     hand.iterate("a", 6)

@@ -1,0 +1,112 @@
+"""What is expected of a trial: work, speed and memory, by what its profile key has shown so far and by itself."""
+
+from __future__ import annotations
+
+import math
+from statistics import median_low
+
+from fluid.engine.board import Board
+from fluid.engine.facts import KeyFacts
+from fluid.engine.records import TrialRecord
+from fluid.placement import Occupancy
+from fluid.profile import Profile
+from fluid.resources import MemoryNeed
+from fluid.runtime_model import TOLERANCE, stretch_of
+
+
+class Estimates:
+    """Answers what a trial needs and how long it takes.
+
+    Args:
+        profile: what was measured.
+        occupancy: who holds which device.
+        board: told of profile keys that are new.
+        max_packing: most trials on one device, whatever the profile says.
+        max_width: most devices for one trial.
+    """
+
+    def __init__(
+        self, profile: Profile, occupancy: Occupancy, board: Board, *, max_packing: int, max_width: int
+    ) -> None:
+        self._profile = profile
+        self._occupancy = occupancy
+        self._board = board
+        self._max_packing = max_packing
+        self._max_width = max_width
+        self._by_key: dict[str, KeyFacts] = {}
+
+    def facts(self, trial: TrialRecord) -> KeyFacts:
+        """What the profile says about its key."""
+        key = trial.spec.profile_key
+        facts = self._by_key.get(key)
+        if facts is None:
+            facts = self._by_key[key] = KeyFacts(key, self._max_packing, self._max_width)
+            facts.update(self._profile)
+            self._board.know(facts)
+        return facts
+
+    def is_measured(self, trial: TrialRecord) -> bool:
+        """Whether its seconds per iteration are known."""
+        return trial.pace is not None or self.facts(trial).pace is not None
+
+    def packing(self, trial: TrialRecord) -> int:
+        """c for a trial: how far its key's ramp-up has come, at most what its own memory failures allow."""
+        c = self.facts(trial).packing
+        return c if trial.neighbours is None else min(c, trial.neighbours)
+
+    def widest(self, trial: TrialRecord) -> int:
+        """d for a trial: how far its key's ramp-up has come, at most what it is able to."""
+        return 1 if trial.pinned else min(self.facts(trial).width, trial.max_width)
+
+    def height(self, trial: TrialRecord) -> float:
+        """Predicted seconds of work left at width 1 and speed 1."""
+        pace = trial.pace if trial.pace is not None else self.facts(trial).pace
+        return trial.iterations_left * (pace if pace is not None else self._usual_pace())
+
+    def seconds_left(self, trial: TrialRecord) -> float:
+        """Predicted seconds of running at the width it has, or is to have."""
+        if trial.row in self._occupancy.held:
+            return self.height(trial) * self.stretch(trial)
+        facts = self.facts(trial)
+        return self.height(trial) * stretch_of(facts.alpha, facts.beta, trial.width)
+
+    def need(self, trial: TrialRecord) -> MemoryNeed | None:
+        """Device memory, where it is known. What was measured on a device fits there, whatever the watermark says."""
+        if trial.spec.memory is not None:
+            return trial.spec.memory
+        need = self.facts(trial).memory
+        if need is None or self.most_usable() >= need.peak_bytes:
+            return need
+        share = self.most_usable() / need.peak_bytes
+        return MemoryNeed(need.persistent_bytes * share * (1.0 - TOLERANCE), need.ephemeral_bytes * share)
+
+    def kept_bytes(self, trial: TrialRecord) -> float:
+        """Device memory that its state takes between iterations, as far as it is known."""
+        need = self.need(trial)
+        return need.persistent_bytes if need is not None else 0.0
+
+    def could_hold(self, need: MemoryNeed | None) -> bool:
+        """Whether there is a device that would hold as much if it were empty, or none at all yet."""
+        return need is None or not self._occupancy or need.peak_bytes <= self.most_usable()
+
+    def most_usable(self) -> float:
+        """Bytes that trials may fill on the device with the most memory."""
+        rooms = [self._occupancy.usable_bytes(index) for index in self._occupancy.residents]
+        return max((math.inf if room is None else room for room in rooms), default=math.inf)
+
+    def stretch(self, trial: TrialRecord) -> float:
+        """h(w)/h(1) at the width and co-residency the trial has now, device speed included."""
+        devices = self._occupancy.held[trial.row]
+        width = trial.width if trial.width >= 1.0 else 1.0 / len(self._occupancy.residents[devices[0]])
+        facts = self.facts(trial)
+        return stretch_of(facts.alpha, facts.beta, width) / self._occupancy.speed(devices)
+
+    def co_residents(self, trial: TrialRecord) -> int:
+        """Trials on its device, itself included; 1 for a wide trial. Where it is being resized, on its old one."""
+        devices = trial.move.old_devices if trial.move is not None else self._occupancy.held[trial.row]
+        return len(self._occupancy.residents[devices[0]])
+
+    def _usual_pace(self) -> float:
+        """The pace of a key that nobody has measured: the median of the others, so that widths are not absurd."""
+        paces = [facts.pace for facts in self._by_key.values() if facts.pace is not None]
+        return median_low(paces) if paces else 1.0

@@ -1,0 +1,353 @@
+"""Calls of trials' methods, starts that are told of, trials that are not tried again, and trials that are forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from engine_helpers import Hand, Known, none, only
+
+from fluid.engine.commands import (
+    Call,
+    Pause,
+    ReportCall,
+    ReportEnd,
+    ReportStart,
+    Resize,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopTrial,
+)
+from fluid.engine.events import Failure
+from fluid.errors import InvalidFieldError
+from fluid.resources import MemoryNeed
+
+
+def done(*trial_ids: str, budget: int = 1, **options: object) -> Hand:
+    """Trials that have done all they were to do, on one device."""
+    hand = Hand(**options)  # type: ignore[arg-type]
+    for trial_id in trial_ids:
+        hand.submit(trial_id, budget=budget)
+        hand.started(trial_id)
+        hand.iterate(trial_id, budget)
+    return hand
+
+
+def test_a_running_trial_is_called_between_two_iterations() -> None:
+    hand = Hand()
+    hand.submit("a")
+    hand.started("a")
+    call = only(hand.call("a"), Call)
+    assert (call.lane_ids, call.method, call.payload) == ((0,), "method", b"payload")
+    hand.iterate("a")
+    answer = only(hand.called("a", 0), ReportCall)
+    assert (answer.group_id, answer.call_id, answer.result, answer.failure) == ("group of a", 0, b"result", None)
+    hand.iterate("a", 2)
+    assert hand.end("a") == "DONE"
+
+
+def test_what_a_call_raises_leaves_the_trial_as_it_is() -> None:
+    hand = Hand()
+    hand.submit("a")
+    hand.started("a")
+    hand.call("a")
+    failure = Failure("error", "no")
+    assert only(hand.called("a", 0, failure=failure), ReportCall).failure is failure
+    assert (hand.states()["a"], hand.trial("a").failures) == ("RUNNING", 0)
+
+
+def test_a_call_waits_until_the_trial_has_started() -> None:
+    hand = Hand()
+    hand.submit("a")
+    assert none(hand.call("a", 0) + hand.call("a", 1), Call)
+    calls = [command for command in hand.started("a") if isinstance(command, Call)]
+    assert [call.call_id for call in calls] == [0, 1]
+
+
+def test_a_resident_is_called_where_it_is_and_goes_on_afterwards() -> None:
+    hand = done("a")
+    only(hand.call("a"), Call)
+    assert only(hand.extend("a", 2), RunIteration).iterations == 2, "a lane takes things in order"
+    hand.called("a", 0)
+    hand.iterate("a", 2)
+    assert hand.answers("a") == [(0, "")] and hand.ends("a") == ["DONE", "DONE"]
+
+
+def test_a_trial_that_was_saved_out_is_brought_back_and_its_end_is_not_told_again() -> None:
+    hand = done("a", resident_limit=0)
+    hand.saved("a", 0, 1, dropped=True)
+    start = only(hand.call("a"), StartTrial)
+    assert start.iterations == 0 and start.checkpoint is not None and start.checkpoint.iteration == 1
+    only(hand.started("a", 1), Call)
+    assert none(hand.log[-1:], Save), "it stays for as long as it is to be called"
+    assert only(hand.called("a", 0), Save).drop
+    assert hand.ends("a") == ["DONE"] and hand.states()["a"] == "DONE"
+    assert sum(isinstance(command, ReportStart) for command in hand.log) == 1
+
+
+def test_a_call_that_comes_while_a_trial_is_saved_out_waits_for_its_return() -> None:
+    hand = done("a", resident_limit=0)
+    assert none(hand.call("a"), Call)
+    only(hand.saved("a", 0, 1, dropped=True), StartTrial)
+    only(hand.started("a", 1), Call)
+
+
+def test_an_extension_after_a_call_runs_after_it() -> None:
+    hand = done("a", resident_limit=0)
+    hand.saved("a", 0, 1, dropped=True)
+    assert only(hand.call("a"), StartTrial).iterations == 0
+    hand.extend("a", 2)
+    kinds = [type(command) for command in hand.started("a", 1)]
+    assert kinds == [ReportStart, Call, RunIteration], "it is waited for again"
+    hand.called("a", 0)
+    hand.iterate("a", 2)
+    assert hand.ends("a") == ["DONE", "DONE"]
+
+
+def test_one_that_is_set_back_is_called_once_it_has_caught_up() -> None:
+    hand = Hand()
+    hand.submit("a", budget=5)
+    hand.started("a")
+    hand.iterate("a")
+    hand.saved("a", 0, 1)
+    hand.iterate("a", 2)
+    only(hand.call("a"), Call)
+    lane = only(hand.lose(0), StartLane).lane_id
+    start = only(hand.ready(lane), StartTrial)
+    assert start.iterations == 4
+    assert none(hand.started("a", 1), Call)
+    assert none(hand.iterate("a"), Call)
+    assert only(hand.iterate("a"), Call).lane_ids == (lane,)
+    assert hand.answers("a") == []
+    hand.called("a", 0)
+    assert hand.answers("a") == [], "that lane is gone"
+    hand.called("a", lane)
+    assert hand.answers("a") == [(0, "")]
+
+
+def test_one_that_is_done_and_lost_its_lane_runs_again_what_was_not_saved() -> None:
+    hand = done("a", budget=3)
+    hand.call("a")
+    lane = only(hand.lose(0), StartLane).lane_id
+    assert only(hand.ready(lane), StartTrial).iterations == 3
+    hand.started("a")
+    hand.iterate("a", 3)
+    hand.called("a", lane)
+    assert hand.reports("a") == [1, 2, 3] and hand.ends("a") == ["DONE"] and hand.answers("a") == [(0, "")]
+
+
+def test_one_that_is_brought_back_and_extended_while_it_catches_up_is_waited_for_again() -> None:
+    hand = done("a", budget=3)
+    hand.call("a")
+    lane = only(hand.lose(0), StartLane).lane_id
+    hand.ready(lane)
+    hand.started("a")
+    hand.iterate("a")
+    commands = hand.extend("a", 1)
+    only(commands, ReportStart)
+    assert none(commands, RunIteration), "the call comes first"
+    hand.iterate("a")
+    assert [type(command) for command in hand.iterate("a")] == [Call, RunIteration]
+    hand.iterate("a")
+    hand.called("a", lane)
+    assert hand.reports("a") == [1, 2, 3, 4] and hand.ends("a") == ["DONE", "DONE"]
+
+
+def test_a_call_that_kills_its_lane_is_not_made_for_ever() -> None:
+    hand = done("a", budget=1, max_failures=1)
+    hand.saved("a", 0, 1)
+    hand.call("a")
+    lane = only(hand.lose(0, "a"), StartLane).lane_id
+    hand.ready(lane)
+    only(hand.started("a", 1), Call)
+    assert hand.answers("a") == []
+    hand.lose(lane, "a")
+    assert hand.answers("a") == [(0, "lane_lost")]
+    assert (hand.states()["a"], hand.ends("a")) == ("DONE", ["DONE"])
+
+
+def test_a_trial_that_moves_is_called_when_it_has_arrived() -> None:
+    hand = Hand(devices=1, profile=Known(packing=1))
+    hand.submit("a", budget=9, max_width=2)
+    hand.started("a")
+    hand.iterate("a")
+    lane = only(hand.add_device(1), StartLane).lane_id
+    hand.tick()
+    assert only(hand.call("a", 0), Call).lane_ids == (0,), "it runs on while the new lane starts"
+    only(hand.ready(lane), Pause)
+    assert none(hand.call("a", 1), Call)
+    hand.called("a", 0, 0)
+    only(hand.paused("a"), Resize)
+    assert only(hand.resized("a"), Call).lane_ids == (0,), "rank 0 alone is asked"
+    hand.called("a", 0, 1)
+    hand.iterate("a", 8)
+    assert hand.end("a") == "DONE"
+
+
+def test_a_call_that_came_during_a_resize_that_is_called_off_is_made_before_what_was_added() -> None:
+    hand = Hand(devices=1, profile=Known(packing=1))
+    hand.submit("a", budget=4, max_width=2)
+    hand.started("a")
+    lane = only(hand.add_device(1), StartLane).lane_id
+    hand.tick()
+    only(hand.ready(lane), Pause)
+    hand.call("a")
+    hand.extend("a", 3)
+    hand.lose(lane)
+    commands = hand.paused("a")
+    assert [type(command) for command in commands] == [Call, RunIteration]
+    assert only(commands, RunIteration).iterations == 7
+
+
+@pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "DONE"])
+def test_calls_of_a_trial_that_is_stopped_are_answered(state: str) -> None:
+    hand = done("a") if state == "DONE" else Hand(devices=int(state == "RUNNING"))
+    if state != "DONE":
+        hand.submit("a")
+    if state == "RUNNING":
+        hand.started("a")
+    hand.call("a", 0)
+    hand.call("a", 1)
+    hand.stop("a")
+    if state == "RUNNING":
+        hand.called("a", 0, 0)
+        hand.released("a", 0)
+    assert hand.answers("a") == [(0, "" if state == "RUNNING" else "stopped"), (1, "stopped")]
+    assert hand.states()["a"] == "STOPPED"
+    with pytest.raises(InvalidFieldError, match="cannot be called"):
+        hand.call("a", 2)
+
+
+def test_calls_of_a_trial_that_fails_are_answered_with_why() -> None:
+    hand = Hand(max_failures=0)
+    hand.submit("a")
+    hand.started("a")
+    hand.call("a")
+    failure = only(hand.failed("a", 0), ReportCall).failure
+    assert failure is not None
+    assert (failure.kind, failure.message, failure.exception) == ("error", "the trial failed: error!", None)
+
+
+def test_a_trial_that_is_to_be_called_keeps_its_place() -> None:
+    hand = done("a", resident_limit=1)
+    hand.call("a")
+    hand.submit("b", budget=1)
+    hand.started("b")
+    assert only(hand.iterate("b"), Save).trial_id == "b"
+    hand.called("a", 0)
+
+
+def test_unknown_trials_and_those_that_were_let_go_are_not_called() -> None:
+    hand = Hand(resident_limit=0)
+    with pytest.raises(InvalidFieldError, match="unknown"):
+        hand.call("a")
+    hand.submit("a", budget=1, can_save=False)
+    hand.started("a")
+    hand.iterate("a")
+    with pytest.raises(InvalidFieldError, match="let go"):
+        hand.call("a")
+
+
+# -- starts ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_beginning_is_told_of() -> None:
+    hand = Hand(devices=2, profile=Known(packing=1, width=1))
+    hand.submit("a", budget=1)
+    start = only(hand.started("a"), ReportStart)
+    assert (start.trial_id, start.group_id, start.width, start.device_ids) == ("a", "group of a", 1.0, (0,))
+    hand.iterate("a")
+    assert only(hand.extend("a", 2), ReportStart).at == hand.now, "resumed where it was"
+    hand.failed("a", 0)
+    only(hand.started("a"), ReportStart)
+    hand.stop("a")
+    hand.submit("b")
+    hand.stop("b")
+    assert none(hand.started("b"), ReportStart), "it will not run"
+
+
+# -- errors that are final ------------------------------------------------------------------------------------------
+
+
+def test_a_trial_whose_errors_are_final_is_not_tried_again() -> None:
+    hand = Hand(max_failures=5)
+    hand.submit("a", retry_errors=False)
+    hand.started("a")
+    end = only(hand.failed("a", 0), ReportEnd)
+    assert end.state == "FAILED" and end.failure is not None and end.failure.kind == "error"
+
+
+def test_lost_lanes_and_memory_are_forgiven_all_the_same() -> None:
+    hand = Hand()
+    hand.submit("a", "b", retry_errors=False)
+    hand.ready(1)
+    hand.started("a")
+    hand.started("b")
+    hand.failed("b", 1, "out_of_memory")
+    assert hand.end("b") is None and hand.trial("b").neighbours == 1
+    hand.lose(0)
+    assert hand.end("a") is None and hand.trial("a").failures == 1
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_an_error_while_it_is_saved_is_an_error(again: bool) -> None:
+    hand = Hand(resident_limit=0)
+    hand.submit("a", budget=1, retry_errors=again)
+    hand.started("a")
+    only(hand.iterate("a"), Save)
+    hand.extend("a")
+    hand.failed("a", 0)
+    assert hand.end("a") == ("DONE" if again else "FAILED")
+
+
+# -- forgetting -----------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_that_has_ended_can_be_forgotten() -> None:
+    hand = done("a", "b")
+    hand.call("a")
+    commands = hand.forget("a")
+    assert only(commands, StopTrial).trial_id == "a", "its state is let go"
+    assert none(commands, ReportEnd) and hand.answers("a") == [(0, "stopped")]
+    hand.called("a", 0)
+    hand.released("a", 0)
+    assert list(hand.state.trials) == ["b"]
+    assert all(trial.trial_id == "b" for trial in hand.state.scheduling.records.values())
+    for ask in (hand.forget, hand.call, hand.stop, hand.extend):
+        with pytest.raises(InvalidFieldError, match="unknown"):
+            ask("a")
+    with pytest.raises(InvalidFieldError, match="taken"):
+        hand.submit("a", group="again")
+    hand.extend("b")
+    hand.iterate("b", 2)
+    assert hand.ends("b") == ["DONE", "DONE"]
+
+
+def test_a_trial_that_has_not_ended_cannot() -> None:
+    hand = Hand()
+    hand.submit("a")
+    for _ in ("STARTING", "RUNNING"):
+        with pytest.raises(InvalidFieldError, match="has not ended"):
+            hand.forget("a")
+        hand.started("a")
+    hand.stop("a")
+    with pytest.raises(InvalidFieldError, match="has not ended"):
+        hand.forget("a")
+    hand.released("a", 0)
+    hand.forget("a")
+    assert not hand.state.trials and hand.state.groups["group of a"].open == 0
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_memory_of_a_trial_forgotten_while_it_was_saved_is_free_again(fails: bool) -> None:
+    hand = Hand(resident_limit=0, memory=100.0, profile=Known(memory=MemoryNeed(20.0, 10.0)))
+    hand.submit("a", budget=1)
+    hand.started("a")
+    only(hand.iterate("a"), Save)
+    hand.forget("a")
+    assert hand.state.scheduling.occupancy.reserved == {0: 20.0}
+    if fails:
+        hand.failed("a", 0)
+    else:
+        hand.saved("a", 0, 1, dropped=True)
+    assert not hand.state.scheduling.occupancy.reserved.get(0)

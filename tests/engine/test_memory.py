@@ -1,0 +1,244 @@
+"""Device memory in the engine: what is learnt after a trial was placed, what lanes take, and what is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engine_helpers import Hand, Known, none, only
+
+from fluid.engine.commands import Save, StartLane, StartTrial, StopLane, StopTrial
+from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady, TrialSpec
+from fluid.profile import Profile
+from fluid.resources import MemoryNeed
+
+GB = 1e9
+
+
+class Learns(Known):
+    """A profile that knows all but memory, and learns that."""
+
+    def observe_memory(self, key: str, memory: MemoryNeed) -> None:
+        old = self._need or MemoryNeed(0.0)
+        self._need = MemoryNeed(
+            max(old.persistent_bytes, memory.persistent_bytes), max(old.ephemeral_bytes, memory.ephemeral_bytes)
+        )
+
+
+def started(commands: list[Any]) -> list[str]:
+    return [command.trial_id for command in commands if isinstance(command, StartTrial)]
+
+
+def ready(hand: Hand, commands: list[Any], own_bytes: float = 0.0) -> list[Any]:
+    """Has the lanes that were asked for become ready."""
+    lanes = [command.lane_id for command in commands if isinstance(command, StartLane)]
+    return hand.do(*(LaneReady(hand.now, lane_id, own_bytes) for lane_id in lanes))
+
+
+# --- What is learnt after a trial was placed
+
+
+def test_a_trial_that_was_measured_since_leaves_others_no_more_than_the_rest() -> None:
+    """10 GB, and trials that turn out to need 6: the second is not let on beside the first."""
+    hand = Hand(memory=10 * GB, profile=Profile(), max_packing=4)
+    hand.submit("a", "b", budget=20)
+    hand.started("a")
+    hand.iterate("a", memory=MemoryNeed(5 * GB, 1 * GB))
+    hand.iterate("a", 11)
+    hand.tick()
+    assert hand.state.scheduling.estimates.packing(hand.trial("a")) == 2, "packing would be tried now"
+    assert hand.states() == {"a": "RUNNING", "b": "QUEUED"}
+    save = only(hand.iterate("a", 8), Save)
+    hand.saved("a", save.lane_ids[0], 20, dropped=True)
+    assert hand.states() == {"a": "DONE", "b": "STARTING"}
+
+
+def test_trials_that_need_little_still_join() -> None:
+    hand = Hand(memory=10 * GB, profile=Profile(), max_packing=4)
+    hand.submit("a", "b", budget=20)
+    hand.started("a")
+    hand.iterate("a", memory=MemoryNeed(3 * GB, 1 * GB))
+    hand.iterate("a", 11)
+    hand.tick()
+    assert hand.states() == {"a": "RUNNING", "b": "STARTING"}
+
+
+def test_a_need_that_grows_counts_for_all_of_its_key_and_lets_nobody_else_on() -> None:
+    hand = Hand(memory=10 * GB, profile=Learns(packing=4))
+    specs = [TrialSpec(trial_id, 9) for trial_id in "ab"]
+    specs.append(TrialSpec("c", 9, profile_key="other", memory=MemoryNeed(2 * GB)))
+    ready(hand, hand.do(GroupSubmitted(0.0, "group", tuple(specs))))
+    for trial_id in ("a", "b", "c"):
+        hand.started(trial_id)
+    hand.iterate("a", memory=MemoryNeed(3 * GB, 0.5 * GB))
+    occupancy = hand.state.scheduling.occupancy
+    assert occupancy.running_bytes(0) == 9 * GB, "b was not measured, and is of the same key"
+    hand.submit("d", profile_key="other", memory=MemoryNeed(0.5 * GB))
+    hand.tick()
+    assert hand.states()["d"] == "QUEUED"
+    hand.iterate("b", memory=MemoryNeed(4 * GB, 0.5 * GB))
+    assert occupancy.running_bytes(0) == 11 * GB, "more than there is, and nobody is thrown out"
+    assert [hand.states()[trial_id] for trial_id in "abc"] == ["RUNNING"] * 3
+
+
+def test_what_was_learnt_is_kept_when_a_resize_is_called_off() -> None:
+    hand = Hand(memory=10 * GB, profile=Learns(packing=1))
+    hand.submit("a", budget=50, max_width=2)
+    hand.started("a")
+    hand.add_device(1, 10 * GB)
+    hand.tick()
+    hand.iterate("a", memory=MemoryNeed(6 * GB))
+    assert hand.states() == {"a": "RESIZING"}
+    hand.submit("b", memory=MemoryNeed(1 * GB))  # It needs a device, so the widening is off.
+    assert hand.states() == {"a": "RUNNING", "b": "STARTING"}
+    occupancy = hand.state.scheduling.occupancy
+    assert [occupancy.need_of(hand.trial(name).row) for name in "ab"] == [MemoryNeed(6 * GB), MemoryNeed(1 * GB)]
+
+
+# --- What lanes take for themselves
+
+
+def lane_bytes(hand: Hand, device: int = 0) -> float:
+    """What counts of them, if one more trial came to the device."""
+    occupancy = hand.state.scheduling.occupancy
+    return occupancy.lane_bytes(device, len(occupancy.residents[device]) + 1)
+
+
+def test_a_lane_takes_memory_for_as_long_as_it_lives() -> None:
+    hand = Hand(memory=10 * GB, ready=False)
+    hand.do(LaneReady(0.0, 0, 0.5 * GB))
+    assert lane_bytes(hand) == 0.0, "room for one lane is beyond the watermark"
+    ready(hand, hand.submit("a", "b", budget=1, memory=MemoryNeed(1 * GB)))
+    assert lane_bytes(hand) == 1 * GB, "that of the second, which has not said so yet, and of one more"
+    for trial_id in "ab":
+        hand.started(trial_id)
+        hand.iterate(trial_id)
+    assert lane_bytes(hand) == 0.5 * GB, "both are there, and the next trial finds them so"
+    ready(hand, hand.lose(1), 0.25 * GB)
+    assert lane_bytes(hand) == 0.25 * GB
+    hand.lose_device(0)
+    hand.add_device(0, 10 * GB)
+    assert lane_bytes(hand) == 0.0
+
+
+def test_contexts_count_among_trials_that_share_a_device() -> None:
+    """9 GB usable: four trials of 2 would fit, and do not with the lanes that they need, be they there or not yet."""
+    for own_bytes, expected in ((0.0, 4), (0.5 * GB, 3)):
+        hand = Hand(memory=10 * GB, ready=False)
+        hand.do(LaneReady(0.0, 0, own_bytes))
+        ready(hand, hand.submit(*"abcd", memory=MemoryNeed(2 * GB)), own_bytes)
+        assert list(hand.states().values()).count("STARTING") == expected
+
+
+def test_a_trial_that_is_alone_needs_no_room_for_its_own_lane() -> None:
+    hand = Hand(memory=10 * GB, ready=False)
+    hand.do(LaneReady(0.0, 0, 0.5 * GB))
+    hand.submit("a", memory=MemoryNeed(9 * GB))
+    assert hand.states() == {"a": "STARTING"}
+
+
+def three_idle_lanes() -> Hand:
+    """A device of 10 GB with lanes of 0.5, and a trial that is done and can be saved kept in the first."""
+    hand = Hand(memory=10 * GB, ready=False)
+    hand.do(LaneReady(0.0, 0, 0.5 * GB))
+    ready(hand, hand.submit("a", "b", "c", budget=1, memory=MemoryNeed(1 * GB)), 0.5 * GB)
+    for trial_id in "abc":
+        hand.started(trial_id)
+        hand.iterate(trial_id)
+    for trial_id in "bc":
+        lane = hand.trial(trial_id).resident
+        hand.stop(trial_id)
+        hand.released(trial_id, lane)
+    assert lane_bytes(hand) == 1 * GB
+    return hand
+
+
+def test_empty_lanes_are_ended_for_a_trial_that_needs_their_memory() -> None:
+    hand = three_idle_lanes()
+    commands = hand.submit("d", memory=MemoryNeed(7.5 * GB))
+    assert [command.lane_id for command in commands if isinstance(command, StopLane)] == [1]
+    assert hand.states()["d"] == "STARTING", "at once: nobody had to be saved"
+    assert none(commands, Save)
+
+
+def test_a_state_is_evicted_if_empty_lanes_are_not_enough() -> None:
+    hand = three_idle_lanes()
+    commands = hand.submit("d", memory=MemoryNeed(9 * GB))
+    assert [command.lane_id for command in commands if isinstance(command, StopLane)] == [1, 2]
+    save = only(commands, Save)
+    assert hand.states()["d"] == "QUEUED"
+    assert started(hand.saved("a", save.lane_ids[0], 1, dropped=True)) == ["d"]
+
+
+def test_memory_that_ran_out_while_ended_lanes_were_still_there_is_no_final_failure() -> None:
+    hand = three_idle_lanes()
+    hand.stop("a")
+    hand.released("a", 0)
+    hand.submit("d", memory=MemoryNeed(8.5 * GB))
+    hand.started("d")
+    hand.failed("d", hand.lane("d"), "out_of_memory")
+    assert hand.end("d") is None, "what is left of them was ended, and it is tried again"
+    hand.started("d")
+    hand.failed("d", hand.lane("d"), "out_of_memory")
+    assert hand.end("d") == "FAILED", "they are gone by now"
+
+
+# --- Trials of which nothing is known
+
+
+def kept_state(**spec: Any) -> Hand:
+    """A device of 10 GB that keeps the state of a trial that is done."""
+    hand = Hand(memory=10 * GB, profile=Known(packing=1))
+    hand.submit("a", budget=1, memory=MemoryNeed(4 * GB), **spec)
+    hand.started("a")
+    hand.iterate("a")
+    return hand
+
+
+def test_states_that_can_be_fetched_back_leave_before_an_unknown_trial_starts() -> None:
+    hand = kept_state()
+    commands = hand.submit("b")
+    save = only(commands, Save)
+    assert save.trial_id == "a" and save.drop
+    assert not started(commands) and hand.states()["b"] == "STARTING"
+    assert started(hand.saved("a", save.lane_ids[0], 1, dropped=True)) == ["b"]
+
+
+@pytest.mark.parametrize("loss", ["fails", "dies"])
+def test_an_unknown_trial_starts_also_if_the_state_is_lost(loss: str) -> None:
+    hand = kept_state()
+    save = only(hand.submit("b"), Save)
+    if loss == "fails":
+        commands = hand.failed("a", save.lane_ids[0])
+    else:
+        commands = ready(hand, hand.do(LaneLost(hand.now, save.lane_ids[0], "killed")))
+    assert started(commands) == ["b"]
+
+
+def test_an_unknown_trial_that_is_stopped_waits_for_nobody() -> None:
+    hand = kept_state()
+    save = only(hand.submit("b"), Save)
+    hand.stop("b")
+    assert hand.end("b") == "STOPPED"
+    assert not started(hand.saved("a", save.lane_ids[0], 1, dropped=True))
+
+
+def test_a_state_that_cannot_be_fetched_back_is_kept() -> None:
+    hand = kept_state(can_save=False)
+    commands = hand.submit("b")
+    assert started(commands) == ["b"]
+    assert none(commands, StopTrial)
+    assert hand.trial("a").resident is not None
+
+
+@pytest.mark.parametrize(("memory", "need"), [(None, None), (10 * GB, MemoryNeed(1 * GB))])
+def test_where_memory_is_no_bound_or_the_need_is_known_nobody_has_to_leave(
+    memory: float | None, need: MemoryNeed | None
+) -> None:
+    hand = Hand(memory=memory, profile=Known(packing=1))
+    hand.submit("a", budget=1, memory=MemoryNeed(4 * GB))
+    hand.started("a")
+    hand.iterate("a")
+    commands = hand.submit("b", memory=need)
+    assert started(commands) == ["b"]
+    assert none(commands, Save)
