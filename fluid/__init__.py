@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
     from fluid.executor import FluidExecutor, submit_trialgroup
     from fluid.fifo import Fifo
-    from fluid.handle import Result, TrialFailedError, TrialGroupHandle
+    from fluid.handle import TrialGroupHandle
     from fluid.instance import Instance
     from fluid.portfolio import Portfolio
     from fluid.profile import Profile
     from fluid.resources import Cluster, Device, MemoryNeed, Placement
+    from fluid.results import CallFailedError, Result, TrialFailedError, TrialListener
     from fluid.static_fluid import StaticFluid
     from fluid.trialgroup import Trial, TrialGroup
 
 _HOME = {
+    "CallFailedError": "fluid.results",
     "Cluster": "fluid.resources",
     "Device": "fluid.resources",
     "DynamicFluid": "fluid.dynamic_fluid",
@@ -40,16 +42,18 @@ _HOME = {
     "Placement": "fluid.resources",
     "Portfolio": "fluid.portfolio",
     "Profile": "fluid.profile",
-    "Result": "fluid.handle",
+    "Result": "fluid.results",
     "StaticFluid": "fluid.static_fluid",
     "Trial": "fluid.trialgroup",
-    "TrialFailedError": "fluid.handle",
+    "TrialFailedError": "fluid.results",
     "TrialGroup": "fluid.trialgroup",
     "TrialGroupHandle": "fluid.handle",
+    "TrialListener": "fluid.results",
     "submit_trialgroup": "fluid.executor",
 }
 
 __all__ = [
+    "CallFailedError",
     "Cluster",
     "Device",
     "DynamicFluid",
@@ -69,6 +73,7 @@ __all__ = [
     "TrialFailedError",
     "TrialGroup",
     "TrialGroupHandle",
+    "TrialListener",
     "__version__",
     "submit_trialgroup",
 ]

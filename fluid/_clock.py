@@ -53,6 +53,16 @@ class VirtualClock:
         self._now = later
 
 
+def processor_seconds() -> float:
+    """Seconds that this process has computed, in all of its threads."""
+    return time.process_time()
+
+
+def nap(seconds: float) -> None:
+    """Sleeps; for 0 seconds it only lets other threads of this process run."""
+    time.sleep(seconds)
+
+
 def timestamp() -> str:
     """The wall-clock time for people, ``2026-01-31 12:34:56``; never used to measure."""
     return time.strftime("%Y-%m-%d %H:%M:%S")

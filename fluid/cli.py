@@ -1,4 +1,4 @@
-"""The command line: ``fluid plan``, ``fluid simulate`` and ``fluid report`` (see ``docs/cli.md``).
+"""The command line: ``fluid plan``, ``simulate``, ``report`` and ``doctor`` (see ``docs/cli.md``).
 
 What a command needs is imported when it runs, so that ``fluid --help`` answers at once.
 """
@@ -171,7 +171,7 @@ def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[Simu
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from fluid.report.run import load_run
+    from fluid.report.reading import load_run
     from fluid.report.run_table import as_json, run_tables
 
     run = load_run(arguments.run)
@@ -203,7 +203,9 @@ def _write_report(run: Run, arguments: argparse.Namespace) -> list[str]:
         from fluid.report.gantt import GanttPanel, save_gantt
         from fluid.report.words import count
 
-        panel = GanttPanel(str(run.session.get("planner", "run")), run.timeline, count(run.resizes, "resize"))
+        panel = GanttPanel(
+            str(run.session.get("planner", "run")), run.timeline, count(run.resizes, "resize") if run.resizes else ""
+        )
         save_gantt(png, [panel], run.name, field="png")
     return [f"wrote {path}" for path in (html, png) if path] + said
 
@@ -217,6 +219,18 @@ def _why_no_picture(run: Run) -> str:
     except MissingDependencyError as error:
         return str(error)
     return "" if run.timeline.segments else "no iteration has ended yet"
+
+
+def _doctor(arguments: argparse.Namespace) -> None:
+    from fluid.doctor import advise, examine
+    from fluid.report.machine import as_json, machine_report
+
+    machine = examine()
+    advice = advise(machine)
+    if arguments.json:
+        _print_json(as_json(machine, advice))
+    else:
+        _console().print(machine_report(machine, advice))
 
 
 # --- In and out
@@ -295,7 +309,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--png", metavar="FILE", help="draw the picture here (default: RUN/timeline.png)")
     report.set_defaults(command=_report)
 
-    for command in (plan, simulate, report):
+    doctor = commands.add_parser("doctor", help="say what this machine offers, and what Fluid would use")
+    doctor.set_defaults(command=_doctor)
+
+    for command in (plan, simulate, report, doctor):
         command.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     for command in (plan, simulate):
         command.add_argument("--plot", metavar="FILE", help="also draw a picture, such as out.png (needs matplotlib)")

@@ -89,7 +89,7 @@ def summary_lines(status: Status, seconds: Mapping[int, float], *, most: int = 2
         line = Text().append(f"{_named(group.name):<{name_width}}", style=_BOLD)
         line.append(f"  {count(_trials(group), 'trial')}: ")
         line.append_text(_states_text(group.trials))
-        line.append(f"; {_iterations(group)} iterations; {clock_time(seconds.get(position, status.at))}")
+        line.append(f"; {_iterations(group)}; {clock_time(seconds.get(position, status.at))}")
         lines.append(line)
     return lines
 
@@ -152,20 +152,26 @@ class _Drawing:
         return [*sums, *self._bars(active)]
 
     def _bars(self, groups: Sequence[GroupStatus]) -> list[Text]:
-        """A line per group, in columns; on narrow terminals the less telling columns are left out."""
+        """A line per group, in columns; on narrow terminals the less telling columns are left out.
+
+        Of the only group of a session the header has told the states: told here, their number and with it the other
+        columns would change all the time.
+        """
         columns: dict[str, list[Text]] = {
             "name": [Text(_named(group.name, self._glyphs.ellipsis)) for group in groups],
             "bar": [Text(" " * _LEAST_BAR) for _ in groups],
             "share": [Text(percent(_share(group)), justify="right") for group in groups],
-            "iterations": [Text(_iterations(group), justify="right") for group in groups],
+            "progress": [Text(_progress(group), justify="right") for group in groups],
             "states": [_states_text(group.trials) for group in groups],
             "eta": [Text(_eta(group), style=_BOLD) for group in groups],
         }
-        for dropped in ("iterations", "states", "bar", "eta"):
+        if len(self._status.groups) == 1:
+            del columns["states"]
+        for dropped in ("progress", "states", "bar", "eta"):
             spare = self._width - sum(_width_of(cells) for cells in columns.values()) - _GAP * (len(columns) - 1)
             if spare >= 0:
                 break
-            del columns[dropped]
+            columns.pop(dropped, None)
         if "bar" in columns:
             columns["bar"] = [self._bar(group, min(_WIDEST_BAR, _LEAST_BAR + max(0, spare))) for group in groups]
         widths = {name: _width_of(cells) for name, cells in columns.items()}
@@ -245,15 +251,30 @@ def _trials(group: GroupStatus) -> int:
 
 
 def _share(group: GroupStatus) -> float:
+    if group.expected is not None:
+        return min(1.0, _ended_trials(group) / group.expected)
     return min(1.0, group.iterations_done / group.iterations) if group.iterations else 1.0
 
 
-def _iterations(group: GroupStatus) -> str:
+def _ended_trials(group: GroupStatus) -> int:
+    return sum(trials for state, trials in group.trials.items() if state in _ENDED)
+
+
+def _progress(group: GroupStatus) -> str:
+    """How far it is: in trials where it is known how many there will be, else in iterations."""
+    if group.expected is not None:
+        return f"{_ended_trials(group):,}/{group.expected:,} trials"
     return f"{group.iterations_done:,}/{group.iterations:,}"
 
 
+def _iterations(group: GroupStatus) -> str:
+    """The iterations it did, of those asked for; a search asks for more as it goes on."""
+    asked = "" if group.expected is not None else f"/{group.iterations:,}"
+    return f"{group.iterations_done:,}{asked} iterations"
+
+
 def _eta(group: GroupStatus) -> str:
-    if has_ended(group):
+    if has_ended(group) or group.expected is not None:
         return ""
     return f"ETA {clock_time(group.eta)}" if group.eta is not None else "ETA ?"
 

@@ -1,42 +1,39 @@
-"""FluidExecutor: runs TrialGroups on real devices.
-
-One thread, the pump, owns the engine and the backend: it takes events in and carries commands out. Calls of the
-user's threads are handed to it and answered by it, so a refused call disturbs nothing.
-"""
+"""FluidExecutor: runs TrialGroups on real devices. What is asked of it, the thread of its :mod:`fluid.pump` does."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import itertools
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from dataclasses import asdict
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fluid.backend_choice import make_backend
 from fluid.backends.base import Backend
-from fluid.engine.commands import Command, Report, ReportEnd
+from fluid.elastic.messages import require_process_group
 from fluid.engine.events import (
     BudgetExtended,
+    CallRequested,
     DeviceAdded,
     DeviceLost,
-    Event,
     GroupSubmitted,
     StopRequested,
-    Tick,
     TrialAdded,
+    TrialForgotten,
     TrialSpec,
 )
 from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_one_of
+from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.handle import Controls, TrialGroupHandle
+from fluid.lane_policy import DEFAULT_POLICY, POLICIES
 from fluid.planners import make_planner
 from fluid.profile import Profile
+from fluid.pump import Pump
 from fluid.resources import Device
+from fluid.results import TrialListener
 from fluid.resuming import LeftSession, read_session
 from fluid.run_folder import RunFolder
 from fluid.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
@@ -44,10 +41,6 @@ from fluid.status import Status, eta_of, status_of
 from fluid.trainable import can_save, is_elastic
 from fluid.trialgroup import Trial, TrialGroup
 
-#: How long the engine waits for the submitter's answer to what ended before it resizes trials, in seconds.
-_SETTLING = 0.005
-#: How often a waiting call looks whether the pump is still there to answer it, in seconds.
-_PUMP_CHECK = 1.0
 BACKENDS = ("auto", "local", "ray")
 PACKING = ("auto", "mps", "timeslice", "off")
 
@@ -62,17 +55,24 @@ class FluidExecutor:
             Ray cluster this process is connected to if there is one and local processes otherwise, or a backend.
         devices: how many devices to use, or which; ``None`` for all: GPUs if there are any, else CPU cores.
         planner: ``"portfolio"``, ``"dynamic"``, ``"static"`` or ``"fifo"``.
-        packing: ``"auto"`` and ``"timeslice"`` pack trials on a device as far as it is measured to pay; ``"off"``
-            never does; ``"mps"`` is not there yet.
+        packing: all but ``"off"`` pack trials on a device as far as it is measured to pay. Those on one GPU run in
+            turns with ``"timeslice"`` and side by side with ``"mps"``, which needs NVIDIA MPS; ``"auto"`` takes MPS
+            where it can be used. See ``docs/gpu_sharing.md``.
         max_packing: most trials on one device.
         max_width: most devices for one trial.
         max_failures: times a trial is tried again after it failed.
         profile: what earlier sessions measured; it goes on learning.
+        process_group: what the devices of one trial talk through: ``"torch"`` (NCCL between GPUs, memory between CPUs
+            of one machine, else gloo) or ``"horovod"``; ``None`` for the backend's own, which is ``"torch"`` unless
+            you make one yourself.
         run_dir: folder for this run's journal, results and logs; ``None`` for a new one in ``~/fluid_runs``.
         verbose: 1 for live progress on a terminal, 0 for silence.
+        lane_policy: which trial a lane runs next if several have iterations left in it: ``"pack"``, the one with the
+            longest work left, ``"srtf"``, the shortest, or ``"fair"``, the one that was served least.
 
     Raises:
-        InvalidFieldError: an argument cannot be used.
+        InvalidFieldError: an argument cannot be used, or MPS was asked for and cannot be had.
+        MissingDependencyError: Horovod is asked for and not installed.
     """
 
     def __init__(
@@ -86,11 +86,14 @@ class FluidExecutor:
         *,
         max_failures: int = DEFAULT_MAX_FAILURES,
         profile: Profile | None = None,
+        process_group: str | None = None,
         run_dir: str | Path | None = None,
         verbose: int = 1,
+        lane_policy: str | None = None,
     ) -> None:
-        if require_one_of("packing", packing, PACKING) == "mps":
-            raise InvalidFieldError("packing", packing, "this version cannot start NVIDIA MPS; use auto or timeslice")
+        require_one_of("packing", packing, PACKING)
+        if lane_policy is not None:
+            require_one_of("lane_policy", lane_policy, tuple(POLICIES))
         packed = DEFAULT_MAX_PACKING if max_packing is None else require_integer("max_packing", max_packing, at_least=1)
         widest = DEFAULT_MAX_WIDTH if max_width is None else require_integer("max_width", max_width, at_least=1)
         plans = make_planner(planner, c=packed, d=widest)
@@ -99,9 +102,14 @@ class FluidExecutor:
         if isinstance(backend, str):
             require_one_of("backend", backend, BACKENDS)
         failures = require_integer("max_failures", max_failures, at_least=0)
+        if process_group is not None:
+            require_process_group(process_group)
+            if not isinstance(backend, str):
+                raise InvalidFieldError("process_group", process_group, "is up to the backend, which is made already")
         self.folder = RunFolder.create(run_dir)
         try:
-            self._backend = _make_backend(backend, devices, self.folder.path)
+            wanted = "timeslice" if packing == "off" or (packing == "auto" and packed == 1) else packing
+            self._backend = make_backend(backend, devices, self.folder.path, wanted, lane_policy, process_group)
         except BaseException:
             self.folder.close()
             raise
@@ -111,23 +119,21 @@ class FluidExecutor:
             max_packing=1 if packing == "off" else packed,
             max_failures=failures,
         )
-        self._planner = planner
-        self._handles: dict[str, TrialGroupHandle] = {}
+        facts = {"planner": planner, "packing": packing, "lane_policy": lane_policy or DEFAULT_POLICY}
         self._groups = itertools.count()
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._began = self._backend.now()
         self._closing = False
-        self._broken: BaseException | None = None
-        self._verbose = verbose
-        self._pump = threading.Thread(target=self._run, name="fluid-pump", daemon=True)
-        self._pump.start()
+        self._pump = Pump(self._state, self._backend, self.folder, facts)
         atexit.register(self.close)
         self._view = _make_view(self) if verbose else None
 
     # -- for the user --------------------------------------------------------------------------------------
 
-    def submit_trialgroup(self, group: TrialGroup) -> TrialGroupHandle:
+    def submit_trialgroup(self, group: TrialGroup, listener: TrialListener | None = None) -> TrialGroupHandle:
         """Runs a group; returns at once.
+
+        Args:
+            group: what to run.
+            listener: told of what happens as it does; the handle keeps no results then.
 
         Raises:
             InvalidFieldError: a trial's id is taken, or its trainable or config cannot be sent to another process.
@@ -140,20 +146,19 @@ class FluidExecutor:
             raise InvalidFieldError("group", group.name, "has no active trial")
         self._refuse_taken(trials)
         group_id = f"{next(self._groups)}"
-        controls = Controls(add=self._add, stop=self._stop, extend=self._extend, eta=self._eta)
-        handle = TrialGroupHandle(group_id, group, controls)
+        handle = TrialGroupHandle(group_id, group, self._controls(), listener)
         specs = tuple(self._register(trial) for trial in trials)
 
         def submit() -> None:
-            self.folder.write_trials(group_id, group.name, trials)
-            self._handles[group_id] = handle
+            self.folder.write_trials(group_id, group.name, trials, group.search)
+            self._pump.handles[group_id] = handle
             try:
-                self._handle(GroupSubmitted(self._backend.now(), group_id, specs))
+                self._pump.handle(GroupSubmitted(self._backend.now(), group_id, specs))
             except BaseException:
-                del self._handles[group_id]
+                del self._pump.handles[group_id]
                 raise
 
-        self._call(submit)
+        self._pump.call(submit)
         return handle
 
     @classmethod
@@ -172,26 +177,26 @@ class FluidExecutor:
         """
         left = read_session(run_dir)
         executor = cls(run_dir=left.folder, profile=options.pop("profile", left.recovered.profile), **options)
-        executor._call(lambda: executor._go_on(left))
+        executor._pump.call(lambda: executor._go_on(left))
         return executor
 
     @property
     def handles(self) -> list[TrialGroupHandle]:
         """The groups of this session, in order of submission."""
-        return list(self._handles.values())
+        return list(self._pump.handles.values())
 
     def add_device(self, device: Device) -> None:
         """Puts a further device to use while trials run."""
 
         def add() -> None:
             self._backend.add_devices([device])
-            self._handle(DeviceAdded(self._backend.now(), device))
+            self._pump.handle(DeviceAdded(self._backend.now(), device))
 
-        self._call(add)
+        self._pump.call(add)
 
     def remove_device(self, device_id: int) -> None:
         """Gives a device up: its trials go on elsewhere from their newest checkpoint."""
-        self._call(lambda: self._handle(DeviceLost(self._backend.now(), device_id)))
+        self._pump.call(lambda: self._pump.handle(DeviceLost(self._backend.now(), device_id)))
 
     @property
     def profile(self) -> Profile:
@@ -201,12 +206,12 @@ class FluidExecutor:
     @property
     def devices(self) -> list[Device]:
         """The devices in use."""
-        return list(self._call(lambda: list(self._state.scheduling.devices)))
+        return list(self._pump.call(lambda: list(self._state.scheduling.devices)))
 
     def status(self) -> Status:
         """How the session stands."""
-        names = {group_id: handle.name for group_id, handle in list(self._handles.items())}
-        status: Status = self._call(lambda: status_of(self._state, names, self._backend.now() - self._began))
+        groups = {group_id: (handle.name, handle.search) for group_id, handle in list(self._pump.handles.items())}
+        status: Status = self._pump.call(lambda: status_of(self._state, groups, self._backend.now() - self._pump.began))
         return status
 
     def close(self) -> None:
@@ -218,8 +223,7 @@ class FluidExecutor:
         self._closing = True
         with contextlib.suppress(ValueError):
             _in_force.remove(self)
-        self._backend.wake()
-        self._pump.join()
+        self._pump.close()
         atexit.unregister(self.close)
 
     def __enter__(self) -> FluidExecutor:
@@ -233,24 +237,9 @@ class FluidExecutor:
 
     # -- calls, from the user's threads --------------------------------------------------------------------
 
-    def _call(self, work: Callable[[], Any]) -> Any:
-        """Has the pump do something between two events, and returns or raises what came of it."""
-        if self._closing or self._broken is not None:
-            raise FluidError("the executor is closed") from self._broken
-        if threading.current_thread() is self._pump:
-            return work()
-        answer: Future[Any] = Future()
-        self._calls.put((work, answer))
-        self._backend.wake()
-        while not answer.done():
-            wait([answer], timeout=_PUMP_CHECK)
-            if not self._pump.is_alive() and not answer.done():
-                raise FluidError("the executor is closed") from self._broken
-        return answer.result()
-
     def _refuse_taken(self, trials: list[Trial]) -> None:
         """Refuses ids that are taken, before the backend is told anything about them."""
-        taken = self._call(lambda: [trial.id for trial in trials if trial.id in self._state.trials])
+        taken = self._pump.call(lambda: [trial.id for trial in trials if self._state.is_taken(trial.id)])
         if taken:
             raise InvalidFieldError("trial_id", taken[0], "is taken by another trial of this session")
 
@@ -265,141 +254,105 @@ class FluidExecutor:
             (trial.max_width or self._state.scheduling.planner.d) if elastic else 1,
             trial.memory,
             can_save(trial.trainable),
+            trial.retry_errors,
+        )
+
+    def _controls(self) -> Controls:
+        return Controls(
+            add=self._add,
+            stop=self._stop,
+            extend=self._extend,
+            call=self._call_method,
+            forget=self._forget,
+            eta=self._eta,
         )
 
     def _go_on(self, left: LeftSession) -> None:
         """Tells the engine of the groups of an earlier session."""
-        controls = Controls(add=self._add, stop=self._stop, extend=self._extend, eta=self._eta)
         for event in left.events(self._backend.now()):
             name, trials = left.groups[event.group_id]
             for trial in trials.values():
                 self._backend.register(trial.id, trial.trainable, trial.config)
-            handle = TrialGroupHandle(event.group_id, TrialGroup(trials.values(), name), controls)
+            handle = TrialGroupHandle(event.group_id, TrialGroup(trials.values(), name), self._controls())
             ended = {history.trial.trial_id: history.ended for history in event.trials if history.ended}
             handle.take_over(ended, left.recovered.failures)
-            self._handles[event.group_id] = handle
-            self._handle(event)
-        self._groups = itertools.count(len(self._handles))
+            self._pump.handles[event.group_id] = handle
+            self._pump.handle(event)
+        self._groups = itertools.count(len(self._pump.handles))
 
-    def _add(self, group_id: str, trial: Trial) -> None:
-        self._refuse_taken([trial])
-        spec = self._register(trial)
+    def _add(self, group_id: str, trials: list[Trial]) -> None:
+        self._refuse_taken(trials)
+        specs = [self._register(trial) for trial in trials]
 
         def add() -> None:
-            self.folder.write_trials(group_id, self._handles[group_id].name, [trial])
-            self._handle(TrialAdded(self._backend.now(), group_id, spec))
-            self._handles[group_id].reopen(trial.id)
+            handle, now = self._pump.handles[group_id], self._backend.now()
+            self.folder.write_trials(group_id, handle.name, trials, handle.search)
+            self._pump.handle(*(TrialAdded(now, group_id, spec) for spec in specs))
+            self._pump.tell(*(partial(handle.reopen, trial.id) for trial in trials))
 
-        self._call(add)
+        self._pump.call(add)
 
-    def _stop(self, trial_id: str) -> None:
-        self._call(lambda: self._handle(StopRequested(self._backend.now(), trial_id)))
+    def _stop(self, trial_id: str, outcome: str | None) -> None:
+        self._pump.call(lambda: self._pump.handle(StopRequested(self._backend.now(), trial_id, outcome)))
 
     def _extend(self, trial_id: str, budget: int) -> None:
         def extend() -> None:
-            self._handle(BudgetExtended(self._backend.now(), trial_id, budget))
+            self._pump.handle(BudgetExtended(self._backend.now(), trial_id, budget))
             trial = self._state.trials[trial_id]
             if not trial.state.ended:
-                self._handles[trial.group_id].reopen(trial_id)
+                self._pump.tell(partial(self._pump.handles[trial.group_id].reopen, trial_id))
 
-        self._call(extend)
+        self._pump.call(extend)
+
+    def _call_method(self, trial_id: str, call_id: int, method: str, payload: bytes) -> None:
+        self._pump.call(
+            lambda: self._pump.handle(CallRequested(self._backend.now(), trial_id, call_id, method, payload))
+        )
+
+    def _forget(self, trial_id: str) -> None:
+        def forget() -> None:
+            known = self._state.trials.get(trial_id)
+            self._pump.handle(TrialForgotten(self._backend.now(), trial_id))
+            self._backend.forget(trial_id)
+            if known is not None:
+                self._pump.tell(partial(self._pump.handles[known.group_id].drop, trial_id))
+
+        self._pump.call(forget)
 
     def _eta(self, group_id: str) -> float | None:
-        eta: float | None = self._call(lambda: eta_of(self._state, group_id))
+        eta: float | None = self._pump.call(lambda: eta_of(self._state, group_id))
         return eta
 
-    # -- the pump ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            devices = self._backend.devices()
-            self.folder.write_session(planner=self._planner, devices=[asdict(device) for device in devices])
-            for device in devices:
-                self._handle(DeviceAdded(self._backend.now(), device))
-            while not self._closing:
-                self._turn()
-        except BaseException as error:
-            self._broken = error
-            raise
-        finally:
-            self._backend.close()
-            self._break_off(self._broken or FluidError("the executor was closed"))
-            self.folder.write_profile(self._state.profile)
-            self.folder.close()
-
-    def _turn(self) -> None:
-        """One round: the user's calls, then what the backend reports, then a tick if one is due."""
-        answered = self._answer_calls()
-        events = self._backend.poll(_SETTLING if self._state.wants_tick else None)
-        if events:
-            self._handle(*events)
-        elif self._state.wants_tick and not answered:
-            self._handle(Tick(self._backend.now()))
-
-    def _answer_calls(self) -> bool:
-        answered = False
-        for work, answer in self._waiting_calls():
-            answered = True
-            try:
-                answer.set_result(work())
-            except BaseException as error:
-                answer.set_exception(error)
-        return answered
-
-    def _waiting_calls(self) -> Iterator[tuple[Callable[[], Any], Future[Any]]]:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                yield self._calls.get_nowait()
-
-    def _handle(self, *events: Event) -> None:
-        commands = self._state.handle(*events)
-        self.folder.journal(events, commands)
-        self._backend.execute([command for command in commands if not isinstance(command, (Report, ReportEnd))])
-        self._publish(commands)
-
-    def _publish(self, commands: list[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Report):
-                self._handles[command.group_id].report(command)
-            elif isinstance(command, ReportEnd):
-                self._handles[command.group_id].report_end(command)
-
-    def _break_off(self, error: BaseException) -> None:
-        for _, answer in self._waiting_calls():
-            answer.set_exception(FluidError("the executor is closed"))
-        for handle in self._handles.values():
-            handle.break_off(error)
-
-
-def submit_trialgroup(group: TrialGroup) -> TrialGroupHandle:
+def submit_trialgroup(group: TrialGroup, listener: TrialListener | None = None) -> TrialGroupHandle:
     """Submits a group to the executor in force: the innermost ``with FluidExecutor(...)``, or a default one.
 
     The default one is made on first use, and closed when the process ends.
     """
     if not _in_force:
         _in_force.append(FluidExecutor())
-    return _in_force[-1].submit_trialgroup(group)
+    return _in_force[-1].submit_trialgroup(group, listener)
 
 
-def _make_backend(backend: str | Backend, devices: int | list[Device] | None, run_dir: Path) -> Backend:
-    if not isinstance(backend, str):
-        return backend
-    if backend == "ray" or (backend == "auto" and _ray_is_connected()):
-        from fluid.backends.ray import RayBackend
-
-        on_ray: Backend = RayBackend(devices=devices, run_dir=run_dir)
-        return on_ray
-    from fluid.backends.local import LocalBackend
-
-    return LocalBackend(devices=devices, run_dir=run_dir)
+def executor_in_force() -> FluidExecutor | None:
+    """Returns the executor that :func:`submit_trialgroup` would use; ``None`` if it would make one."""
+    return _in_force[-1] if _in_force else None
 
 
-def _ray_is_connected() -> bool:
-    """Whether this process uses Ray already; it is not imported to find out."""
-    import sys
+def is_in_force(executor: FluidExecutor) -> bool:
+    """Whether an executor is in a ``with`` block that has not ended."""
+    return any(other is executor for other in _in_force)
 
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+
+@contextlib.contextmanager
+def lent(given: FluidExecutor | None) -> Iterator[FluidExecutor]:
+    """The executor to run on: the one given, that in force or a new one; closed at the end unless it is in force."""
+    executor = given or executor_in_force() or FluidExecutor()
+    try:
+        yield executor
+    finally:
+        if not is_in_force(executor):
+            executor.close()
 
 
 def _make_view(executor: FluidExecutor) -> Any:

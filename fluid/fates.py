@@ -67,6 +67,7 @@ class KnownProfile(Profile):
         width: int = 1,
         iterations: int = 1,
         memory: MemoryNeed | None = None,
+        busy: float | None = None,
     ) -> None:
         """Ignores it."""
 

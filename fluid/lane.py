@@ -10,51 +10,53 @@ Code of trials runs in the main thread, because gradient mode, autocast and Open
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import pickle
 import signal
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from fluid._clock import Clock, MonotonicClock
+from fluid.elastic.messages import Join, Leave, Left
+from fluid.lane_busy import BusyMeter
 from fluid.lane_channel import Channel, Connection
-from fluid.lane_context import Context, Output, read_random_state, restore_random_state, write_random_state
-from fluid.lane_device import Meter, bind, warm_up
-from fluid.lane_errors import causes, is_out_of_memory, one_line
+from fluid.lane_context import Output
+from fluid.lane_device import bind, make_meter, warm_up
+from fluid.lane_errors import describe
+from fluid.lane_hosted import Hosted
+from fluid.lane_member import LaneMember
 from fluid.lane_messages import (
+    Adopt,
+    Call,
+    Called,
     Failed,
     Forget,
     Iterated,
     LaneOptions,
     Pause,
     Paused,
+    Raised,
     Ready,
     Released,
     Run,
     Save,
-    Saved,
     Ship,
     Shutdown,
     Start,
     Started,
     Stop,
-    trial_folder,
+    Terms,
+    ToMember,
 )
 from fluid.lane_note import Note
-from fluid.lane_store import CheckpointStore
-from fluid.pickling import pack_metrics
-from fluid.trainable import Resident, can_save, make_resident
+from fluid.lane_residents import Residents
+from fluid.pickling import dump_result, pack_metrics
+from fluid.trainable import elastic_part
 
 #: An iteration shorter than this is reported together with others.
 _SHORT_S = 0.001
-#: The file, within a checkpoint, with what belongs to the lane and not to the trainable.
-_LANE_STATE = "lane.pkl"
 #: Exit status of a lane whose device cannot be used any more.
 _UNUSABLE = 70
 
@@ -70,13 +72,13 @@ def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], 
     # The driver decides what an interrupt means. A handler, because SIG_IGN would pass to sub-processes.
     signal.signal(signal.SIGINT, lambda *_: None)
     bind(options)
-    warm_up(options)
+    own_bytes = warm_up(options)
     clock = MonotonicClock()
     output = Output(sys.stdout)
     streams = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = output
     try:
-        _Lane(Channel(connection, clock, on_hangup), options, clock, output).run()
+        _Lane(Channel(connection, clock, on_hangup), options, clock, output).run(own_bytes)
     finally:
         sys.stdout, sys.stderr = streams
 
@@ -95,32 +97,6 @@ def _end_with_group() -> None:
     os._exit(1)
 
 
-@dataclass(slots=True)
-class _Hosted:
-    """A trial in this lane.
-
-    Attributes:
-        iteration: iterations done.
-        left: iterations still to run.
-        finished: it said that it has no more to do; it runs no further, whatever is asked.
-        unsaved: seconds of work since it was saved.
-        save_cost: seconds the last save took.
-        held: bytes it holds on the device between iterations.
-        saves_itself: whether it is saved of the lane's own accord.
-    """
-
-    trial_id: str
-    context: Context
-    body: Resident | None = None
-    iteration: int = 0
-    left: int = 0
-    finished: bool = False
-    unsaved: float = 0.0
-    save_cost: float = 0.0
-    held: float = 0.0
-    saves_itself: bool = field(default=False)
-
-
 class _Lane:
     """The state of a lane."""
 
@@ -128,66 +104,52 @@ class _Lane:
         self._channel = channel
         self._options = options
         self._clock = clock
-        self._output = output
-        self._home = os.getcwd()
         self._note = Note(options.note)
-        self._meter = Meter(options.kind)
-        self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
-        self._payloads: dict[int, bytes] = {}
-        self._trainables: dict[int, Any] = {}
-        self._hosted: dict[str, _Hosted] = {}
-        #: Trials with iterations left; the first one runs.
-        self._queue: deque[_Hosted] = deque()
-        #: Whose state the process is in.
-        self._current: _Hosted | None = None
+        self._meter = make_meter(options)
+        self._busy = BusyMeter(options.kind, options.threads)
+        self._residents = Residents(options, clock, output, self._note, self._meter)
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Ship: self._ship,
+            Ship: self._residents.learn,
             Start: self._start,
             Run: self._run,
             Pause: self._pause,
             Save: self._save,
             Stop: self._stop,
-            Forget: lambda message: self._store.delete(message.trial_id),
+            Call: self._call,
+            Adopt: self._adopt,
+            ToMember: self._to_member,
+            Forget: lambda message: self._residents.forget(message.trial_id),
             Shutdown: self._shutdown,
         }
 
-    def run(self) -> None:
-        self._tell(Ready(self._clock.now(), os.getpid()))
+    def run(self, own_bytes: float = 0.0) -> None:
+        residents = self._residents
+        self._tell(Ready(self._clock.now(), os.getpid(), own_bytes))
         while not self._ended:
             try:
-                messages = self._channel.receive(block=not self._queue)
+                # What is there to do comes before memory is given back, and that before waiting for more.
+                messages = self._channel.receive(block=not (residents.queue or residents.hoards))
             except (EOFError, OSError):
                 return  # The driver is gone.
             for message in messages:
                 self._handlers[type(message)](message)
-            if self._queue and not self._ended:
-                self._iterate(self._queue[0])
+            if residents.queue:
+                self._iterate(residents.queue.next(self._options.policy, residents.current))
+            elif residents.hoards and not messages:
+                self._channel.flush()
+                residents.give_back()
 
     # -- what the driver asks ------------------------------------------------------------------------------
 
-    def _ship(self, message: Ship) -> None:
-        self._payloads[message.key] = message.payload
-        sys.path += [path for path in message.sys_path if path not in sys.path]
-
     def _start(self, message: Start) -> None:
-        if message.trial_id in self._hosted:
-            self._release(self._hosted[message.trial_id])
+        hosted = self._residents.admit(message.trial_id)
         begun = self._clock.now()
-        folder = trial_folder(self._options.run_folder, message.trial_id)
-        hosted = _Hosted(message.trial_id, Context(os.path.join(folder, "output.log"), self._home))
-        self._hosted[message.trial_id] = hosted
         try:
-            self._enter(hosted)
-            self._meter.begin()
-            trainable = self._trainable(message.key)
-            hosted.saves_itself = can_save(trainable)
-            hosted.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
-            hosted.body.setup(pickle.loads(message.config))
-            if message.checkpoint is not None:
-                self._restore(hosted, message.checkpoint)
-                hosted.iteration = message.iteration
-            self._measure(hosted)
+            self._residents.set_up(hosted, message)
+            if message.terms is not None:
+                self._join_others(hosted, message.terms, self._clock.now() - begun)
+                return
         except BaseException as error:
             self._fail(hosted, error)
             return
@@ -197,104 +159,183 @@ class _Lane:
         self._add(hosted, message.iterations)
 
     def _run(self, message: Run) -> None:
-        hosted = self._hosted.get(message.trial_id)
+        hosted = self._residents.get(message.trial_id)
         if hosted is not None:
             self._add(hosted, message.iterations)
 
     def _pause(self, message: Pause) -> None:
-        hosted = self._hosted.get(message.trial_id)
+        hosted = self._residents.get(message.trial_id)
         if hosted is not None:
-            self._halt(hosted)
+            self._residents.halt(hosted)
             self._tell(Paused(self._clock.now(), hosted.trial_id, hosted.iteration))
 
     def _save(self, message: Save) -> None:
-        hosted = self._hosted.get(message.trial_id)
+        hosted = self._residents.get(message.trial_id)
         if hosted is None:
             return
         try:
-            saved = self._write(hosted)
+            saved = self._residents.save(hosted)
         except BaseException as error:
             self._fail(hosted, error)
             return
         if message.drop:
-            self._release(hosted)
+            self._residents.release(hosted)
         self._tell(saved._replace(at=self._clock.now(), dropped=message.drop))
 
     def _stop(self, message: Stop) -> None:
         # One that is not here has failed, and that has been reported.
-        hosted = self._hosted.get(message.trial_id)
+        hosted = self._residents.get(message.trial_id)
         if hosted is not None:
-            self._release(hosted)
+            self._residents.release(hosted)
             self._tell(Released(self._clock.now(), message.trial_id))
 
+    def _call(self, message: Call) -> None:
+        """Calls a method of a resident; what it raises changes nothing for the trial."""
+        hosted = self._residents.get(message.trial_id)
+        if hosted is None:
+            return
+        assert hosted.body is not None
+        result = raised = None
+        begun = self._clock.now()
+        try:
+            self._residents.enter(hosted)
+            self._meter.begin()
+            args, kwargs = pickle.loads(message.payload)
+            returned = hosted.body.call(message.method, args, kwargs)
+            self._residents.measure(hosted)
+            result = dump_result(returned)
+        except BaseException as error:
+            raised = describe(error)
+            self._end_if_contagious(raised)
+        now = self._clock.now()
+        hosted.unsaved += now - begun  # It may have changed the trial.
+        called = Called(now, hosted.trial_id, message.call_id, result, raised)
+        if raised is None:
+            self._tell(called)
+        else:
+            self._tell_raised(called, raised)
+
+    # -- trials in several lanes ---------------------------------------------------------------------------
+
+    def _adopt(self, message: Adopt) -> None:
+        hosted = self._residents.get(message.trial_id)
+        if hosted is None:
+            return
+        try:
+            self._residents.enter(hosted)
+            self._join_others(hosted, message.terms, 0.0)
+        except BaseException as error:
+            self._fail(hosted, error)
+
+    def _join_others(self, hosted: Hosted, terms: Terms, seconds: float) -> None:
+        assert hosted.body is not None
+        # A lane that waits for others must hear when one of them is gone.
+        self._channel.read_ahead(self._overhear)
+        trainable, host = elastic_part(hosted.body), self._options.host
+        hosted.member = LaneMember(hosted.trial_id, trainable, terms, host, self._tell, self._clock)
+        hosted.member.say_prepared(seconds)
+
+    def _overhear(self, message: Any) -> None:
+        """Called in another thread, as soon as a message has come."""
+        if isinstance(message, ToMember):
+            hosted = self._residents.get(message.trial_id)
+            member = None if hosted is None else hosted.member
+            if member is not None:
+                member.overhear(message.message)
+
+    def _to_member(self, message: ToMember) -> None:
+        hosted = self._residents.get(message.trial_id)
+        if hosted is None or hosted.member is None:
+            return  # It has failed, and that has been reported.
+        member = hosted.member
+        if isinstance(message.message, Leave):
+            self._residents.release(hosted)
+            member.say(Left())
+            return
+        try:
+            self._residents.enter(hosted)
+            member.take(message.message)
+        except BaseException as error:
+            self._fail(hosted, error)
+            return
+        hosted.iteration = member.iteration
+        self._residents.ask(hosted, member.left)
+        if isinstance(message.message, Join) and message.message.size == 1:
+            hosted.member = None  # From now on it trains as others do.
+
+    def _iterate_together(self, hosted: Hosted, member: LaneMember) -> None:
+        self._residents.enter(hosted)
+        self._meter.begin()
+        begun = self._clock.now()
+        try:
+            done = member.iterate(lambda: self._residents.measure(hosted))
+        except BaseException as error:
+            self._fail(hosted, error)
+            return
+        self._residents.ask(hosted, member.left)
+        if done is not None:
+            hosted.iteration, hosted.finished = done.iteration, done.finished
+            hosted.unsaved += self._clock.now() - begun
+            if hosted.saves_itself and member.leads:
+                self._save_if_due(hosted)
+
     def _shutdown(self, message: Shutdown) -> None:
-        for hosted in list(self._hosted.values()):
-            self._release(hosted)
+        for hosted in self._residents:
+            self._residents.release(hosted)
         self._channel.flush()
         self._ended = True
 
     # -- iterations ----------------------------------------------------------------------------------------
 
-    def _add(self, hosted: _Hosted, iterations: int) -> None:
+    def _add(self, hosted: Hosted, iterations: int) -> None:
         if hosted.finished:
             if iterations > 0:
                 nothing = Iterated(self._clock.now(), hosted.trial_id, hosted.iteration, 0.0, None, None, True)
                 self._tell(nothing)
             return
-        if iterations > 0 and hosted.left == 0:
-            self._queue.append(hosted)
-        hosted.left += iterations
+        self._residents.add(hosted, iterations)
 
-    def _halt(self, hosted: _Hosted) -> None:
-        if hosted.left:
-            hosted.left = 0
-            self._queue.remove(hosted)
-
-    def _iterate(self, hosted: _Hosted) -> None:
+    def _iterate(self, hosted: Hosted) -> None:
         assert hosted.body is not None
-        self._enter(hosted)
+        if hosted.member is not None:
+            self._iterate_together(hosted, hosted.member)
+            return
+        self._residents.enter(hosted)
         self._meter.begin()
+        self._busy.begin()
         begun = self._clock.now()
         try:
             step = hosted.body.step()
-            ephemeral = self._measure(hosted)
+            memory = self._residents.measure(hosted)
             now = self._clock.now()
             metrics = None if step.metrics is None else pack_metrics(step.metrics)
         except BaseException as error:
             self._fail(hosted, error)
             return
         seconds = now - begun
+        busy = self._busy.end(seconds)
+        hosted.took(seconds)
         if metrics is not None:
             hosted.iteration += 1
             hosted.unsaved += seconds
         if step.finished:
             hosted.finished = True
-            self._halt(hosted)
+            self._residents.halt(hosted)
         else:
             hosted.left -= 1
             if not hosted.left:
-                self._queue.popleft()
-        memory = None if ephemeral is None else (max(0.0, hosted.held), max(0.0, ephemeral))
-        done = Iterated(now, hosted.trial_id, hosted.iteration, seconds, metrics, memory, step.finished)
+                self._residents.queue.remove(hosted)
+        done = Iterated(now, hosted.trial_id, hosted.iteration, seconds, metrics, memory, step.finished, busy)
         self._tell(done, at_once=seconds > _SHORT_S)
         if hosted.saves_itself:
             self._save_if_due(hosted)
 
-    def _measure(self, hosted: _Hosted) -> float | None:
-        measured = self._meter.end()
-        if measured is None:
-            return None
-        hosted.held += measured[0]
-        return measured[1]
-
-    # -- saving --------------------------------------------------------------------------------------------
-
-    def _save_if_due(self, hosted: _Hosted) -> None:
+    def _save_if_due(self, hosted: Hosted) -> None:
         """Saves a trial of the lane's own accord, where that costs little against the work it protects."""
-        if hosted.unsaved < max(self._options.save_after, self._options.save_ratio * hosted.save_cost):
+        if not self._residents.is_due(hosted):
             return
         try:
-            saved = self._write(hosted)
+            saved = self._residents.save(hosted)
         except Exception:
             # Not the trial's fault as far as its training goes: it runs on, and nobody relies on a save.
             hosted.saves_itself = False
@@ -302,85 +343,32 @@ class _Lane:
             return
         self._tell(saved)
 
-    def _write(self, hosted: _Hosted) -> Saved:
-        assert hosted.body is not None
-        body = hosted.body
-        self._enter(hosted)
-        begun = self._clock.now()
-
-        def fill(folder: str) -> None:
-            random_state = read_random_state()
-            body.save(folder)
-            # What saving drew is no part of the training, which must not depend on when it was saved.
-            write_random_state(random_state)
-            with open(os.path.join(folder, _LANE_STATE), "wb") as file:
-                pickle.dump({"finished": hosted.finished, "random": random_state}, file)
-
-        stored = self._store.save(hosted.trial_id, hosted.iteration, fill)
-        now = self._clock.now()
-        hosted.save_cost, hosted.unsaved = now - begun, 0.0
-        return Saved(now, hosted.trial_id, hosted.iteration, *stored, dropped=False, seconds=now - begun)
-
-    def _restore(self, hosted: _Hosted, path: str) -> None:
-        assert hosted.body is not None
-        path = self._store.find(path)
-        hosted.body.restore(path)
-        self._store.restored(hosted.trial_id, path)
-        with suppress(FileNotFoundError), open(os.path.join(path, _LANE_STATE), "rb") as file:
-            state = pickle.load(file)
-            hosted.finished = state["finished"]
-            restore_random_state(state["random"])
-
-    # -- residents -----------------------------------------------------------------------------------------
-
-    def _trainable(self, key: int) -> Any:
-        if key not in self._trainables:
-            self._trainables[key] = pickle.loads(self._payloads[key])
-        return self._trainables[key]
-
-    def _enter(self, hosted: _Hosted) -> None:
-        """Puts the process into a resident's state, if it is not in it."""
-        self._note.write(hosted.trial_id)
-        if self._current is not hosted:
-            if self._current is not None:
-                self._current.context.leave()
-            hosted.context.enter(self._output)
-            self._current = hosted
-
     def _tell(self, message: Any, *, at_once: bool = True) -> None:
         # The trial's code has returned: before anybody can know, nobody is to blame any more.
         self._note.write(None)
         self._channel.send(message, at_once=at_once)
 
-    def _release(self, hosted: _Hosted) -> None:
-        """Lets a resident go; what its clean-up raises is in its log."""
-        self._enter(hosted)
-        try:
-            if hosted.body is not None:
-                hosted.body.cleanup()
-        except BaseException:
-            traceback.print_exc()
-        hosted.body = None
-        self._halt(hosted)
-        del self._hosted[hosted.trial_id]
-        self._store.released(hosted.trial_id)
-        self._output.switch(None)
-        self._current = None
-        self._meter.give_back()
-
-    def _fail(self, hosted: _Hosted, error: BaseException) -> None:
+    def _fail(self, hosted: Hosted, error: BaseException) -> None:
         """Lets a resident go that raised, and tells the driver why."""
-        kind = "out_of_memory" if is_out_of_memory(error) else "error"
-        # The first frame is the lane's own.
-        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        message = one_line(error)
-        # The frames hold whatever filled the memory.
-        for cause in causes(error):
-            traceback.clear_frames(cause.__traceback__)
-        self._release(hosted)
-        if kind == "out_of_memory":
-            gc.collect()
-        self._tell(Failed(self._clock.now(), hosted.trial_id, kind, message, text))
+        raised = describe(error)
+        self._end_if_contagious(raised)
+        self._residents.release(hosted)
+        self._tell_raised(Failed(self._clock.now(), hosted.trial_id, *raised), raised)
+
+    def _tell_raised(self, message: Failed | Called, raised: Raised) -> None:
+        """Tells of an error; ends the process if it is of no use to others any more."""
+        if raised.kind == "out_of_memory":
+            self._meter.give_back(collect=True)
+        self._tell(message)
         if not self._meter.is_usable():
+            os._exit(_UNUSABLE)
+
+    def _end_if_contagious(self, raised: Raised) -> None:
+        """Ends the process if what a trial raised may be another lane's doing: the driver finds out whose.
+
+        A fatal fault of one client of MPS is reported to all of them, and to none as its own.
+        """
+        if self._options.environment and raised.kind != "out_of_memory" and not self._meter.is_usable():
+            self._channel.flush()
+            os.write(2, raised.traceback.encode(errors="replace"))  # The lane's log.
             os._exit(_UNUSABLE)

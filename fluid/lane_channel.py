@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import select
 import threading
 from collections.abc import Callable
@@ -67,6 +68,10 @@ class Channel:
         self._wake_reader, self._wake_writer = os.pipe()
         #: Whether the watcher waits for a byte in the pipe, and not for time to pass.
         self._asleep = False
+        #: Told of each message that the watcher reads, where it does.
+        self._overhear: Callable[[Any], None] | None = None
+        #: What it has read.
+        self._ahead: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         # A sub-process of a trial must not keep the connection open after this process has died.
         os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._watch, name="fluid-lane-watcher", daemon=True).start()
@@ -98,9 +103,35 @@ class Channel:
         """
         if block:
             self.flush()
-        elif not self._readable.poll(0):
+        if self._overhear is not None:
+            return self._read_so_far(block)
+        if not block and not self._readable.poll(0):
             return []
         return decode(self._connection.recv_bytes())
+
+    def read_ahead(self, overhear: Callable[[Any], None]) -> None:
+        """Has the watcher read messages from now on, also while the main thread is busy.
+
+        Args:
+            overhear: called with each, in the watcher's thread, before :meth:`receive` returns it.
+        """
+        if self._overhear is None:
+            self._overhear = overhear
+            os.write(self._wake_writer, b"x")
+
+    def _read_so_far(self, block: bool) -> list[Any]:
+        messages = self._ahead.get() if block else []
+        with suppress(queue.Empty):
+            while True:
+                messages += self._ahead.get_nowait()
+        return messages
+
+    def _read(self) -> None:
+        assert self._overhear is not None
+        messages = decode(self._connection.recv_bytes())
+        for message in messages:
+            self._overhear(message)
+        self._ahead.put(messages)
 
     def _flush_locked(self) -> None:
         if self._pending:
@@ -118,13 +149,23 @@ class Channel:
                 # Set before looking again: a message that comes in between is either seen here or wakes.
                 self._asleep = True
                 self._asleep = not self._pending
-            for descriptor, _ in poller.poll(None if self._asleep else _OLDEST_S * 1000):
-                if descriptor != self._wake_reader:
+            if self._overhear is not None:
+                poller.modify(self._connection.fileno(), _HANGUP | select.POLLIN)
+            for descriptor, happened in poller.poll(None if self._asleep else _OLDEST_S * 1000):
+                if descriptor == self._wake_reader:
+                    os.read(self._wake_reader, 4096)
+                elif happened != select.POLLIN or not self._try_to_read():
                     self._on_hangup()
                     return
-                os.read(self._wake_reader, 4096)
                 idle = 0
             self._flush_if_old()
+
+    def _try_to_read(self) -> bool:
+        try:
+            self._read()
+        except (EOFError, OSError):
+            return False
+        return True
 
     def _flush_if_old(self) -> None:
         # If the lock is taken, the main thread is sending: nothing to do.

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import traceback
+
+from fluid.lane_messages import Raised
+from fluid.pickling import dump_exception
+
 #: Parts of the messages that libraries raise as plain RuntimeError.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")
 #: Characters of a failure's message; the traceback has all of it.
 _LONGEST_MESSAGE = 500
+
+
+def describe(error: BaseException) -> Raised:
+    """Reads what the driver is to know of an exception, and lets go of all that its frames hold."""
+    kind = "out_of_memory" if is_out_of_memory(error) else "error"
+    # The first frame is the lane's own.
+    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    raised = Raised(kind, one_line(error), text, dump_exception(error))
+    # The frames hold whatever filled the memory.
+    for cause in causes(error):
+        traceback.clear_frames(cause.__traceback__)
+    return raised
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from fluid.lane_policy import DEFAULT_POLICY
+
 #: Longest name of a file, in bytes, that every file system takes, less room for suffixes.
 _LONGEST_NAME = 200
 
@@ -32,6 +34,9 @@ class LaneOptions(NamedTuple):
         note: file that names the trial whose code runs, for whoever finds the lane dead; empty for none.
         save_after: a trial is not saved of the lane's own accord before this many seconds of unsaved work.
         save_ratio: nor before this many times what its last save took.
+        policy: which trial runs next if several have iterations left; see :mod:`fluid.lane_policy`.
+        environment: variables that make it a client of MPS, with which lanes fail together; none without MPS.
+        bounded: whether its device has so much memory and no more; that of a CPU is then measured, too.
     """
 
     lane_id: int
@@ -46,6 +51,23 @@ class LaneOptions(NamedTuple):
     note: str = ""
     save_after: float = 1.0
     save_ratio: float = 20.0
+    policy: str = DEFAULT_POLICY
+    environment: tuple[tuple[str, str], ...] = ()
+    bounded: bool = False
+
+
+class Terms(NamedTuple):
+    """On what terms a lane takes part in a trial that trains in several.
+
+    Attributes:
+        number: tells this time from others; all that is said carries it.
+        process_group: as of :func:`fluid.elastic.group.make_group`.
+        takes_over: whether its state comes from another lane, so that it need not restore any of its own accord.
+    """
+
+    number: int
+    process_group: str
+    takes_over: bool = False
 
 
 # -- from the driver to a lane -------------------------------------------------------------------------------
@@ -60,7 +82,10 @@ class Ship(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Set a trial up and run it; with a checkpoint's path, restore it. Replaces a resident of that id."""
+    """Set a trial up and run it; with a checkpoint's path, restore it. Replaces a resident of that id.
+
+    With ``terms`` it becomes a member, to train together with other lanes: it is set up, says Prepared and waits.
+    """
 
     trial_id: str
     key: int
@@ -68,6 +93,7 @@ class Start(NamedTuple):
     iterations: int
     checkpoint: str | None = None
     iteration: int = 0
+    terms: Terms | None = None
 
 
 class Run(NamedTuple):
@@ -96,6 +122,29 @@ class Stop(NamedTuple):
     trial_id: str
 
 
+class Call(NamedTuple):
+    """Call a method of a resident; ``payload`` is what :func:`fluid.pickling.dump_arguments` made."""
+
+    trial_id: str
+    call_id: int
+    method: str
+    payload: bytes
+
+
+class Adopt(NamedTuple):
+    """Make a resident that stands still a member, as it is; answered by Prepared."""
+
+    trial_id: str
+    terms: Terms
+
+
+class ToMember(NamedTuple):
+    """One of the controller's messages of :mod:`fluid.elastic.messages`, to a member that is in the lane."""
+
+    trial_id: str
+    message: Any
+
+
 class Forget(NamedTuple):
     """Delete a trial's checkpoints."""
 
@@ -110,10 +159,11 @@ class Shutdown(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The lane is warm."""
+    """The lane is warm. ``own_bytes`` is the device memory that it takes for itself; 0 where that is not known."""
 
     at: float
     pid: int
+    own_bytes: float = 0.0
 
 
 class Started(NamedTuple):
@@ -128,7 +178,8 @@ class Started(NamedTuple):
 class Iterated(NamedTuple):
     """An iteration is done, or, if ``metrics`` is ``None``, there was none left to do.
 
-    ``metrics`` are plain values in a dict, or :class:`Packed`. ``memory`` is (persistent, ephemeral) bytes.
+    ``metrics`` are plain values in a dict, or :class:`Packed`. ``memory`` is (persistent, ephemeral) bytes, and
+    ``busy`` what :class:`fluid.lane_busy.BusyMeter` measured.
     """
 
     at: float
@@ -138,6 +189,7 @@ class Iterated(NamedTuple):
     metrics: Any
     memory: tuple[float, float] | None
     finished: bool
+    busy: float | None = None
 
 
 class Paused(NamedTuple):
@@ -167,14 +219,51 @@ class Released(NamedTuple):
     trial_id: str
 
 
+class Raised(NamedTuple):
+    """What the code of a trial raised.
+
+    Attributes:
+        kind: ``"error"`` or ``"out_of_memory"``.
+        message: one line for people.
+        traceback: as text.
+        exception: pickled; ``None`` if it cannot be, or is too large.
+    """
+
+    kind: str
+    message: str
+    traceback: str
+    exception: bytes | None
+
+
 class Failed(NamedTuple):
-    """A trial raised and has left the lane; ``kind`` is ``"error"`` or ``"out_of_memory"``."""
+    """A trial raised and has left the lane; see :class:`Raised`."""
 
     at: float
     trial_id: str
     kind: str
     message: str
     traceback: str
+    exception: bytes | None
+
+
+class Called(NamedTuple):
+    """A method was called; ``result`` is what it returned, pickled, unless it raised."""
+
+    at: float
+    trial_id: str
+    call_id: int
+    result: bytes | None
+    raised: Raised | None
+
+
+class FromMember(NamedTuple):
+    """One of a member's messages of :mod:`fluid.elastic.messages`; ``memory`` as in Iterated."""
+
+    at: float
+    trial_id: str
+    term: int
+    message: Any
+    memory: tuple[float, float] | None = None
 
 
 class Packed(NamedTuple):

@@ -1,16 +1,18 @@
 """Where a lane keeps checkpoints: host memory first, disk where that is full.
 
-Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. A checkpoint is
-written under another name and then renamed: a lane killed while it saves leaves the older one untouched. The
-last two of a trial are kept, because the driver may act on the last but one while it has not heard of the last.
+Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. Where it is full, those
+that were written longest ago go to disk, and whoever looks for one finds it there. A checkpoint is written under
+another name and then renamed: a lane killed while it saves leaves the older one untouched. The last two of a trial
+are kept, because the driver may act on the last but one while it has not heard of the last.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from fluid.lane_messages import folder_name, trials_folder
@@ -42,11 +44,11 @@ class CheckpointStore:
         self._memory_folder = memory_folder
         self._memory_bytes = memory_bytes
         self._written = 0
-        #: Bytes of what this lane wrote to memory, by path; some of it may have been deleted by other lanes.
+        #: Bytes of what this lane wrote to memory, by path, oldest first; other lanes may have deleted some of it.
         self._in_memory: dict[str, int] = {}
         #: Bytes of each trial's last checkpoint: what its next one is expected to need.
         self._sizes: dict[str, int] = {}
-        #: The checkpoint a trial would go back to.
+        #: Name of the checkpoint a trial would go back to; where it is may change.
         self._last: dict[str, str] = {}
 
     def save(self, trial_id: str, iteration: int, write: Callable[[str], None]) -> Stored:
@@ -66,20 +68,22 @@ class CheckpointStore:
         if stored is None:
             folder, _ = _fill(self._disk(trial_id), name, write)
             stored = Stored(folder, False)
-        self._delete_but(trial_id, {stored.path, self._last.get(trial_id, "")})
-        self._last[trial_id] = stored.path
+        self._delete_but(trial_id, {name, self._last.get(trial_id, "")})
+        self._last[trial_id] = name
         return stored
 
-    def find(self, path: str) -> str:
-        """Returns where a checkpoint is now: one in memory goes to disk when its driver ends, see :func:`settle`."""
-        if os.path.isdir(path):
-            return path
-        parent, name = os.path.split(path)
-        return os.path.join(_on_disk(self._run_folder, os.path.basename(parent)), name)
+    @contextmanager
+    def reading(self, path: str) -> Iterator[str]:
+        """Gives the folder of a checkpoint, which stays where it is meanwhile.
+
+        One in memory goes to disk where others need the room, or when its driver ends, see :func:`settle`.
+        """
+        with hold(path) as held:
+            yield path if held else settled_path(path, self._run_folder)
 
     def restored(self, trial_id: str, path: str) -> None:
         """Notes that a trial was restored from ``path``, which must outlive its next save."""
-        self._last[trial_id] = path
+        self._last[trial_id] = os.path.basename(path)
 
     def released(self, trial_id: str) -> None:
         """Forgets what is only of use while the trial is resident; its checkpoints stay."""
@@ -93,7 +97,7 @@ class CheckpointStore:
 
     def _save_in_memory(self, trial_id: str, name: str, write: Callable[[str], None]) -> Stored | None:
         """Returns None if it does not fit."""
-        if not self._has_room(self._sizes.get(trial_id, 0)):
+        if not self._make_room(self._sizes.get(trial_id, 0)):
             return None
         try:
             path, size = _fill(self._memory(trial_id), name, write)
@@ -101,11 +105,40 @@ class CheckpointStore:
             # Out of space shows as one error or another. If it was not that, writing to disk raises it again.
             return None
         self._sizes[trial_id] = size
-        if not self._has_room(size, of_which_written=size):
+        if not self._make_room(size, of_which_written=size):
             shutil.rmtree(path, ignore_errors=True)
             return None
         self._in_memory[path] = size
         return Stored(path, True)
+
+    def _make_room(self, size: int, of_which_written: int = 0) -> bool:
+        """Has the oldest checkpoints of this lane go to disk until there is room in memory for one of that size."""
+        if self._memory_folder and size <= self._memory_bytes:
+            for path in list(self._in_memory):
+                if self._has_room(size, of_which_written):
+                    return True
+                if not self._spill(path):
+                    break
+        return self._has_room(size, of_which_written)
+
+    def _spill(self, path: str) -> bool:
+        """Moves a checkpoint to disk; returns whether it is not in memory any more."""
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:  # Another lane has deleted it.
+            self._in_memory.pop(path, None)
+            return True
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _copy(path, os.path.dirname(settled_path(path, self._run_folder)))
+        except (OSError, shutil.Error):  # Somebody reads it, or the disk is full.
+            return False
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            self._in_memory.pop(path, None)
+            return True
+        finally:
+            os.close(folder)
 
     def _has_room(self, size: int, of_which_written: int = 0) -> bool:
         if not self._memory_folder:
@@ -134,7 +167,7 @@ class CheckpointStore:
                 continue
             for name in names:
                 path = os.path.join(root, name)
-                if path not in kept:
+                if name not in kept:
                     shutil.rmtree(path, ignore_errors=True)
                     self._in_memory.pop(path, None)
             if not kept:
@@ -158,13 +191,13 @@ def settle(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
             if checkpoints:
                 last = max(checkpoints, key=lambda entry: entry.stat().st_mtime_ns)
                 with suppress(OSError, shutil.Error):
-                    _copy(last, _on_disk(run_folder, trial.name))
+                    _copy(last.path, _on_disk(run_folder, trial.name))
     if memory_folder:
         shutil.rmtree(memory_folder, ignore_errors=True)
 
 
 def settled_path(path: str, run_folder: str) -> str:
-    """Where :func:`settle` leaves a checkpoint that was in host memory.
+    """Where a checkpoint that was in host memory is once it has gone to disk.
 
     Args:
         path: of the checkpoint in host memory.
@@ -173,12 +206,34 @@ def settled_path(path: str, run_folder: str) -> str:
     return os.path.join(_on_disk(run_folder, os.path.basename(os.path.dirname(path))), os.path.basename(path))
 
 
-def _copy(checkpoint: os.DirEntry[str], target: str) -> None:
+@contextmanager
+def hold(path: str) -> Iterator[bool]:
+    """Keeps a checkpoint from going to disk; gives whether it is there.
+
+    Args:
+        path: of its folder.
+    """
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield False
+        return
+    try:
+        with suppress(OSError):  # A disk that knows no locks, from which nothing goes anywhere.
+            fcntl.flock(folder, fcntl.LOCK_SH)
+        yield os.path.isdir(path)  # It may just have gone.
+    finally:
+        os.close(folder)
+
+
+def _copy(checkpoint: str, target: str) -> None:
+    """Copies a checkpoint to a folder, where it appears as a whole."""
+    name = os.path.basename(checkpoint)
     os.makedirs(target, mode=0o700, exist_ok=True)
-    draft = os.path.join(target, f".{checkpoint.name}")
+    draft = os.path.join(target, f".{name}")
     shutil.rmtree(draft, ignore_errors=True)  # Of somebody who was killed at this point.
-    shutil.copytree(checkpoint.path, draft)
-    os.rename(draft, os.path.join(target, checkpoint.name))
+    shutil.copytree(checkpoint, draft)
+    os.rename(draft, os.path.join(target, name))
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

@@ -15,6 +15,9 @@ from typing import Any, Literal
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.resources import MemoryNeed
 
+#: Where a trial takes so many times as long on several devices as alone, two observations are enough: to make surer
+#: would cost more than it could bring.
+HOPELESS = 1.5
 #: Observations after which a bucket needs no more measuring: their median outvotes two outliers.
 MIN_OBSERVATIONS = 5
 #: Drifting observations in a row that restart a bucket; below MIN_OBSERVATIONS, so that it is measured again.
@@ -91,20 +94,36 @@ class KeyProfile:
 
     buckets: dict[BucketId, Bucket] = field(default_factory=dict)
     memory: MemoryNeed | None = None
+    #: Newest shares of an iteration alone on a device in which it was kept busy, oldest first.
+    busy: list[float] = field(default_factory=list)
     #: Fitted overheads, computed on demand and dropped with each observation.
     fitted: dict[Overhead, float] = field(default_factory=dict)
 
     def line(self, overhead: Overhead) -> dict[int, Bucket]:
         """Measured buckets by co-residents (alpha) or width (beta), ascending; the lone one is in both."""
         axis = 0 if overhead == "alpha" else 1
-        measured = sorted((ids, bucket) for ids, bucket in self.buckets.items() if bucket.measured)
-        return {ids[axis]: bucket for ids, bucket in measured if ids[1 - axis] == 1}
+        known = sorted((ids, bucket) for ids, bucket in self.buckets.items() if bucket.measured or self._hopeless(ids))
+        return {ids[axis]: bucket for ids, bucket in known if ids[1 - axis] == 1}
+
+    def _hopeless(self, ids: BucketId) -> bool:
+        alone = self.buckets.get(ALONE)
+        if alone is None or not alone.measured:
+            return False
+        seconds = self.buckets[ids].seconds
+        return ids[1] > 1 and len(seconds) > 1 and min(seconds) > HOPELESS * alone.estimate
 
     def grow_memory(self, need: MemoryNeed) -> None:
         """Keeps the maximum of each part: an average would admit a trial that does not fit."""
         seen = self.memory or MemoryNeed()
         persistent = max(seen.persistent_bytes, need.persistent_bytes)
         self.memory = MemoryNeed(persistent, max(seen.ephemeral_bytes, need.ephemeral_bytes))
+
+
+def require_share(name: str, value: object) -> float:
+    share = require_number(name, value, at_least=0.0)
+    if share > 1.0:
+        raise InvalidFieldError(name, value, "must be at most 1")
+    return share
 
 
 def bucket_id(co_residents: object, width: object, where: str = "") -> BucketId:
@@ -152,6 +171,10 @@ def key_from_json(where: str, data: object, window: int) -> KeyProfile:
     if memory is not None:
         parts = [member(spot, memory, part) for part in ("persistent_bytes", "ephemeral_bytes")]
         known.memory = MemoryNeed(*parts)
+    shares = member(where, data, "busy")
+    if not isinstance(shares, list) or len(shares) > window:
+        raise InvalidFieldError(f"{where}.busy", shares, f"must be a list of at most {window} shares")
+    known.busy = [require_share(f"{where}.busy", share) for share in shares]
     buckets = member(where, data, "buckets")
     if not isinstance(buckets, list):
         raise InvalidFieldError(f"{where}.buckets", buckets, "must be a list")

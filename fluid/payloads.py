@@ -58,6 +58,7 @@ class PayloadWriter:
                 "profile_key": trial.profile_key,
                 "max_width": trial.max_width,
                 "memory": trial.memory,
+                "retry_errors": trial.retry_errors,
             }
             frames.append(_Payload(group_id, group_name, known[key][0], dump_config(trial.config), fields))
         self._known = known

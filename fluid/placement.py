@@ -38,8 +38,14 @@ class Occupancy:
         #: row -> most trials it tolerates on its device, itself included; 1 for widths >= 1.
         self._tolerates: dict[int, int] = {}
         self._needs: dict[int, MemoryNeed] = {}
+        #: row -> what it was known to need when it was placed, where that was known.
+        self._placed: dict[int, MemoryNeed] = {}
         #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
         self.reserved: dict[int, float] = {}
+        #: device index -> lanes there are, what they take for themselves, and what one more is taken to take.
+        self._lanes: dict[int, tuple[int, float, float]] = {}
+        #: devices on which more memory is taken than when :meth:`take_grown` was last called.
+        self._grown: set[int] = set()
         self._free: dict[_Kin, list[int]] = {}
         self._free_count = 0
         #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
@@ -91,6 +97,7 @@ class Occupancy:
         self._unset_free(index)
         del self._devices[index], self.residents[index]
         self.reserved.pop(index, None)
+        self._lanes.pop(index, None)
         return evicted
 
     def place(
@@ -128,14 +135,57 @@ class Occupancy:
             self._refresh(index)
 
     def need_of(self, row: int) -> MemoryNeed | None:
-        """The device memory with which the row was placed."""
+        """The device memory with which the row was placed, or which was learnt since."""
         return self._needs.get(row)
+
+    def placed_need_of(self, row: int) -> MemoryNeed | None:
+        """The device memory with which the row was placed, whatever was learnt since."""
+        return self._placed.get(row)
+
+    def learn(self, row: int, need: MemoryNeed | None) -> None:
+        """Notes what a row that holds devices turned out to need, which those who come later must leave to it."""
+        if need is None:
+            self._needs.pop(row, None)
+        else:
+            self._needs[row] = need
+            self._grown.update(self.held.get(row, ()))
 
     def reserve(self, index: int, memory: float) -> None:
         """Counts so many bytes more on a device for states of trials that hold no device; fewer if negative."""
         left = self.reserved.pop(index, 0.0) + memory
         if left > 0.0:
             self.reserved[index] = left
+        if memory > 0.0:
+            self._grown.add(index)
+
+    def note_lanes(self, index: int, count: int, memory: float, each: float) -> None:
+        """Notes what the lanes of a device take for themselves, such as for CUDA contexts.
+
+        Every trial runs in a lane of its own. Room for one of them is beyond the watermark; the others count.
+
+        Args:
+            index: the device.
+            count: lanes there are.
+            memory: bytes that they take together.
+            each: bytes that a further one is taken to take.
+        """
+        self._lanes[index] = (count, memory, each)
+        self._grown.add(index)
+
+    def look_at(self, index: int) -> None:
+        """Has :meth:`take_grown` name a device."""
+        self._grown.add(index)
+
+    def take_grown(self) -> list[int]:
+        """The devices on which more memory is taken than when this was last asked, or that were to be looked at."""
+        grown = sorted(index for index in self._grown if index in self._devices)
+        self._grown.clear()
+        return grown
+
+    def lane_bytes(self, index: int, trials: int) -> float:
+        """Bytes that lanes take on a device if so many trials run there, but for the one beyond the watermark."""
+        count, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
+        return max(0.0, memory + each * (max(count, trials) - count - 1))
 
     def limit(self, index: int) -> int:
         """How many trials the residents of a device tolerate there, themselves included; 1 for an idle device."""
@@ -143,11 +193,26 @@ class Occupancy:
         return self._limit(rows) if rows else 1
 
     def filled_bytes(self, index: int) -> float:
-        """Bytes on a device that are taken, as far as they are known."""
-        return self.reserved.get(index, 0.0) + self.running_bytes(index)
+        """Bytes on a device that one more trial there cannot have, as far as they are known."""
+        taken = self.reserved.get(index, 0.0) + self.running_bytes(index)
+        return taken + self.lane_bytes(index, len(self.residents[index]) + 1)
+
+    def taken_bytes(self, index: int) -> float:
+        """Bytes that are taken on a device: by trials that run, states that are kept, and all lanes but one."""
+        taken = self.reserved.get(index, 0.0) + self.running_bytes(index)
+        return taken + self.lane_bytes(index, len(self.residents[index]))
+
+    def is_open(self, index: int, width: float) -> bool:
+        """Whether a trial would be tolerated on a device, memory apart: it is idle, or all there are packed."""
+        rows = self.residents[index]
+        return not rows or (width < 1.0 and len(rows) < min(self._limit(rows), residents_at(width)))
+
+    def placed_bytes(self, index: int) -> float:
+        """Bytes that the trials on a device take, as far as was known when they were placed."""
+        return sum(self._placed[row].peak_bytes for row in self.residents[index] if row in self._placed)
 
     def running_bytes(self, index: int) -> float:
-        """Bytes that the trials on a device take, as far as they were known when they were placed."""
+        """Bytes that the trials on a device take, as far as was known when they were placed, or learnt since."""
         return sum(self._needs[row].peak_bytes for row in self.residents[index] if row in self._needs)
 
     def usable_bytes(self, index: int) -> float | None:
@@ -160,6 +225,7 @@ class Occupancy:
         devices = self.held.pop(row)
         del self._tolerates[row]
         self._needs.pop(row, None)
+        self._placed.pop(row, None)
         for index in devices:
             self.residents[index].remove(row)
             self._refresh(index)
@@ -194,11 +260,12 @@ class Occupancy:
             ghost: row that keeps the devices it leaves until they are released, while the trial is still on its way.
         """
         left = tuple(index for index in self.held[row] if index not in devices)
-        tolerates, old_need = self._tolerates[row], self._needs.get(row)
+        tolerates, placed, old_need = self._tolerates[row], self._placed.get(row), self._needs.get(row)
         self.release(row)
         self._hold(row, devices, residents_at(width), need)
         if ghost is not None and left:
-            self._hold(ghost, left, tolerates, old_need)
+            self._hold(ghost, left, tolerates, placed)
+            self.learn(ghost, old_need)
 
     def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
         """The devices :meth:`resize` would leave the row with; changes nothing."""
@@ -221,8 +288,7 @@ class Occupancy:
         """Whether a trial of a width of at most 1 fits on this device now."""
         if index not in self._devices or not self._memory_fits(index, need):
             return False
-        rows = self.residents[index]
-        return not rows or (width < 1.0 and len(rows) < min(self._limit(rows), residents_at(width)))
+        return self.is_open(index, width)
 
     def _open_device(
         self, tolerates: int, need: MemoryNeed | None, avoid: tuple[int, ...] = (), shared_only: bool = False
@@ -306,7 +372,8 @@ class Occupancy:
         self.held[row] = devices
         self._tolerates[row] = tolerates
         if need is not None:
-            self._needs[row] = need
+            self._needs[row] = self._placed[row] = need
+        self._grown.update(devices)
         for index in devices:
             if not self.residents[index]:
                 self._unset_free(index)

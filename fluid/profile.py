@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import statistics
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -35,6 +36,7 @@ from fluid.measurements import (
     mapping,
     member,
     prefix,
+    require_share,
 )
 from fluid.resources import MemoryNeed
 from fluid.runtime_model import (
@@ -48,7 +50,7 @@ from fluid.runtime_model import (
 _log = logging.getLogger(__name__)
 
 #: Version of what :meth:`Profile.to_json` writes.
-FORMAT = 1
+FORMAT = 2
 #: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
 DEFAULT_WINDOW = 31
 #: Keeps a clamped overhead inside its half-open interval, by more than TOLERANCE.
@@ -76,7 +78,7 @@ class Profile:
             raise InvalidFieldError("threshold", threshold, "must be below 1")
         self._keys: dict[str, KeyProfile] = {}
         self._resizes = Bucket()
-        self._warned: set[tuple[str, Overhead]] = set()
+        self._told: set[tuple[str, Overhead]] = set()
 
     def observe(
         self,
@@ -87,6 +89,7 @@ class Profile:
         width: int = 1,
         iterations: int = 1,
         memory: MemoryNeed | None = None,
+        busy: float | None = None,
     ) -> None:
         """Takes a report of finished iterations: one observation. A refused call teaches nothing.
 
@@ -97,20 +100,29 @@ class Profile:
             width: devices the trial ran on; above 1 only without co-residents.
             iterations: how many iterations took ``seconds``.
             memory: the trial's peak memory in bytes, where it was measured.
+            busy: share of ``seconds`` in which it kept its device busy, where it was measured; only that of a trial
+                alone on one device is of use.
         """
         ids = bucket_id(co_residents, width)
         count = require_integer("iterations", iterations, at_least=1)
         each = require_number("seconds", seconds, at_least=0.0) / count
         if each == 0.0:
             raise InvalidFieldError("seconds", seconds, "must be above 0")
-        if memory is not None and not isinstance(memory, MemoryNeed):
-            raise InvalidFieldError("memory", memory, "must be a MemoryNeed or None")
-        known = self._keys.setdefault(_named("key", key), KeyProfile())
+        share = None if busy is None else require_share("busy", busy)
         if memory is not None:
-            known.grow_memory(memory)
+            self.observe_memory(key, memory)
+        known = self._keys.setdefault(_named("key", key), KeyProfile())
         known.fitted.clear()
+        if share is not None and ids == ALONE:
+            known.busy = [*known.busy, share][-self.window :]
         if known.buckets.setdefault(ids, Bucket()).add(each, self.window):
             _log.info("profile %r drifted at co_residents=%d, width=%d: measuring again", key, *ids)
+
+    def observe_memory(self, key: str, memory: MemoryNeed) -> None:
+        """Takes the peak memory of a trial, in bytes, where nothing can be said about its seconds."""
+        if not isinstance(memory, MemoryNeed):
+            raise InvalidFieldError("memory", memory, "must be a MemoryNeed")
+        self._keys.setdefault(_named("key", key), KeyProfile()).grow_memory(memory)
 
     def observe_resize(self, seconds: float) -> None:
         """Takes the measured cost of one resize, in seconds; 0 is allowed."""
@@ -128,6 +140,11 @@ class Profile:
     def memory(self, key: str) -> MemoryNeed | None:
         """The maximum seen of each part, in bytes; ``None`` until some was reported."""
         return self._known(key).memory
+
+    def busy(self, key: str) -> float | None:
+        """Share of an iteration, alone on one device, in which the trial keeps it busy; ``None`` until measured."""
+        shares = self._known(key).busy
+        return statistics.median(shares) if shares else None
 
     def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
         """Whether a bucket holds under ``MIN_OBSERVATIONS``: at first, and after a drift restarted it."""
@@ -182,16 +199,22 @@ class Profile:
         """c, the most co-residents worth having on a device.
 
         Up to :meth:`measured_packing` the measured O^p decide, whatever alpha; beyond it each further trial
-        is taken to cost the fitted alpha, which without data is the ideal 1.
+        is taken to cost the fitted alpha, which without data is the ideal 1, and no less than it must: what
+        keeps a device busy for a share u of its iteration alone takes p u of that among p such.
         """
         c_max = require_integer("c_max", c_max, at_least=1)
         seconds = prefix(self._known(key).line("alpha"))[:c_max]
         c = packing_limit_from_seconds(seconds, threshold=self.threshold)
         if c < len(seconds):
             return c
-        alpha = self.alpha(key)
-        while c < c_max and marginal_benefit(c + 1, alpha, 1.0) > self.threshold + TOLERANCE:
-            c += 1
+        alpha, busy = self.alpha(key), self.busy(key)
+        least = (seconds[0] if seconds else 1.0) * (busy or 0.0)
+        latest = seconds[c - 1] if seconds else 1.0
+        while c < c_max:
+            following = max(alpha * latest, (c + 1) * least)
+            if marginal_benefit(c + 1, following, latest) <= self.threshold + TOLERANCE:
+                break
+            c, latest = c + 1, following
         return c
 
     def width_limit(self, key: str, *, n: int, d_max: int) -> int:
@@ -208,6 +231,7 @@ class Profile:
             "keys": {
                 key: {
                     "memory": None if known.memory is None else asdict(known.memory),
+                    "busy": known.busy,
                     "buckets": [
                         {"co_residents": p, "width": w, **asdict(bucket)} for (p, w), bucket in known.buckets.items()
                     ],
@@ -275,10 +299,10 @@ class Profile:
         if 1.0 <= value < bound:
             return value
         clamped = max(1.0, min(value, bound * _INSIDE))
-        if (key, name) not in self._warned:
-            self._warned.add((key, name))
+        if (key, name) not in self._told:
+            self._told.add((key, name))
             message = "profile %r: measured %s=%.6g lies outside [1, %.6g); %.6g is used"
-            _log.warning(message, key, name, value, bound, clamped)
+            _log.info(message, key, name, value, bound, clamped)
         return clamped
 
 

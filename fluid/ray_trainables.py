@@ -50,6 +50,12 @@ class RayClassResident:
         # The config is as large as the user likes and known to whoever reads the metrics.
         return step_of({name: value for name, value in result.items() if name != "config"}, "train()")
 
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        function = getattr(self._trainable, method)
+        if method == "reset" and "storage" in inspect.signature(function).parameters:
+            kwargs = {"storage": self._storage, **kwargs}  # It would be left without one.
+        return function(*args, **kwargs)
+
     def save(self, path: str) -> None:
         saved = self._trainable.save(os.path.join(path, "state"))
         metrics = {name: value for name, value in saved.metrics.items() if name != "config"}
@@ -90,6 +96,11 @@ class RayFunctionResident:
         assert self._resident is not None
         with self._in_session():
             return self._resident.step()
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._resident is not None
+        with self._in_session():
+            return self._resident.call(method, args, kwargs)
 
     def save(self, path: str) -> None:
         raise FluidError("a function trainable cannot be saved exactly; write a class to have it saved")

@@ -26,7 +26,8 @@ class Device:
         kind: ``"gpu"`` or ``"cpu"``.
         speed: iterations per second relative to a device of speed 1. A data-parallel trial advances at the
             pace of its slowest device.
-        memory_bytes: memory of the device, ``None`` where it does not bound packing.
+        memory_bytes: memory of the device, ``None`` where it does not bound packing. For a CPU it is what trials
+            there may take of the host's, which is then measured.
     """
 
     index: int

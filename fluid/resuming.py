@@ -78,9 +78,11 @@ def read_session(run_dir: str | Path) -> LeftSession:
     recovered = replay((folder / "journal.jsonl").read_text(encoding="utf-8").splitlines())
     groups: dict[str, tuple[str, dict[str, Trial]]] = {}
     for group_id, name, trial in read_payloads(folder):
-        # One that was written down and then refused is not in the journal.
-        if trial.id in recovered.groups.get(group_id, {}):
-            groups.setdefault(group_id, (name, {}))[1][trial.id] = trial
+        # One that was written down and then refused, or was forgotten, is not in the journal.
+        if group_id in recovered.groups:
+            trials = groups.setdefault(group_id, (name, {}))[1]
+            if trial.id in recovered.groups[group_id]:
+                trials[trial.id] = trial
     _wait_until_settled(recovered)
     return LeftSession(folder, recovered, groups)
 

@@ -3,7 +3,8 @@
 session.json      what the session is: version, planner, devices, when it began
 journal.jsonl     one line per thing that happened, as fluid.engine.journal encodes it, in order
 results.jsonl     one line per finished iteration: group, trial, iteration, metrics, seconds, width, devices, at
-trials.jsonl      one line per trial: group, trial, config (as JSON where it can be)
+trials.jsonl      one line per group: group, name, what it is about; one per trial: group, trial, config (as JSON where
+                  it can be), and by what name reports show it
 payloads.pkl      trainables and configs, pickled, for resuming
 profile.json      what was measured, written at the end
 logs/             what trials printed
@@ -15,6 +16,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +27,7 @@ from fluid.engine.events import Event
 from fluid.engine.journal import encode
 from fluid.payloads import PayloadWriter
 from fluid.profile import Profile
-from fluid.trialgroup import Trial
+from fluid.trialgroup import Search, Trial
 
 DEFAULT_HOME = "~/fluid_runs"
 FORMAT = 1
@@ -40,11 +42,14 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._began = timestamp()
         (path / "logs").mkdir(exist_ok=True)
         self._journal = _open(path / "journal.jsonl")
         self._results = _open(path / "results.jsonl")
         self._trials = _open(path / "trials.jsonl")
         self._payloads = PayloadWriter(path)
+        #: Groups whose trials were written.
+        self._groups: set[str] = set()
 
     @classmethod
     def create(cls, path: str | Path | None) -> RunFolder:
@@ -57,21 +62,22 @@ class RunFolder:
         return cls(folder)
 
     def write_session(self, **facts: Any) -> None:
-        """Writes what the session is."""
-        content = {"format": FORMAT, "fluid": __version__, "began": timestamp(), "pid": os.getpid(), **facts}
+        """Writes what the session is; what was written before is replaced."""
+        content = {"format": FORMAT, "fluid": __version__, "began": self._began, "pid": os.getpid(), **facts}
         (self.path / "session.json").write_text(json.dumps(content, indent=1, default=repr), encoding="utf-8")
 
-    def write_trials(self, group_id: str, name: str, trials: list[Trial]) -> None:
-        """Writes trials as they were submitted.
+    def write_trials(self, group_id: str, name: str, trials: list[Trial], search: Search | None = None) -> None:
+        """Writes trials as they were submitted, and once what their group is.
 
         Raises:
             InvalidFieldError: a trainable or config cannot be pickled; nothing is written then.
         """
         self._payloads.write(group_id, name, trials)
-        self._trials.write(_line({"group": group_id, "name": name}))
+        if group_id not in self._groups:
+            self._groups.add(group_id)
+            self._trials.write(_line({"group": group_id, "name": name, **({} if search is None else asdict(search))}))
         for trial in trials:
-            entry = {"group": group_id, "trial": trial.id, "config": dict(trial.config), "key": trial.key}
-            self._trials.write(_line(entry))
+            self._trials.write(_line({"group": group_id, "trial": trial.id, **_facts(trial)}))
         self._trials.flush()
 
     def journal(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
@@ -94,6 +100,14 @@ class RunFolder:
         """Closes the files."""
         for file in (self._journal, self._results, self._trials, self._payloads):
             file.close()
+
+
+def _facts(trial: Trial) -> dict[str, Any]:
+    """What reports tell of a trial."""
+    if trial.shown is None:
+        return {"config": dict(trial.config), "key": trial.key}
+    shown = {"shown": trial.shown.trial_id, "iterations": trial.shown.iterations, "metrics": trial.shown.metrics}
+    return {"config": dict(trial.shown.config), "key": trial.key, **shown}
 
 
 def _result(report: Report) -> dict[str, Any]:

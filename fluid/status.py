@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fluid.engine.records import GroupRecord
     from fluid.engine.state import EngineState
+    from fluid.trialgroup import Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +19,10 @@ class GroupStatus:
 
     Attributes:
         name: the group's name.
-        trials: number of trials by state.
+        trials: number of trials by state; those that were forgotten by what came of them.
         iterations_done, iterations: of all its trials; what stopped and failed trials left out is not counted.
         eta: predicted seconds until all its trials have ended; ``None`` where nothing is known.
+        expected: how many trials there will be; ``None`` unless a search algorithm submits them and has said so.
     """
 
     name: str
@@ -26,6 +30,7 @@ class GroupStatus:
     iterations_done: int
     iterations: int
     eta: float | None
+    expected: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +62,17 @@ class Status:
     packing: dict[str, int]
 
 
-def status_of(state: EngineState, names: dict[str, str], at: float) -> Status:
+def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]], at: float) -> Status:
     """Reads a status off the engine.
 
     Args:
         state: the engine.
-        names: the groups' names by id.
+        groups: by id, the groups' names and what they are about.
         at: seconds since the session began.
     """
-    groups = []
-    for group_id, group in state.groups.items():
-        trials = [state.trials[trial_id] for trial_id in group.trial_ids]
-        counts = Counter(trial.state.value for trial in trials)
-        live = [trial for trial in trials if trial.state.value not in ("STOPPED", "FAILED")]
-        done = sum(min(trial.done, trial.budget) for trial in live)
-        total = sum(trial.budget for trial in live)
-        groups.append(GroupStatus(names.get(group_id, group_id), dict(counts), done, total, eta_of(state, group_id)))
+    found = [
+        _group_status(state, group, *groups.get(group_id, (group_id, None))) for group_id, group in state.groups.items()
+    ]
     occupancy, by_row = state.scheduling.occupancy, state.scheduling.records
     devices = []
     for device in state.scheduling.devices:
@@ -83,11 +83,28 @@ def status_of(state: EngineState, names: dict[str, str], at: float) -> Status:
     keys = state.profile.keys()
     return Status(
         at,
-        tuple(groups),
+        tuple(found),
         tuple(devices),
         {key: state.profile.alpha(key) for key in keys},
         {key: state.profile.measured_packing(key) for key in keys},
     )
+
+
+def _group_status(state: EngineState, group: GroupRecord, name: str, search: Search | None) -> GroupStatus:
+    counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
+    for trial in map(state.trials.__getitem__, group.trial_ids):
+        stands = trial.state.value
+        if trial.state.ended and trial.outcome is not None:
+            stands = trial.outcome
+        elif stands == "DONE" and search is not None:
+            stands = "PAUSED"  # until whoever submitted it has decided
+        if not (trial.state.ended and trial.outcome == "PAUSED"):  # it comes back as another one
+            counts[stands] += 1
+        done += min(trial.done, trial.budget)
+        total += trial.done if trial.state.value in ("STOPPED", "FAILED") else trial.budget
+    if search is not None:  # What is left of the trials there are says little: others will follow.
+        return GroupStatus(name, dict(counts), done, total, None, search.trials)
+    return GroupStatus(name, dict(counts), done, total, eta_of(state, group.group_id))
 
 
 def eta_of(state: EngineState, group_id: str) -> float | None:
@@ -97,7 +114,7 @@ def eta_of(state: EngineState, group_id: str) -> float | None:
     unended = [trial for trial in trials if not trial.state.ended]
     if not unended:
         return 0.0
-    if not scheduling.n or not any(scheduling.is_measured(trial) for trial in unended):
+    if not scheduling.n or not any(scheduling.estimates.is_measured(trial) for trial in unended):
         return None
-    longest = max(scheduling.seconds_left(trial) for trial in unended)
-    return max(longest, sum(scheduling.height(trial) for trial in unended) / scheduling.n)
+    longest = max(scheduling.estimates.seconds_left(trial) for trial in unended)
+    return max(longest, sum(scheduling.estimates.height(trial) for trial in unended) / scheduling.n)

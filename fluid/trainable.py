@@ -49,6 +49,14 @@ class Resident(Protocol):
         """Runs one iteration."""
         ...
 
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of the trainable and returns what it returned.
+
+        Raises:
+            FluidError: the trainable is a generator, which has no methods.
+        """
+        ...
+
     def save(self, path: str) -> None:
         """Writes the trial's state into the empty folder ``path``."""
         ...
@@ -171,28 +179,68 @@ def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
     return RayFunctionResident(trainable, trial_id, folder)
 
 
+def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False) -> None:
+    """Sets a resident up.
+
+    Args:
+        resident: that nothing was done with yet.
+        config: of the trial.
+        joins: whether it takes its state from another lane. A class may say by ``setup_to_join`` how it is set up then.
+    """
+    if joins and isinstance(resident, _ClassResident):
+        resident.set_up_to_join(config)
+    else:
+        resident.setup(config)
+
+
+def elastic_part(resident: Resident) -> Any:
+    """Returns the :class:`fluid.elastic.ElasticTrainable` that a resident is.
+
+    Raises:
+        FluidError: it is none.
+    """
+    trainable = getattr(resident, "trainable", None)
+    if not is_elastic(trainable) or not hasattr(trainable, "load_state"):
+        raise FluidError("only a subclass of fluid.elastic.ElasticTrainable can train on several devices")
+    return trainable
+
+
 class _ClassResident:
     """A class with ``setup``, ``step``, ``save_checkpoint``, ``load_checkpoint`` and ``cleanup``; all but
     ``step`` may be missing. Without ``setup`` the config goes to ``__init__``."""
 
     def __init__(self, cls: type) -> None:
         self._class = cls
-        self._trainable: Any = None
+        self.trainable: Any = None
 
     def setup(self, config: dict[str, Any]) -> None:
         if hasattr(self._class, "setup"):
-            self._trainable = self._class()
-            self._trainable.setup(config)
+            self.trainable = self._class()
+            self.trainable.setup(config)
         else:
-            self._trainable = self._class(config)
+            self.trainable = self._class(config)
+
+    def set_up_to_join(self, config: dict[str, Any]) -> None:
+        if not hasattr(self._class, "setup_to_join"):
+            self.setup(config)
+            return
+        self.trainable = self._class()
+        self.trainable.setup_to_join(config)
 
     def step(self) -> Step:
-        return step_of(self._trainable.step(), "step()")
+        try:
+            metrics = self.trainable.step()
+        except StopIteration:  # As a generator says it: there is nothing more to do, and no metrics.
+            return Step(None, True)
+        return step_of(metrics, "step()")
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self.trainable, method)(*args, **kwargs)
 
     def save(self, path: str) -> None:
         folder = os.path.join(path, _FOLDER)
         os.mkdir(folder)
-        returned = self._trainable.save_checkpoint(folder)
+        returned = self.trainable.save_checkpoint(folder)
         if returned is None or isinstance(returned, (str, os.PathLike)):
             returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
         with open(os.path.join(path, _RETURNED), "wb") as file:
@@ -203,10 +251,10 @@ class _ClassResident:
             returned = pickle.load(file)
         if isinstance(returned, _Relative):
             returned = os.path.normpath(os.path.join(path, _FOLDER, returned.path))
-        self._trainable.load_checkpoint(returned)
+        self.trainable.load_checkpoint(returned)
 
     def cleanup(self) -> None:
-        cleanup = getattr(self._trainable, "cleanup", None)
+        cleanup = getattr(self.trainable, "cleanup", None)
         if cleanup is not None:
             cleanup()
 
@@ -227,6 +275,9 @@ class _GeneratorResident:
             return step_of(next(self._iterator), "the generator")
         except StopIteration:
             return Step(None, True)
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise FluidError(f"{method!r} cannot be called: a generator function has no methods; write a class")
 
     def save(self, path: str) -> None:
         raise FluidError("a generator function cannot be saved: its state is its own; write a class to have it saved")

@@ -7,11 +7,63 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.resources import MemoryNeed
 
 _trial_numbers = itertools.count()
 _group_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How reports show a trial that stands for one of somebody else's.
+
+    Args:
+        trial_id: what people know it by. Trials of one such id are shown as one, in order of submission: one that came
+            back from a checkpoint is a new trial to Fluid.
+        config: the hyperparameters.
+        iterations: those that it had done before it was submitted.
+        metrics: the entry of its results that holds the metrics; ``None`` if the results are the metrics.
+    """
+
+    trial_id: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    iterations: int = 0
+    metrics: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trial_id, str) or not self.trial_id:
+            raise InvalidFieldError("trial_id", self.trial_id, "must be a non-empty string")
+        if not isinstance(self.config, Mapping):
+            raise InvalidFieldError("config", self.config, "must be a mapping of hyperparameters")
+        if self.metrics is not None and not isinstance(self.metrics, str):
+            raise InvalidFieldError("metrics", self.metrics, "must be a string or None")
+        object.__setattr__(self, "iterations", require_integer("iterations", self.iterations, at_least=0))
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a group is about whose trials a search algorithm submits; reports and the live view show it.
+
+    A trial of such a group that has used up its budget waits for a decision. It has ended once it is stopped.
+
+    Args:
+        metric: what trials are compared by; ``None`` where that is unknown.
+        mode: ``"min"`` if less of the metric is better, or ``"max"``; ``None`` to judge by its name.
+        trials: how many there will be in all; ``None`` where that is unknown.
+    """
+
+    metric: str | None = None
+    mode: str | None = None
+    trials: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric is not None and not isinstance(self.metric, str):
+            raise InvalidFieldError("metric", self.metric, "must be a string or None")
+        if self.mode is not None:
+            require_one_of("mode", self.mode, ("min", "max"))
+        if self.trials is not None:
+            object.__setattr__(self, "trials", require_integer("trials", self.trials, at_least=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +80,9 @@ class Trial:
         profile_key: trials of one key share measured overheads; ``None`` stands for the trainable's name.
         max_width: most devices this trial may span; ``None`` for no bound of its own, 1 if it is not elastic.
         memory: device memory the trial needs, where it is known beforehand; otherwise it is measured.
+        retry_errors: whether it is tried again after it raised; if not, it has failed. A process that died, or
+            memory that ran out, is never held against it at once.
+        shown: how reports show it, where that is not by its own id and config.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -41,6 +96,8 @@ class Trial:
     profile_key: str | None = None
     max_width: int | None = None
     memory: MemoryNeed | None = None
+    retry_errors: bool = True
+    shown: Shown | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", require_integer("budget", self.budget, at_least=1))
@@ -51,8 +108,12 @@ class Trial:
             raise InvalidFieldError("profile_key", self.profile_key, "must be a non-empty string or None")
         if self.memory is not None and not isinstance(self.memory, MemoryNeed):
             raise InvalidFieldError("memory", self.memory, "must be a MemoryNeed or None")
+        if not isinstance(self.retry_errors, bool):
+            raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
         if not isinstance(self.config, Mapping):
             raise InvalidFieldError("config", self.config, "must be a mapping of hyperparameters")
+        if self.shown is not None and not isinstance(self.shown, Shown):
+            raise InvalidFieldError("shown", self.shown, "must be a Shown or None")
         if self.trial_id is None:
             object.__setattr__(self, "trial_id", f"trial-{next(_trial_numbers):05d}")
         elif not isinstance(self.trial_id, str) or not self.trial_id:
@@ -81,13 +142,17 @@ class TrialGroup:
     Args:
         trials: the trials to begin with; may be empty.
         name: shown to people; made up where it is ``None``.
+        search: what it is about, if a search algorithm submits its trials and decides about them.
 
     Raises:
         InvalidFieldError: two trials have one id.
     """
 
-    def __init__(self, trials: Iterable[Trial] = (), name: str | None = None) -> None:
+    def __init__(self, trials: Iterable[Trial] = (), name: str | None = None, *, search: Search | None = None) -> None:
+        if search is not None and not isinstance(search, Search):
+            raise InvalidFieldError("search", search, "must be a Search or None")
         self.name = name if name is not None else f"group-{next(_group_numbers)}"
+        self.search = search
         self._trials: dict[str, Trial] = {}
         self._stopped: set[str] = set()
         for trial in trials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import select
 import socket
@@ -85,6 +86,57 @@ class Lane:
         self.start("probe", Probe, expressions, 1)
         assert not any(isinstance(message, Failed) for message in self.messages), self.messages
         return dict(self.receive(Iterated, "probe").metrics)
+
+
+#: Folders and files whose tests start Ray, of which a machine takes one at a time.
+_WITH_RAY = (
+    "backends/test_host_memory.py",
+    "backends/test_ray",
+    "conformance/",
+    "examples/",
+    "integrations/ray_tune/",
+    "test_custom_searchers.py",
+    "test_docs.py",
+    "test_trainable.py",
+)
+#: Those that look for what is left of a daemon of MPS.
+_WITH_MPS = ("backends/test_mps_sharing.py", "test_mps", "test_packing_benchmarks.py")
+
+
+def group_of(path: str) -> str:
+    """What tests of a file, given relative to this folder, must share a process with: the file, or all like it."""
+    return "ray" if path.startswith(_WITH_RAY) else "mps" if path.startswith(_WITH_MPS) else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run side by side, those of a file stay together, as do all that share a thing of the machine's."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = config.rootpath / nodeid.partition("::")[0]
+            return group_of(path.relative_to(_HERE).as_posix())
+
+    return Grouped(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests of Horovod where it is missing, or fails them if ``FLUID_REQUIRE_HOROVOD=1``."""
+    if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
+        if os.environ.get("FLUID_REQUIRE_HOROVOD") == "1":
+            pytest.fail("Horovod is not installed: scripts/build_horovod.py builds it")
+        pytest.skip("needs Horovod")
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for the control program of MPS, in a folder of its own."""
+    from mps_program import Fake
+
+    made = Fake(tmp_path)
+    monkeypatch.setenv("FAKE_MPS", str(made.told))
+    return made
 
 
 @pytest.fixture

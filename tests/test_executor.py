@@ -17,11 +17,15 @@ from typing import Any
 import pytest
 
 import fluid.executor
+from fluid.backends.forkserver import ForkServer
+from fluid.backends.local import LocalBackend
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, submit_trialgroup
-from fluid.handle import Result, TrialFailedError
+from fluid.lane_messages import LaneOptions
+from fluid.report.reading import load_run
 from fluid.resources import Device
-from fluid.trialgroup import Trial, TrialGroup
+from fluid.results import Result, TrialFailedError
+from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
@@ -140,6 +144,43 @@ def test_a_trial_can_be_added_and_a_second_group_runs_beside(make: Callable[...,
     assert executor.handles == [one, two]
 
 
+def test_trials_are_added_together_or_not_at_all(make: Callable[..., FluidExecutor]) -> None:
+    executor = make()
+    handle = executor.submit_trialgroup(TrialGroup([Trial(count_up, trial_id="a")]))
+    others = [Trial(count_up, trial_id=name) for name in "bc"]
+    with pytest.raises(InvalidFieldError, match="trial_id='a'"):
+        handle.add(*others, Trial(count_up, trial_id="a"))
+    assert executor.submit_trialgroup(TrialGroup([Trial(count_up, trial_id="d")])).wait(PATIENCE)
+    with pytest.raises(InvalidFieldError, match="trial_id='d'"):
+        handle.add(*others, Trial(count_up, trial_id="d"))
+    handle.add()
+    handle.add(*others)
+    assert handle.wait(PATIENCE)
+    assert handle.states == dict.fromkeys("abc", "DONE")
+
+
+def test_what_a_search_decided_is_told_by_the_report(make: Callable[..., FluidExecutor]) -> None:
+    executor = make()
+    shown = [Trial(count_up, {"seconds": 0}, trial_id=f"t{k}", shown=Shown(f"trial {k}", {"k": k})) for k in range(3)]
+    handle = executor.submit_trialgroup(TrialGroup(shown, name="sweep", search=Search("step", "max", 3)))
+    assert handle.wait(PATIENCE)
+    assert executor.status().groups[0].trials == {"PAUSED": 3}
+    handle.stop("t0", "DONE")
+    handle.stop("t1", "STOPPED")
+    handle.forget("t0")
+    assert executor.status().groups[0].trials == {"DONE": 1, "STOPPED": 1, "PAUSED": 1}
+    with pytest.raises(InvalidFieldError, match="outcome='gone'"):
+        handle.stop("t2", "gone")
+    executor.close()
+    run = load_run(executor.folder.path)
+    assert [(trial.trial_id, trial.state, trial.config) for trial in run.trials] == [
+        ("trial 0", "DONE", {"k": 0}),
+        ("trial 1", "STOPPED", {"k": 1}),
+        ("trial 2", "PAUSED", {"k": 2}),
+    ]
+    assert (run.name, run.metrics[0]) == ("sweep", "step")
+
+
 def test_a_trial_that_raises_is_tried_again_then_fails_alone(make: Callable[..., FluidExecutor]) -> None:
     bad = Trial(Counter, {"fails_at": 2}, budget=3, trial_id="bad")
     handle = make(max_failures=2).submit_trialgroup(TrialGroup([bad, Trial(Counter, budget=3, trial_id="good")]))
@@ -193,7 +234,7 @@ def test_bad_input_is_refused_at_the_call_and_disturbs_nothing(make: Callable[..
             ("backend", "slurm"),
             ("planner", "magic"),
             ("packing", "yes"),
-            ("packing", "mps"),
+            ("lane_policy", "longest"),
             ("devices", 0),
             ("max_packing", 0),
         ),
@@ -209,7 +250,7 @@ def test_a_device_removed_and_one_added_while_trials_run(make: Callable[..., Flu
     executor = make()
     trials = [Trial(Counter, {"seconds": 0.05}, budget=30, trial_id=f"t{x}") for x in range(2)]
     handle = executor.submit_trialgroup(TrialGroup(trials))
-    first(handle.results(), lambda result: result.iteration == 3)
+    first(handle.results(), lambda result: result.device_ids == (1,))
     executor.remove_device(1)
     assert [device.index for device in executor.devices] == [0]
     executor.add_device(Device(2, kind="cpu"))
@@ -270,7 +311,7 @@ DRIVER = """
 
     if __name__ == "__main__":
         executor = FluidExecutor(backend="local", devices=2, run_dir={folder!r}, verbose=0)
-        trials = [Trial(Counter, dict(seconds=0.2), budget=20, trial_id=f"t{{x}}") for x in range(3)]
+        trials = [Trial(Counter, dict(seconds=0.2), budget=16, trial_id=f"t{{x}}") for x in range(3)]
         handle = executor.submit_trialgroup(TrialGroup(trials, name="long"))
         for result in handle.results():
             print(result.trial_id, result.iteration, result.metrics["pid"], flush=True)
@@ -316,10 +357,116 @@ def test_no_lane_outlives_its_driver_and_the_session_can_be_resumed(
         lines = (folder / "results.jsonl").read_text().splitlines()
         for trial_id in ("t0", "t1", "t2"):
             entries = [entry for entry in map(json.loads, lines) if entry["trial"] == trial_id]
-            assert [entry["iteration"] for entry in entries] == list(range(1, 21)), "none lost, none twice"
+            assert [entry["iteration"] for entry in entries] == list(range(1, 17)), "none lost, none twice"
         assert max(result.metrics["lives"] for result in handle.results()) >= 2, "they went on from checkpoints"
     finally:
         executor.close()
+
+
+# --- How devices are shared
+
+
+def test_mps_is_refused_where_it_cannot_be_had(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"packing": "mps", "run_dir": tmp_path, "verbose": 0}
+    with pytest.raises(InvalidFieldError, match=r"packing='mps': MPS cannot be used: the devices are CPU cores"):
+        FluidExecutor("local", [Device(0, kind="cpu")], **options)
+    with pytest.raises(InvalidFieldError, match="packing='mps': the Ray backend does not start MPS"):
+        FluidExecutor("ray", **options)
+    with (
+        LocalBackend([Device(0, kind="cpu")], preload=[]) as backend,
+        pytest.raises(InvalidFieldError, match="has to be said to the backend"),
+    ):
+        FluidExecutor(backend, **options)
+
+
+def test_what_a_backend_was_told_cannot_be_told_again(tmp_path: Path) -> None:
+    with (
+        LocalBackend(1, preload=[]) as backend,
+        pytest.raises(InvalidFieldError, match=r"lane_policy='fair'.*the backend"),
+    ):
+        FluidExecutor(backend, lane_policy="fair", run_dir=tmp_path, verbose=0)
+
+
+def options_of_a_lane(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) -> LaneOptions:
+    """What the next lane is told when it is forked."""
+    told: list[LaneOptions] = []
+    fork = ForkServer.fork
+    monkeypatch.setattr(ForkServer, "fork", lambda server, options: (told.append(options), fork(server, options))[1])
+    executor.add_device(Device(5, kind="cpu"))
+    return told[0]
+
+
+@pytest.mark.parametrize("policy", [None, "srtf"])
+def test_lanes_hear_of_the_policy(
+    make: Callable[..., FluidExecutor], monkeypatch: pytest.MonkeyPatch, policy: str | None
+) -> None:
+    assert options_of_a_lane(make(lane_policy=policy), monkeypatch).policy == (policy or "pack")
+
+
+@pytest.mark.parametrize("packing", ["auto", "timeslice", "off"])
+def test_the_session_says_how_devices_are_shared(make: Callable[..., FluidExecutor], packing: str) -> None:
+    executor = make(packing=packing, lane_policy="fair", devices=[Device(0, kind="cpu")])
+    executor.close()
+    session = json.loads((executor.folder.path / "session.json").read_text())
+    assert (session["packing"], session["lane_policy"]) == (packing, "fair")
+    assert (session["sharing"], session["sharing_why"]) == ("timeslice", "")
+
+
+def test_the_session_says_so_when_mps_is_given_up(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluid.backends.mps_guard._MOST_RESTARTS", 0)
+    monkeypatch.setattr("fluid.backends.mps_guard._CHECK_S", 0.05)
+    backend = LocalBackend([Device(0, kind="cpu")], preload=[], sharing="mps", _mps_program=str(fake.program))
+    with FluidExecutor(backend, packing="mps", run_dir=tmp_path / "run", verbose=0) as executor:
+        handle = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"seconds": 0.01}, budget=10**6)]))
+        pid = next(iter(handle.results())).metrics["pid"]
+        assert json.loads((tmp_path / "run" / "session.json").read_text())["sharing"] == "mps"
+        fake.tell("fault")
+        first(handle.results(), lambda result: result.metrics["pid"] != pid)
+    session = json.loads((tmp_path / "run" / "session.json").read_text())
+    assert (session["sharing"], session["sharing_why"]) == ("timeslice", "it failed 1 times")
+    assert session["pid"] == os.getpid()
+
+
+class Crowded:
+    """Takes ten times as long while another one runs."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.folder = Path(config["folder"])
+
+    def step(self) -> dict[str, Any]:
+        sign = self.folder / f"{os.getpid()}"
+        sign.touch()
+        time.sleep(0.005)
+        if len(list(self.folder.iterdir())) > 1:
+            time.sleep(0.045)
+        sign.unlink()
+        return {}
+
+    def save_checkpoint(self, folder: str) -> None:
+        pass
+
+    def load_checkpoint(self, folder: str) -> None:
+        pass
+
+
+def test_packing_that_hurts_is_switched_off_and_the_report_says_so(
+    make: Callable[..., FluidExecutor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fluid.engine.scheduling._WORTH_TRYING_S", 0.0)  # it is tried however little there is to do
+    (tmp_path / "signs").mkdir()
+    config = {"folder": str(tmp_path / "signs")}
+    executor = make(devices=1, max_packing=4)
+    trials = [Trial(Crowded, config, budget=60, trial_id=f"t{x}", profile_key="net") for x in range(4)]
+    handle = executor.submit_trialgroup(TrialGroup(trials))
+    assert handle.wait(PATIENCE)
+    assert set(handle.states.values()) == {"DONE"}
+    assert executor.profile.measured_packing("net") >= 2, "it was tried"
+    assert executor.profile.packing_limit("net", 4) == 1
+    last = [result for result in handle.results() if result.trial_id == "t3"][-1]
+    assert last.width == 1.0
+    executor.close()
+    (facts,) = load_run(executor.folder.path).keys
+    assert facts.c == 1 and facts.alpha > 2.0
 
 
 def _wait_for_ends(handles: list[int]) -> None:

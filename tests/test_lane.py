@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import random
 import signal
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from fluid.lane_messages import (
+    Call,
+    Called,
     Failed,
     Forget,
     Iterated,
@@ -26,11 +29,13 @@ from fluid.lane_messages import (
     Run,
     Save,
     Saved,
+    Ship,
     Start,
     Started,
     Stop,
 )
 from fluid.lane_note import read_note
+from fluid.pickling import dump_arguments, dump_config, dump_trainable
 
 
 class Counter:
@@ -45,6 +50,12 @@ class Counter:
         if self.count == self.config.get("hang_at"):
             threading.Event().wait()
         return {"count": self.count, "draw": random.random(), "done": self.count == self.config.get("done_at")}
+
+    def add(self, number: int = 1, *, then_raise: BaseException | None = None) -> Any:
+        self.count += number
+        if then_raise is not None:
+            raise then_raise
+        return self.count, random.random()
 
     def save_checkpoint(self, folder: str) -> None:
         Path(folder, "count").write_text(str(self.count), encoding="utf-8")
@@ -156,6 +167,116 @@ def test_metrics_become_plain_numbers(lane: Any) -> None:
     assert isinstance(metrics, Packed)
     assert metrics.plain == {"scalar": 0.5, "zero": 3, "list": [1, (2, {})]}
     assert [type(metrics.plain[name]) for name in ("scalar", "zero")] == [float, int]
+
+
+# -- calls ----------------------------------------------------------------------------------------------------------
+
+
+def call(trial_id: str, number: int, *args: Any, method: str = "add", **kwargs: Any) -> Call:
+    return Call(trial_id, number, method, dump_arguments(args, kwargs))
+
+
+def test_a_method_is_called_between_two_iterations(lane: Any) -> None:
+    lane.start("a", Counter, {}, 10**9)
+    lane.receive(Iterated)
+    lane.send(call("a", 1, 1000), Pause("a"))
+    called = lane.receive(Called)
+    assert (called.trial_id, called.call_id, called.raised) == ("a", 1, None)
+    count, _ = pickle.loads(called.result)
+    at = lane.receive(Paused).iteration
+    assert count == at + 1000, "nothing ran between the call and the pause"
+
+
+def test_what_a_method_raises_is_brought_along_and_the_trial_goes_on(lane: Any) -> None:
+    lane.start("a", Counter, {}, 1)
+    lane.send(call("a", 1, 5, then_raise=KeyError("why")), call("a", 2, method="nothing"), Run("a", 1))
+    raised = lane.receive(Called).raised
+    assert (raised.kind, raised.message) == ("error", "KeyError: 'why'")
+    assert "in add" in raised.traceback
+    assert pickle.loads(raised.exception).args == ("why",)
+    assert "has no attribute 'nothing'" in lane.receive(Called).raised.message
+    assert [lane.receive(Iterated).metrics["count"] for _ in range(2)] == [1, 7]
+
+
+@pytest.mark.parametrize("ends", [SystemExit(3), MemoryError()])
+def test_a_method_that_wants_to_end_the_process_does_not(lane: Any, ends: BaseException) -> None:
+    lane.start("a", Counter, {}, 1)
+    lane.send(call("a", 1, then_raise=ends), Run("a", 1))
+    assert lane.receive(Called).raised.kind == ("error" if isinstance(ends, SystemExit) else "out_of_memory")
+    assert [lane.receive(Iterated).iteration for _ in range(2)] == [1, 2]
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error(lane: Any) -> None:
+    class Strange(Counter):
+        def give(self) -> Any:
+            return threading.Lock()
+
+    lane.start("a", Strange, {}, 0)
+    lane.send(call("a", 1, method="give"))
+    assert "what the method returned cannot be pickled" in lane.receive(Called).raised.message
+
+
+def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> None:
+    def train(config: dict[str, Any]) -> Any:
+        yield {"x": 1}
+
+    lane.start("a", train, {}, 1)
+    lane.send(call("b", 1), call("a", 2))
+    called = lane.receive(Called)
+    assert called.call_id == 2 and "a generator function has no methods" in called.raised.message
+
+
+def test_a_call_sees_the_state_of_its_own_trial(lane: Any) -> None:
+    class Seeded(Counter):
+        def setup(self, config: dict[str, Any]) -> None:
+            super().setup(config)
+            random.seed(config["seed"])
+
+    for name in "ab":
+        lane.start(name, Seeded, {"seed": 7}, 0)
+        lane.receive(Started)
+    lane.send(call("a", 1), call("b", 2), call("a", 3), call("b", 4))
+    draws = [pickle.loads(lane.receive(Called).result)[1] for _ in range(4)]
+    expected = random.Random(7)
+    first, second = expected.random(), expected.random()
+    assert draws == [first, first, second, second]
+
+
+class Large(Exception):
+    """Carries more than is worth sending."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = bytes(2**21)
+
+
+class Picky(Exception):
+    """Cannot be read again: its message is not its argument."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "travels"),
+    [(ValueError, ("why",), True), (Picky, (1, 2), False), (Large, (), False)],
+)
+def test_what_a_trial_raised_is_brought_along_if_it_can_be(
+    lane: Any, kind: type[Exception], args: tuple[Any, ...], travels: bool
+) -> None:
+    class Raises:
+        def __init__(self, config: dict[str, Any]) -> None:
+            pass
+
+        def step(self) -> dict[str, Any]:
+            raise kind(*args)
+
+    lane.start("a", Raises, {}, 1)
+    failed = lane.receive(Failed)
+    assert kind.__name__ in failed.message
+    assert (failed.exception is not None) == travels
+    if travels:
+        assert pickle.loads(failed.exception).args == args
 
 
 # -- saving of its own accord ---------------------------------------------------------------------------------------
@@ -337,3 +458,92 @@ def test_a_process_of_a_trial_does_not_keep_the_connection(make_lane: Callable[.
     with pytest.raises(AssertionError, match="the lane ended"):
         lane.receive(Iterated)
     assert processes.have_ended(within=30.0)
+
+
+# -- several trials with iterations left ----------------------------------------------------------------------------
+
+
+class Timed:
+    """Takes 20 ms for each iteration, by a clock that is its own: that of the lane is put aside."""
+
+    passed = 0.0
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from fluid._clock import MonotonicClock
+
+        MonotonicClock.now = lambda clock: type(self).passed  # type: ignore[method-assign]
+
+    def step(self) -> dict[str, Any]:
+        type(self).passed += 0.02
+        return {}
+
+
+def order_of(lane: Any, iterations: dict[str, int]) -> str:
+    """Which trial ran, iteration by iteration; all that is asked for comes at once."""
+    lane.send(Ship(0, dump_trainable(Timed), ()))
+    lane.send(*(Start(name, 0, dump_config({}), count) for name, count in iterations.items()))
+    return "".join(lane.receive(Iterated).trial_id for _ in range(sum(iterations.values())))
+
+
+def test_srtf_runs_the_shortest_first(make_lane: Callable[..., Any]) -> None:
+    order = order_of(make_lane(policy="srtf"), {"a": 30, "b": 3, "c": 20})
+    assert order == "cab" + "b" * 2 + "c" * 19 + "a" * 29, "once an iteration of each has told"
+
+
+def test_pack_runs_the_longest_first(make_lane: Callable[..., Any]) -> None:
+    order = order_of(make_lane(policy="pack"), {"a": 3, "b": 30, "c": 5})
+    assert order.startswith("cab" + "b" * 24)
+    assert order[-4:] != "bbbb" and {"a", "b", "c"} == set(order[-8:]), "what is left at any time is even"
+
+
+def test_fair_runs_all_alike(make_lane: Callable[..., Any]) -> None:
+    order = order_of(make_lane(policy="fair"), {"a": 40, "b": 40})
+    leads = [order[:count].count("a") - order[:count].count("b") for count in range(1, 81)]
+    assert -4 <= min(leads) < 0 < max(leads) <= 4, "in turns, and none is far ahead"
+
+
+# -- faults that are contagious -------------------------------------------------------------------------------------
+
+
+class Faults:
+    """Raises when asked to; its device is then found to be of no use, as after a fault under MPS."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.fatal = config["fatal"]
+
+    def step(self) -> dict[str, Any]:
+        from fluid.lane_device import Meter
+
+        Meter.is_usable = lambda self: False  # type: ignore[method-assign]
+        raise MemoryError if not self.fatal else RuntimeError("CUDA error: unspecified launch failure")
+
+
+@pytest.mark.parametrize(
+    ("environment", "fatal", "told"),
+    [
+        ((("CUDA_MPS_PIPE_DIRECTORY", "/x"),), True, False),
+        ((("CUDA_MPS_PIPE_DIRECTORY", "/x"),), False, True),
+        ((), True, True),
+    ],
+)
+def test_under_mps_a_lane_whose_device_failed_names_no_trial(
+    make_lane: Callable[..., Any], tmp_path: Path, environment: Any, fatal: bool, told: bool
+) -> None:
+    """What the trial raised may be another one's doing; who dies with whom tells, and the note says who ran."""
+    note = str(tmp_path / "note")
+    lane = make_lane(environment=environment, note=note)
+    lane.start("a", Faults, {"fatal": fatal}, 1)
+    if told:
+        assert lane.receive(Failed).trial_id == "a"
+        assert read_note(note) is None
+        return
+    with pytest.raises(AssertionError, match="the lane ended"):
+        lane.receive(Failed)
+    assert read_note(note) == "a"
+    assert "unspecified launch failure" in (tmp_path / "logs" / "lane-0.log").read_text(encoding="utf-8")
+
+
+def test_a_lane_has_the_environment_it_is_given(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(environment=(("CUDA_MPS_PIPE_DIRECTORY", "/x"), ("CUDA_VISIBLE_DEVICES", "GPU-1")), visible="")
+    asked = lane.ask(pipe="os.environ['CUDA_MPS_PIPE_DIRECTORY']", gpu="os.environ['CUDA_VISIBLE_DEVICES']")
+    assert asked == {"pipe": "/x", "gpu": "GPU-1"}

@@ -23,14 +23,49 @@ def make(tmp_path: Path, budget: float, lane_id: int = 0) -> CheckpointStore:
     return CheckpointStore(lane_id, str(tmp_path / "run"), str(tmp_path / "memory"), budget)
 
 
-def test_memory_is_for_what_fits(tmp_path: Path) -> None:
-    store = make(tmp_path, budget=2500)
-    stored = [store.save(name, 1, writes(1000)) for name in "abc"]
-    assert [one.in_memory for one in stored] == [True, True, False]
-    assert all(Path(one.path, "data").stat().st_size == 1000 for one in stored)
+def where(store: CheckpointStore, path: str) -> str:
+    with store.reading(path) as folder:
+        return folder
+
+
+def test_memory_is_for_what_fits_and_the_oldest_goes_to_disk(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=2500), make(tmp_path, budget=0, lane_id=1)
+    paths = [store.save(name, 1, writes(1000)).path for name in "abc"]
+    assert [os.path.isdir(path) for path in paths] == [False, True, True]
+    for path in paths:  # Whoever looks for one finds it.
+        assert Path(where(other, path), "data").stat().st_size == 1000
     # Another lane may have deleted what this one wrote: that room is free again.
-    make(tmp_path, budget=0, lane_id=1).delete("a")
+    other.delete("b")
     assert store.save("c", 2, writes(1000)).in_memory
+    assert os.path.isdir(paths[2])
+
+
+def test_what_is_larger_than_memory_goes_to_disk_and_moves_nobody(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=2500)
+    small = store.save("a", 1, writes(1000)).path
+    assert [store.save("b", number, writes(3000)).in_memory for number in (1, 2)] == [False, False]
+    assert os.path.isdir(small)
+
+
+def test_what_is_being_read_stays_where_it_is(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=1500), make(tmp_path, budget=0, lane_id=1)
+    path = store.save("a", 1, writes(1000)).path
+    with other.reading(path) as folder:
+        assert folder == path
+        assert not store.save("b", 1, writes(1000)).in_memory
+        assert os.path.isdir(path)
+    assert store.save("b", 2, writes(1000)).in_memory
+    assert where(other, path) != path
+
+
+def test_the_last_two_are_kept_also_where_one_has_gone_to_disk(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=1500), make(tmp_path, budget=1500, lane_id=1)
+    first, second = (store.save("a", number, writes(1000)).path for number in (1, 2))
+    assert Path(where(other, first)).parts[-4:-2] == ("trials", "a") and os.path.isdir(second)
+    other.restored("a", second)
+    store.save("b", 1, writes(1000))  # The second goes to disk while the trial is in the other lane,
+    other.save("a", 3, writes(1000))  # of which the driver has not heard yet.
+    assert os.path.isdir(where(other, second)) and not os.path.isdir(where(other, first))
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
@@ -88,8 +123,7 @@ def test_settling_moves_the_last_ones_to_disk(tmp_path: Path) -> None:
     (tmp_path / "memory/a/.draft").mkdir()
     settle(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
     assert not (tmp_path / "memory").exists()
-    found = make(tmp_path, 0).find(last)
-    assert Path(found, "data").stat().st_size == 2
-    assert not os.path.exists(store.find(old))
+    assert Path(where(make(tmp_path, 0), last), "data").stat().st_size == 2
+    assert not os.path.exists(where(store, old))
     settle("", str(tmp_path / "run"), temporary=True)
     assert not (tmp_path / "run").exists()

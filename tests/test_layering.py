@@ -47,22 +47,27 @@ LAYERS = (
     layer(1, "runtime_model measurements profile instance placement arrangement share strips start_queue", "numpy"),
     layer(1, "narrowest bounds", "numpy"),
     layer(1, "planner planners fifo static_fluid dynamic_fluid replan concentrate portfolio", "numpy"),
-    layer(2, "scenario workloads fates engine.* mps", "numpy"),
+    layer(2, "scenario workloads fates results engine.*", "numpy"),
+    layer(2, "lane_policy mps mps_control mps_keeper mps_link mps_support"),
     layer(2, "nvml", "pynvml"),
     layer(2, "trainable pickling", "cloudpickle"),
     layer(2, "ray_trainables", "ray"),
     layer(2, "lane", "numpy torch"),
-    layer(2, "lane_channel lane_context lane_device lane_errors lane_messages lane_note lane_store"),
-    layer(2, "elastic.*", "numpy torch horovod"),
+    layer(2, "lane_busy lane_channel lane_context lane_device lane_errors lane_hosted lane_member lane_messages"),
+    layer(2, "lane_note lane_residents lane_store"),
+    layer(2, "elastic elastic.controller elastic.messages"),
+    layer(2, "elastic.run", "cloudpickle"),
+    layer(2, "elastic.tune", "ray"),
+    layer(2, "elastic.*", "numpy cloudpickle torch horovod"),
     layer(3, "backends.ray.*", "numpy ray"),
     layer(3, "backends.*", "numpy"),
-    layer(3, "status handle run_folder payloads resuming"),
+    layer(3, "status handle run_folder payloads resuming doctor backend_choice"),
     layer(3, "device_strips dashboard live", "rich"),
-    layer(4, "executor simulation", "numpy"),
+    layer(4, "pump executor simulation", "numpy"),
     layer(5, "tune", "numpy"),
     layer(5, "cli", "numpy rich"),
     layer(5, "report.*", "numpy rich matplotlib"),
-    layer(6, "integrations.ray_tune.*", "numpy ray"),
+    layer(6, "integrations.ray_tune.*", "numpy ray pyarrow"),
     layer(6, "integrations.hpbandster.*", "numpy hpbandster ConfigSpace"),
     layer(6, "integrations.optuna.*", "numpy optuna"),
     layer(6, "integrations.*", "numpy"),
@@ -233,7 +238,22 @@ def check_facade(imports: Imports) -> list[str]:
 #: Modules of fluid.backends that are no backend, but what backends are made of.
 SHARED_BY_BACKENDS = tuple(
     f"fluid.backends.{name}"
-    for name in ("base", "pool", "registry", "translate", "moves", "waiting", "wire", "forkserver")
+    for name in (
+        "base",
+        "pool",
+        "elastic",
+        "registry",
+        "translate",
+        "moves",
+        "links",
+        "host_memory",
+        "pooled",
+        "waiting",
+        "wire",
+        "forkserver",
+        "gpu_sharing",
+        "mps_guard",
+    )
 )
 
 

@@ -85,6 +85,26 @@ def test_of_many_groups_the_newest_are_shown() -> None:
     assert [line.split("  ")[0] for line in found if line.startswith("group ")] == [f"group {k}" for k in range(45, 50)]
 
 
+def test_a_sweep_tells_how_many_of_its_trials_have_ended() -> None:
+    sweep = GroupStatus("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
+    (line,) = [line for line in lines(status(groups=[sweep]), 120) if line.startswith("sweep")]
+    assert line.split("  ", 1)[1].strip("━─ ") == "25 %  8/32 trials"
+    assert line.count("━") * 3 == line.count("─")
+
+
+def test_the_states_of_the_only_group_are_told_once() -> None:
+    found = lines(status(groups=[RUNNING]))
+    assert found[0] == "Fluid  1:23  3 running, 2 queued"
+    (line,) = [line for line in found if line.startswith("rung-1")]
+    assert line.split("  ", 1)[1].strip("━─ ") == "25 %  6/24  ETA 2:05"
+
+
+def test_a_line_stays_for_a_sweep() -> None:
+    sweep = GroupStatus("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
+    (line,) = [line.plain for line in summary_lines(status(groups=[sweep]), {0: 12.0})]
+    assert line == "sweep  11 trials: 2 running, 1 paused, 2 done, 6 stopped; 40 iterations; 0:12"
+
+
 # --- Devices
 
 

@@ -500,4 +500,4 @@ class OccupancyMachine(RuleBasedStateMachine):
 
 
 TestOccupancyMachine = OccupancyMachine.TestCase
-TestOccupancyMachine.settings = settings(max_examples=150, stateful_step_count=40)
+TestOccupancyMachine.settings = settings(max_examples=60, stateful_step_count=40)

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.measurements import DRIFT_BASELINE, DRIFT_STREAK, MIN_OBSERVATIONS
+from fluid.measurements import DRIFT_BASELINE, DRIFT_STREAK, HOPELESS, MIN_OBSERVATIONS
 from fluid.profile import FORMAT, Profile
 from fluid.resources import MemoryNeed
-from fluid.runtime_model import packing_limit, width_limit
+from fluid.runtime_model import packing_limit, packing_limit_from_seconds, width_limit
 
 KEY = "alexnet"
 
@@ -55,6 +55,7 @@ def learnt(profile: Profile) -> list[object]:
             profile.memory(key),
             profile.marginal_benefits(key),
             profile.measured_packing(key),
+            profile.busy(key),
             [profile.packing_limit(key, c) for c in (1, 2, 4, 8)],
             [profile.width_limit(key, n=n, d_max=16) for n in (1, 4, 16)],
             [profile.needs_measuring(key, co_residents=p) for p in (1, 2, 3)],
@@ -231,6 +232,46 @@ def test_packing_beyond_the_measured_is_extrapolated(alpha: float, measured: int
     assert profile.packing_limit(KEY, 8) == packing_limit(expected, c_max=8, threshold=threshold)
 
 
+@pytest.mark.parametrize(("busy", "c"), [(1.0, 1), (0.96, 1), (0.9, 2), (0.5, 2), (0.3, 4), (0.0, 8)])
+def test_a_busy_device_is_not_packed_any_further(busy: float, c: int) -> None:
+    profile = Profile()
+    feed(profile, [1.0] * MIN_OBSERVATIONS, busy=busy)
+    assert profile.busy(KEY) == busy
+    assert profile.packing_limit(KEY, 8) == c
+    # The limit is where p trials that need a share u of the device each gain no more than the threshold.
+    best = [max(1.0, p * busy) for p in range(1, 9)]
+    assert c == packing_limit_from_seconds(best)
+    assert Profile.from_json(profile.to_json()).packing_limit(KEY, 8) == c
+
+
+def test_what_was_measured_of_packing_counts_more_than_how_busy_the_device_was() -> None:
+    profile = profile_of([1.0, 1.2])
+    feed(profile, [1.0] * MIN_OBSERVATIONS, busy=1.0)
+    assert profile.packing_limit(KEY, 8) == 2
+
+
+def test_only_a_trial_alone_on_one_device_tells_how_busy_it_keeps_it() -> None:
+    profile = Profile()
+    profile.observe(KEY, 1.0, busy=0.9, co_residents=2)
+    profile.observe(KEY, 1.0, busy=0.9, width=2)
+    assert profile.busy(KEY) is None
+    with pytest.raises(InvalidFieldError, match=r"busy=1\.5: must be at most 1"):
+        profile.observe(KEY, 1.0, busy=1.5)
+    assert profile.busy(KEY) is None
+
+
+def test_two_looks_are_enough_where_there_is_no_hope() -> None:
+    def limit(seconds: float, looks: int, alone: int = MIN_OBSERVATIONS) -> int:
+        profile = Profile()
+        feed(profile, [1.0] * alone)
+        feed(profile, [seconds] * looks, width=2)
+        return profile.width_limit(KEY, n=2, d_max=2)
+
+    assert limit(HOPELESS * 1.01, 2) == 1
+    assert limit(HOPELESS * 1.01, 1) == limit(HOPELESS * 0.99, 2) == 2, "it takes more to tell"
+    assert limit(9.0, 2, MIN_OBSERVATIONS - 1) == 2, "nothing to compare it with"
+
+
 def test_packing_honours_the_threshold() -> None:
     seconds = [1.0, 1.3, 1.3**2]
     assert profile_of(seconds, threshold=0.05).packing_limit(KEY, 3) == 3
@@ -259,8 +300,13 @@ def test_width_limit_follows_beta(beta: float, n: int) -> None:
 # --- Clamping
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+@pytest.fixture(autouse=True)
+def note_everything(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="fluid.profile")
+
+
+def notes_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "fluid.profile"]
 
 
 def test_an_alpha_above_its_interval_is_clamped_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -269,7 +315,7 @@ def test_an_alpha_above_its_interval_is_clamped_and_logged_once(caplog: pytest.L
     for _ in range(3):
         assert 1.499 < profile.alpha(KEY) < 1.5
         profile.observe(KEY, 1.0)
-    (message,) = warnings_of(caplog)
+    (message,) = notes_of(caplog)
     assert KEY in message
     assert "alpha=1.61" in message
     assert "[1, 1.5)" in message
@@ -280,7 +326,7 @@ def test_overheads_below_one_are_clamped_and_logged_once_each(caplog: pytest.Log
     for _ in range(2):
         assert (profile.alpha(KEY), profile.beta(KEY)) == (1.0, 1.0)
         profile.observe(KEY, 1.0)
-    alpha, beta = warnings_of(caplog)
+    alpha, beta = notes_of(caplog)
     assert "alpha=0.9" in alpha
     assert "beta=0.8" in beta
 
@@ -289,7 +335,7 @@ def test_a_beta_above_its_interval_is_clamped(caplog: pytest.LogCaptureFixture) 
     profile = profile_of([1.0], wide=[0.95, 0.9])  # d = 3 as measured, while the fit gives 1.64 > 3/2.
     assert 1.499 < profile.beta(KEY) < 1.5
     assert profile.width_limit(KEY, n=8, d_max=8) == 3
-    assert "beta=1.64" in warnings_of(caplog)[0]
+    assert "beta=1.64" in notes_of(caplog)[0]
 
 
 def test_overheads_that_rule_out_sharing_are_kept_as_measured(caplog: pytest.LogCaptureFixture) -> None:
@@ -298,7 +344,7 @@ def test_overheads_that_rule_out_sharing_are_kept_as_measured(caplog: pytest.Log
     assert profile.alpha(KEY) == pytest.approx(3.0)
     assert profile.beta(KEY) == pytest.approx(4.0)
     assert profile.width_limit(KEY, n=8, d_max=8) == 1
-    assert warnings_of(caplog) == []
+    assert notes_of(caplog) == []
 
 
 @given(
@@ -595,6 +641,9 @@ BUCKET = f"keys['{KEY}'].buckets[0]"
         (["keys", KEY, "memory"], 3, f"keys['{KEY}'].memory"),
         (["keys", KEY, "memory"], {"persistent_bytes": 1.0}, f"keys['{KEY}'].memory.ephemeral_bytes"),
         (["keys", KEY, "memory", "persistent_bytes"], -1.0, "persistent_bytes"),
+        (["keys", KEY, "busy"], 0.5, f"keys['{KEY}'].busy"),
+        (["keys", KEY, "busy"], [1.5], f"keys['{KEY}'].busy"),
+        (["keys", KEY, "busy"], [0.5] * 32, f"keys['{KEY}'].busy"),
         (["keys", KEY, "buckets"], {}, f"keys['{KEY}'].buckets"),
         (["keys", KEY, "buckets", 0], None, BUCKET),
         (["keys", KEY, "buckets", 0, "co_residents"], 0, f"{BUCKET}.co_residents"),
@@ -634,3 +683,14 @@ def test_missing_content_is_refused(name: str) -> None:
 def test_what_is_no_object_is_refused() -> None:
     with pytest.raises(InvalidFieldError, match=r"profile=\[\]: must be a JSON object"):
         Profile.from_json([])
+
+
+def test_memory_can_be_learnt_without_seconds() -> None:
+    profile = Profile()
+    profile.observe_memory("net", MemoryNeed(3.0, 1.0))
+    profile.observe_memory("net", MemoryNeed(2.0, 2.0))
+    assert profile.memory("net") == MemoryNeed(3.0, 2.0)
+    assert profile.seconds_per_iteration("net") is None
+    assert Profile.from_json(profile.to_json()).memory("net") == MemoryNeed(3.0, 2.0)
+    with pytest.raises(InvalidFieldError, match="memory"):
+        profile.observe_memory("net", 3.0)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +186,25 @@ def test_a_generator() -> None:
     other.cleanup()
 
 
+def test_methods_are_called_where_there_are_any() -> None:
+    class Adder(Full):
+        def add(self, one: int, *, other: int) -> int:
+            self.value += one + other
+            return self.value
+
+    adder = resident(Adder)
+    adder.setup({})
+    adder.step()
+    assert adder.call("add", (1,), {"other": 2}) == 4
+    assert adder.step().metrics == {"value": 5, "done": False}
+    with pytest.raises(AttributeError, match="subtract"):
+        adder.call("subtract", (), {})
+    generator = resident(counting)
+    generator.setup({"count": 1})
+    with pytest.raises(FluidError, match="'add' cannot be called: a generator function has no methods"):
+        generator.call("add", (1,), {"other": 2})
+
+
 def test_metrics_must_be_a_dict() -> None:
     class Number:
         def step(self) -> Any:
@@ -229,6 +249,10 @@ def test_a_ray_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def load_checkpoint(self, saved: dict[str, Any]) -> None:
             self.at = saved["at"]
 
+        def reset_config(self, config: dict[str, Any]) -> bool:
+            self.at = config["start"]
+            return True
+
     class Stub(tune.Trainable):  # type: ignore[misc, name-defined, unused-ignore]
         def step(self) -> dict[str, Any]:
             return {}
@@ -253,6 +277,9 @@ def test_a_ray_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert step.metrics is not None
     assert (step.metrics["at"], step.metrics["training_iteration"], step.finished) == (13, 3, False)
     assert walks[1].step().finished
+    assert walks[0].call("reset", ({"start": 20},), {}) is True
+    metrics = walks[0].step().metrics
+    assert metrics is not None and metrics["at"] == 21
     for walk in walks:
         walk.cleanup()
 
@@ -287,5 +314,14 @@ def test_ray_functions_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         both[1].step()
     with pytest.raises(FluidError, match="cannot be saved"):
         both[0].save("")
+    # Ray's own method works on the session in force: it must be that of the trial that is called.
+    assert both[0].call("reset", ({"factor": 5},), {}) is True
+    seen = []
+    for _ in range(2):
+        metrics = both[0].step().metrics
+        assert metrics is not None
+        seen.append(metrics["value"])
+    assert seen == [0, 5]
+    assert importlib.import_module("ray.train._internal.session")._session is None
     for one in both:
         one.cleanup()

@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
-from fluid.trialgroup import Trial, TrialGroup
+from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 
 def train(config: dict[str, Any]) -> None:
@@ -50,6 +50,8 @@ def test_a_trial_needs_no_more_than_a_trainable() -> None:
         *(("trial_id", value) for value in ("", 5, 0, ["a"], b"a")),
         *(("profile_key", value) for value in (5, ["a"], "")),
         *(("memory", value) for value in (5, 1e9, "1GB", {"persistent_bytes": 1})),
+        *(("retry_errors", value) for value in (None, 1, "no")),
+        *(("shown", value) for value in ("a", {"trial_id": "a"})),
     ],
 )
 def test_a_bad_field_is_refused_by_name_and_value(field: str, value: Any) -> None:
@@ -101,6 +103,34 @@ def test_two_trials_of_one_configuration_are_two_trials() -> None:
     one, other = (Trial(train, {"lr": 0.1}, trial_id="a") for _ in range(2))
     assert one != other
     assert len({one, other}) == 2
+
+
+# --- What reports are told
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("trial_id", ""), ("trial_id", 5), ("config", None), ("iterations", -1), ("iterations", 0.5), ("metrics", 5)],
+)
+def test_what_is_shown_is_refused_by_name_and_value(field: str, value: Any) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        Shown(**{"trial_id": "a", field: value})
+    assert (caught.value.field, caught.value.value) == (field, value)
+
+
+@pytest.mark.parametrize(("field", "value"), [("metric", 5), ("mode", "least"), ("trials", 0), ("trials", "all")])
+def test_a_search_is_refused_by_name_and_value(field: str, value: Any) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        Search(**{field: value})
+    assert (caught.value.field, caught.value.value) == (field, value)
+
+
+def test_a_group_knows_its_search() -> None:
+    search = Search("loss", "min", 8)
+    assert TrialGroup(search=search).search is search
+    assert TrialGroup().search is None
+    with pytest.raises(InvalidFieldError, match="search='loss'"):
+        TrialGroup(search="loss")  # type: ignore[arg-type]
 
 
 # --- TrialGroup
@@ -159,14 +189,16 @@ def test_an_unknown_id_is_refused_and_named(method: str) -> None:
 
 
 def test_extending_adds_iterations_and_leaves_the_first_trial_as_it_was() -> None:
-    trial = Trial(train, {"lr": 0.1}, budget=3, trial_id="a", priority=2.0, max_width=2, memory=MemoryNeed(5))
+    trial = Trial(
+        train, {"lr": 0.1}, budget=3, trial_id="a", priority=2.0, max_width=2, memory=MemoryNeed(5), retry_errors=False
+    )
     group = TrialGroup([trial])
     extended = group.extend("a", 6)
     assert group["a"] is extended
     assert extended.budget == 9
     assert trial.budget == 3
     assert (extended.id, extended.config, extended.priority) == ("a", {"lr": 0.1}, 2.0)
-    assert (extended.max_width, extended.memory) == (2, MemoryNeed(5))
+    assert (extended.max_width, extended.memory, extended.retry_errors) == (2, MemoryNeed(5), False)
     assert group.extend("a", np.int32(1)).budget == 10  # type: ignore[arg-type]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fluid.engine.commands import Command
@@ -93,6 +93,41 @@ class LaneExited(NamedTuple):
 
     lane_id: int
     reason: str
+
+
+class Guard(Protocol):
+    """Watches something that all lanes depend on: see :class:`fluid.backends.mps_guard.MpsGuard`. Never waits."""
+
+    @property
+    def problem(self) -> str:
+        """Why no lane can be relied on any more, until :meth:`restart` is called; empty if all is well."""
+        ...
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether a look was asked for and its outcome is not known yet."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether lanes may be started."""
+        ...
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Begins to watch, and calls ``wake``, in another thread, whenever there is something to look at."""
+        ...
+
+    def look(self) -> None:
+        """Has it looked after now, as a lane has died."""
+        ...
+
+    def restart(self) -> None:
+        """Says that all lanes were ended, and what they depend on is to be started again."""
+        ...
+
+    def close(self) -> None:
+        """Ends what lanes depend on. The only method that may wait."""
+        ...
 
 
 class Launcher(Protocol):

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import pickle
+import select
 import selectors
 import signal
 import socket
@@ -31,6 +32,7 @@ from typing import Any, NoReturn
 
 from fluid import lane
 from fluid._clock import MonotonicClock
+from fluid.backends import host_memory
 from fluid.lane_messages import LaneOptions
 from fluid.lane_store import settle
 
@@ -62,6 +64,7 @@ class State:
         memory_folder: folder of the checkpoints in host memory; empty if there is none.
         temporary: whether nobody needs either after the driver's death.
         lanes: the lanes there are, by process.
+        waiting: lanes to fork: their options, pickled, and the descriptor of their end of the connection.
     """
 
     def __init__(self, text: str) -> None:
@@ -76,6 +79,7 @@ class State:
         self.loaded: list[str] = fields.get("loaded", [])
         self.refused: dict[str, str] = fields.get("refused", {})
         self.lanes = {int(process): int(lane_id) for process, lane_id in fields.get("lanes", {}).items()}
+        self.waiting: list[tuple[str, int]] = [(options, fd) for options, fd in fields.get("waiting", [])]
 
     def dump(self) -> str:
         return json.dumps(vars(self))
@@ -91,6 +95,8 @@ class ForkServer:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._control = socket.socket(fileno=state.control)
         self._control.setblocking(True)
+        self._asked = select.poll()
+        self._asked.register(self._control, select.POLLIN)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._control, selectors.EVENT_READ)
         self._wake_reader, self._wake_writer = os.pipe()
@@ -98,6 +104,8 @@ class ForkServer:
             os.set_blocking(descriptor, False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._driver_fd = self._watch_driver()
+        # Held by the lanes too, so that nobody sweeps the folder up while one of them is still ending.
+        self._memory_lock = self._enter_memory()
         #: When to kill processes that lanes have left behind.
         self._orphans_at: float | None = None
 
@@ -111,6 +119,7 @@ class ForkServer:
         if os.getppid() != self._state.driver:
             self.end()  # It died before it could be watched.
         self._load(list(self._state.loaded))
+        self._serve()
         while True:
             self._reap()
             for key, _ in self._selector.select(self._until_orphans()):
@@ -125,20 +134,34 @@ class ForkServer:
     # -- requests --------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
-        except ConnectionResetError:
-            data = b""  # The driver died with news unread.
-        if not data:
-            self.end()
-        name, argument = pickle.loads(data)
-        if name == "fork":
-            self._fork(LaneOptions(*argument), descriptors[0])
-        elif name == "preload":
-            self._load(argument)
-        elif name == "kill":
-            for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
-                os.kill(process, signal.SIGKILL)
+        """Does what was asked. What is to be loaded is, before lanes are forked, which would load it once each."""
+        modules = self._read_requests()
+        while modules:
+            self._load(modules)
+            modules = self._read_requests()
+        self._fork_waiting()
+
+    def _read_requests(self) -> list[str]:
+        """Reads all there is; returns the modules to load."""
+        modules: list[str] = []
+        while self._asked.poll(0):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
+            except ConnectionResetError:
+                data = b""  # The driver died with news unread.
+            if not data:
+                self.end()
+            name, argument = pickle.loads(data)
+            if name == "fork":
+                self._state.waiting.append((pickle.dumps(argument).hex(), descriptors[0]))
+            elif name == "preload":
+                modules += argument
+                self._state.loaded += argument
+            elif name == "kill":
+                self._fork_waiting()
+                for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
+                    os.kill(process, signal.SIGKILL)
+        return modules
 
     def _tell(self, *news: Any) -> None:
         try:
@@ -152,15 +175,13 @@ class ForkServer:
                 continue
             threads = threading.active_count()
             error = ""
-            with self._watching_driver():
+            with self._watching_driver(), _without_collector():
                 begun = self._clock.now()
                 try:
                     importlib.import_module(name)
                 except BaseException as raised:  # Also what a script without a main guard may do.
                     error = f"{type(raised).__name__}: {raised}"
                 seconds = self._clock.now() - begun
-            if name not in self._state.loaded:
-                self._state.loaded.append(name)
             if _has_touched_cuda():
                 self._start_over_without(name, "it uses CUDA when it is imported")
             if threading.active_count() > threads:
@@ -173,7 +194,8 @@ class ForkServer:
         self._state.refused[name] = reason
         self._state.loaded.remove(name)
         self._tell("preloaded", name, 0.0, f"not loaded ahead: {reason}")
-        os.set_inheritable(self._state.control, True)
+        for descriptor in (self._state.control, *(connection for _, connection in self._state.waiting)):
+            os.set_inheritable(descriptor, True)
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in self._state.sys_path if path)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -181,6 +203,11 @@ class ForkServer:
         os.execv(sys.executable, [sys.executable, "-m", "fluid.backends.forkserver_main"])
 
     # -- lanes -----------------------------------------------------------------------------------------------
+
+    def _fork_waiting(self) -> None:
+        while self._state.waiting:
+            options, connection = self._state.waiting.pop(0)
+            self._fork(LaneOptions(*pickle.loads(bytes.fromhex(options))), connection)
 
     def _fork(self, options: LaneOptions, connection: int) -> None:
         try:
@@ -214,7 +241,8 @@ class ForkServer:
             signal.signal(number, signal.SIG_DFL)
         self._selector.close()
         self._control.close()
-        for descriptor in (self._wake_reader, self._wake_writer, self._driver_fd):
+        others = [descriptor for _, descriptor in self._state.waiting]
+        for descriptor in (self._wake_reader, self._wake_writer, self._driver_fd, *others):
             if descriptor >= 0:
                 os.close(descriptor)
         log = os.open(os.path.join(options.run_folder, "logs", f"lane-{options.lane_id}.log"), _APPEND, 0o600)
@@ -265,6 +293,15 @@ class ForkServer:
             return -1
         self._selector.register(descriptor, selectors.EVENT_READ)
         return descriptor
+
+    def _enter_memory(self) -> int:
+        state = self._state
+        if not state.memory_folder:
+            return -1
+        try:
+            return host_memory.enter(state.memory_folder, state.run_folder, temporary=state.temporary)
+        except OSError:
+            return -1
 
     @contextmanager
     def _watching_driver(self) -> Iterator[None]:
@@ -327,6 +364,16 @@ def _children() -> list[int]:
             return [int(process) for process in file.read().split()]
     except OSError:
         return []
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Modules make many objects that stay: looking through them for cycles takes a quarter of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _has_touched_cuda() -> bool:

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
-import sys
 import tempfile
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any
 
+from fluid.backends import host_memory
 from fluid.backends.base import LaneConnected, LaneExited
 from fluid.backends.forkserver import ForkServer
+from fluid.backends.gpu_sharing import WAYS, LaneSharing, Sharing
 from fluid.backends.pool import DEFAULT_GRACE_S, LanePool
-from fluid.engine.commands import Command
-from fluid.engine.events import Event
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.backends.pooled import PooledBackend, make_run_folder, modules_to_load, require_lane_options
+from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
+from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.lane_messages import LaneOptions
 from fluid.lane_note import read_note
+from fluid.lane_policy import DEFAULT_POLICY
 from fluid.lane_store import settle
 from fluid.nvml import Gpu, find_gpus
 from fluid.resources import Cluster, Device
 
 #: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
-_LIKELY = ("numpy", "torch", "torchvision")
-_RAM_DISK = "/dev/shm"
+_LIKELY = ("numpy", "torch", "torchvision", "ray.tune")
+#: What a module loads only once it is used, which then takes each lane seconds: PyTorch's optimizers, when one is made.
+_LATE = {"torch.optim": ("torch._dynamo",)}
 #: Share of what is free on the RAM disk that checkpoints may take, all lanes together.
 _MEMORY_SHARE = 0.5
 
 
-class LocalBackend:
+class LocalBackend(PooledBackend):
     """Runs trials on the GPUs of this machine, or on its CPU cores where it has none.
 
     Processes start when it is made, so that what they import is loaded while the caller goes on. Close it, or
@@ -45,9 +46,15 @@ class LocalBackend:
         run_dir: folder for the trials' output, logs and checkpoints; kept. ``None`` for a temporary one.
         pin_cores: whether a CPU device's lanes run on one core only.
         grace: seconds a lane has to end by itself before it is killed.
+        sharing: how lanes share a GPU: ``"timeslice"`` in turns, ``"mps"`` by NVIDIA MPS, whose daemon ends with the
+            backend, ``"auto"`` by MPS where it can be used, or else in turns.
+        lane_policy: which trial a lane runs next if several have iterations left there; see
+            :mod:`fluid.lane_policy`.
+        process_group: what the devices of one trial talk through: see :class:`fluid.executor.FluidExecutor`.
 
     Raises:
-        InvalidFieldError: an argument cannot be used, or there are fewer GPUs than asked for.
+        InvalidFieldError: an argument cannot be used, there are fewer GPUs than asked for, or MPS was asked for and
+            cannot be used.
     """
 
     def __init__(
@@ -58,67 +65,42 @@ class LocalBackend:
         run_dir: str | os.PathLike[str] | None = None,
         pin_cores: bool = False,
         grace: float = DEFAULT_GRACE_S,
+        sharing: str = "timeslice",
+        lane_policy: str = DEFAULT_POLICY,
+        process_group: str = DEFAULT_PROCESS_GROUP,
+        _mps_program: str | None = None,
     ) -> None:
-        require_number("grace", grace, at_least=0.0)
+        require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
+        require_one_of("sharing", sharing, WAYS)
         self._gpus = gpus = find_gpus()
         chosen = choose_devices(devices, gpus)
-        modules = [name for name in _LIKELY if name in sys.modules] if preload is None else list(preload)
-        launcher = _Launcher(chosen, gpus, run_dir, modules, pin_cores)
+        launcher = _Launcher(chosen, gpus, run_dir, modules_to_load(preload, _LIKELY), pin_cores, lane_policy)
         self._run_folder = launcher.run_folder
-        self._pool = LanePool(chosen, launcher, grace=grace)
-        # Also at the end of the interpreter, for callers who forget.
-        self._finalizer = weakref.finalize(self, self._pool.close)
-
-    def __enter__(self) -> LocalBackend:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        try:
+            # While the fork server loads its modules.
+            tokens = _tokens(chosen, gpus, stand_ins=_mps_program is not None)
+            self._sharing = launcher.sharing = LaneSharing(sharing, tokens, program=_mps_program)
+        except BaseException:
+            launcher.close()
+            raise
+        guard = self._sharing.guard
+        super().__init__(LanePool(chosen, launcher, grace=grace, process_group=process_group, guard=guard))
 
     @property
     def run_folder(self) -> str:
         """Folder of the trials' output, logs and checkpoints."""
         return self._run_folder
 
-    def devices(self) -> list[Device]:
-        """Returns the devices, in order of their index."""
-        return self._pool.devices()
+    @property
+    def sharing(self) -> Sharing:
+        """How lanes share a GPU: as was asked for, if that could be had."""
+        return self._sharing.sharing
 
     def add_devices(self, devices: Iterable[Device]) -> None:
         """Makes further devices known: see :meth:`fluid.backends.base.Backend.add_devices`."""
         chosen = list(devices)
         _check_gpus(chosen, self._gpus)
-        self._pool.add_devices(chosen)
-
-    def now(self) -> float:
-        """Returns the time, seconds, on the clock of the events."""
-        return self._pool.now()
-
-    def register(self, trial_id: str, trainable: Any, config: Mapping[str, Any]) -> None:
-        """Says what a trial is: see :meth:`fluid.backends.base.Backend.register`."""
-        self._pool.register(trial_id, trainable, config)
-
-    def forget(self, trial_id: str) -> None:
-        """Says that no command will name a trial any more; its checkpoints are deleted."""
-        self._pool.forget(trial_id)
-
-    def execute(self, commands: Sequence[Command]) -> None:
-        """Carries commands out: see :meth:`fluid.backends.base.Backend.execute`."""
-        self._pool.execute(commands)
-
-    def poll(self, timeout: float | None = None) -> list[Event]:
-        """Waits for something to happen: see :meth:`fluid.backends.base.Backend.poll`."""
-        return self._pool.poll(timeout)
-
-    def wake(self) -> None:
-        """Makes :meth:`poll` return; may be called from any thread."""
-        self._pool.wake()
-
-    def close(self) -> None:
-        """Ends every lane; no process is left when it returns. Closing twice is harmless."""
-        self._finalizer()
+        super().add_devices(chosen)
 
 
 def choose_devices(devices: int | Iterable[Device] | None, gpus: Sequence[Gpu]) -> list[Device]:
@@ -146,6 +128,12 @@ def _check_gpus(devices: Iterable[Device], gpus: Sequence[Gpu]) -> None:
             raise InvalidFieldError("devices", device, f"there are {len(gpus)} GPUs")
 
 
+def _tokens(devices: Iterable[Device], gpus: Sequence[Gpu], *, stand_ins: bool) -> dict[int, str]:
+    """UUIDs of the GPUs among the devices, by index; in tests CPU cores may stand in for some."""
+    named = {device.index: gpus[device.index].token for device in devices if device.kind == "gpu"}
+    return {device.index: f"GPU-{device.index}" for device in devices} | named if stand_ins else named
+
+
 class _Launcher:
     """Forks lanes and says which device is theirs. It owns the run's folders."""
 
@@ -156,19 +144,26 @@ class _Launcher:
         run_dir: str | os.PathLike[str] | None,
         preload: Sequence[str],
         pin_cores: bool,
+        policy: str,
     ) -> None:
         self._gpus = gpus
+        self._policy = policy
+        #: Nothing is shared before it is set.
+        self.sharing = LaneSharing("timeslice", {})
         self._pin_cores = pin_cores
         self._threads = _threads_per_gpu(sum(device.kind == "gpu" for device in devices))
         self._temporary = run_dir is None
-        self.run_folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
-        os.makedirs(self.run_folder, exist_ok=True)
-        self._memory_folder, memory_bytes = _make_memory_folder()
+        self.run_folder = make_run_folder(run_dir)
+        self._memory_folder, self._memory_lock = _make_memory_folder(self.run_folder, temporary=self._temporary)
+        memory_bytes = shutil.disk_usage(self._memory_folder).free * _MEMORY_SHARE if self._memory_folder else 0.0
         self._memory_bytes = memory_bytes / len(devices)
         self._notes = tempfile.mkdtemp(prefix="fluid-notes-", dir=self._memory_folder or self.run_folder)
         try:
             self._server = ForkServer(
-                self.run_folder, memory_folder=self._memory_folder, temporary=self._temporary, preload=preload
+                self.run_folder,
+                memory_folder=self._memory_folder,
+                temporary=self._temporary,
+                preload=preload,
             )
         except BaseException:
             self._delete_folders()
@@ -191,6 +186,9 @@ class _Launcher:
             memory_folder=self._memory_folder,
             memory_bytes=self._memory_bytes,
             note=self._note(lane_id),
+            policy=self._policy,
+            environment=self.sharing.lane_environment(device.index),
+            bounded=device.memory_bytes is not None,
         )
         return LaneConnected(lane_id, self._server.fork(options))
 
@@ -198,7 +196,7 @@ class _Launcher:
         self._server.kill(lane_id)
 
     def preload(self, modules: Sequence[str]) -> None:
-        self._server.preload(modules)
+        self._server.preload(_with_late(modules))
 
     def fileno(self) -> int:
         return self._server.fileno()
@@ -211,6 +209,7 @@ class _Launcher:
 
     def abandon(self) -> None:
         self._server.abandon()
+        self._release_memory()
 
     def close(self) -> None:
         try:
@@ -221,6 +220,12 @@ class _Launcher:
     def _delete_folders(self) -> None:
         shutil.rmtree(self._notes, ignore_errors=True)
         settle(self._memory_folder, self.run_folder, temporary=self._temporary)
+        self._release_memory()
+
+    def _release_memory(self) -> None:
+        lock, self._memory_lock = self._memory_lock, -1
+        if lock >= 0:
+            os.close(lock)
 
     def _hint(self, lane_id: int) -> str:
         """Points to what the lane wrote before it died, if anything."""
@@ -234,13 +239,20 @@ class _Launcher:
         return os.path.join(self._notes, f"lane-{lane_id}")
 
 
-def _make_memory_folder() -> tuple[str, float]:
-    """Returns a private folder in host memory, empty if there can be none, and how many bytes to keep there."""
+def _with_late(modules: Sequence[str]) -> list[str]:
+    """Adds what these modules load late; last, so that lanes without it would not come later than those with it."""
+    late = [ahead for name in modules for user, ahead in _LATE.items() if f"{name}.".startswith(f"{user}.")]
+    return [*modules, *itertools.chain.from_iterable(late)]
+
+
+def _make_memory_folder(run_folder: str, *, temporary: bool) -> tuple[str, int]:
+    """Returns a private folder in host memory and its lock; an empty name if there can be none."""
+    host_memory.sweep()
     try:
-        folder = tempfile.mkdtemp(prefix=f"fluid-{os.getuid()}-", dir=_RAM_DISK)  # Nobody else may read it.
-        return folder, shutil.disk_usage(folder).free * _MEMORY_SHARE
+        folder = tempfile.mkdtemp(prefix=f"fluid-{os.getuid()}-", dir=host_memory.RAM_DISK)  # Nobody else may read it.
+        return folder, host_memory.enter(folder, run_folder, temporary=temporary)
     except OSError:
-        return "", 0.0
+        return "", -1
 
 
 def _threads_per_gpu(gpus: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fluid.engine.commands import Pause, Resize, RunIteration, Save, StartTrial, StopTrial
+from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
 from fluid.engine.events import Event, ResizeDone, TrialFailed, TrialSaved, TrialStarted
 
-OfTrial = StartTrial | RunIteration | Pause | Save | StopTrial | Resize
+OfTrial = StartTrial | RunIteration | Pause | Save | StopTrial | Call | Resize
 
 
 @dataclass(slots=True)

@@ -6,18 +6,18 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from fluid import lane_messages as m
 from fluid._clock import Clock, MonotonicClock
-from fluid.backends.base import LaneConnected, LaneExited, Launcher
+from fluid.backends.base import Guard, LaneExited, Launcher
+from fluid.backends.elastic import ElasticTrials
+from fluid.backends.links import Link, Links
 from fluid.backends.moves import Moves
 from fluid.backends.registry import Registry
 from fluid.backends.translate import message_of, to_event
-from fluid.backends.waiting import Waiter
-from fluid.backends.wire import Wire
 from fluid.engine.commands import (
+    Call,
     Command,
     Pause,
     Resize,
@@ -37,32 +37,7 @@ DEFAULT_GRACE_S = 2.0
 #: Seconds to wait for the launcher to say what became of a lane whose connection has ended.
 _POST_MORTEM_S = 2.0
 
-#: Stands for the launcher among the numbers of the lanes.
-_LAUNCHER = "launcher"
-_OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Resize)
-
-
-@dataclass(slots=True)
-class _Lane:
-    """A lane as the driver sees it.
-
-    Attributes:
-        wire: its connection, once it has one.
-        outbox: messages not yet given to the wire.
-        known: keys of the trainables it has been sent.
-        offset: seconds by which its clock is behind the driver's.
-        leaving: it was told to end, and is not missed.
-        kill_at: when to kill it if it is still there.
-    """
-
-    lane_id: int
-    wire: Wire | None = None
-    host: str = "localhost"
-    outbox: list[Any] = field(default_factory=list)
-    known: set[int] = field(default_factory=set)
-    offset: float = 0.0
-    leaving: bool = False
-    kill_at: float | None = None
+_OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
 class LanePool:
@@ -72,7 +47,9 @@ class LanePool:
         devices: what lanes can be started on.
         launcher: starts them; the pool owns it from now on.
         grace: seconds a lane has to end by itself before it is killed.
+        process_group: what the lanes of one trial talk through: ``"torch"`` or ``"horovod"``.
         clock: for the driver; lanes have their own.
+        guard: of what all lanes depend on, if there is such a thing; the pool owns it from now on.
     """
 
     def __init__(
@@ -81,7 +58,9 @@ class LanePool:
         launcher: Launcher,
         *,
         grace: float = DEFAULT_GRACE_S,
+        process_group: str = "torch",
         clock: Clock | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._devices = {device.index: device for device in devices}
         self._launcher = launcher
@@ -89,17 +68,21 @@ class LanePool:
         self._clock = clock or MonotonicClock()
         self._registry = Registry(launcher.preload)
         self._moves = Moves()
-        self._lanes: dict[int, _Lane] = {}
+        self._elastic = ElasticTrials(self, process_group)
+        self._lanes = Links(launcher)
         #: Every lane there ever was.
         self._lane_ids: set[int] = set()
-        #: Lanes with messages in their outbox.
-        self._dirty: dict[int, _Lane] = {}
         self._events: list[Event] = []
         self._latest = self._clock.now()
-        self._waiter = Waiter()
         self._owner = os.getpid()
         self._closed = False
+        self._guard = guard
+        #: Deaths that are not told before the guard has looked, and lanes that are not started before it is ready.
+        self._deaths: list[LaneLost] = []
+        self._postponed: list[StartLane] = []
         _pools.add(self)
+        if guard is not None:
+            guard.start(self.wake)
 
     # -- the interface of a backend ------------------------------------------------------------------------
 
@@ -122,10 +105,11 @@ class LanePool:
     def forget(self, trial_id: str) -> None:
         """Says that no command will name a trial any more; its checkpoints are deleted."""
         self._registry.forget(trial_id)
-        one_per_host = {lane.host: lane for lane in self._lanes.values() if not lane.leaving}
+        self._elastic.forget(trial_id)
+        one_per_host = {lane.host: lane for lane in self._lanes if not lane.leaving}
         for lane in one_per_host.values():
-            self._put(lane, m.Forget(trial_id))
-        self._flush()
+            self._lanes.put(lane, m.Forget(trial_id))
+        self._lanes.flush()
 
     def execute(self, commands: Sequence[Command]) -> None:
         """Carries commands out: see :meth:`fluid.backends.base.Backend.execute`.
@@ -139,7 +123,7 @@ class LanePool:
             self._check(command, started)
         for command in commands:
             self._execute(command)
-        self._flush()
+        self._lanes.flush()
 
     def poll(self, timeout: float | None = None) -> list[Event]:
         """Waits for something to happen: see :meth:`fluid.backends.base.Backend.poll`."""
@@ -154,7 +138,7 @@ class LanePool:
 
     def wake(self) -> None:
         """Makes :meth:`poll` return; may be called from any thread, also once the pool is closed."""
-        self._waiter.wake()
+        self._lanes.wake()
 
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""
@@ -162,15 +146,19 @@ class LanePool:
             return
         self._closed = True
         try:
-            for lane in list(self._lanes.values()):
+            for lane in self._lanes:
                 self._let_go(lane)
-            self._flush()
+            self._lanes.flush()
             deadline = self._clock.now() + self._grace
             while self._lanes and (left := deadline - self._clock.now()) > 0.0:
                 self._turn(left)
         finally:  # Also when interrupted.
-            self._launcher.close()
-            self._let_go_of_descriptors()
+            try:
+                self._launcher.close()
+            finally:
+                if self._guard is not None:
+                    self._guard.close()
+                self._lanes.close()
 
     # -- commands ------------------------------------------------------------------------------------------
 
@@ -185,8 +173,9 @@ class LanePool:
         if not isinstance(command, (StopLane, *_OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
         lane_ids = (command.lane_id,) if isinstance(command, StopLane) else command.lane_ids
-        if len(lane_ids) != 1 or (isinstance(command, Resize) and len(command.old_lane_ids) != 1):
-            raise FluidError(f"{command}: this backend runs a trial on one lane only")
+        several = len(lane_ids) > 1 or (isinstance(command, Resize) and len(command.old_lane_ids) > 1)
+        if several and not isinstance(command, (StopLane, StopTrial)) and not self.is_elastic(command.trial_id):
+            raise FluidError(f"{command}: this trial can run in one lane only")
         for lane_id in lane_ids:
             if lane_id not in self._lane_ids and lane_id not in started:
                 raise FluidError(f"{command}: lane {lane_id} was never started")
@@ -200,72 +189,95 @@ class LanePool:
             lane = self._lanes.get(command.lane_id)
             if lane is not None:
                 self._let_go(lane)
-        elif isinstance(command, _OfTrial) and not self._moves.defer(command):
+                self._elastic.lane_lost(command.lane_id)
+        elif isinstance(command, _OfTrial) and not self._moves.defer(command) and not self._elastic.execute(command):
             if not isinstance(command, Resize):
                 self._pass_on(command)
             elif command.old_lane_ids[0] in self._lanes:
                 self._pass_on(self._moves.begin(command, self._clock.now()))
 
-    def _pass_on(self, command: StartTrial | RunIteration | Pause | Save | StopTrial) -> None:
-        lane = self._lanes.get(command.lane_ids[0])
-        if lane is None or lane.leaving:
-            return
+    def _pass_on(self, command: StartTrial | RunIteration | Pause | Save | StopTrial | Call) -> None:
         if isinstance(command, StartTrial):
+            self.set_up(command.lane_ids[0], command)
+            return
+        # The first lane answers for all, but each is rid of a trial by itself.
+        for lane_id in command.lane_ids if isinstance(command, StopTrial) else command.lane_ids[:1]:
+            self.send(lane_id, message_of(command))
+
+    # -- what trials in several lanes need -----------------------------------------------------------------
+
+    def is_up(self, lane_id: int) -> bool:
+        """Whether a lane is there, and not told to end."""
+        return lane_id in self._lanes and not self._lanes[lane_id].leaving
+
+    def is_elastic(self, trial_id: str) -> bool:
+        """Whether a trial can span several devices."""
+        return self._registry.is_elastic(trial_id)
+
+    def set_up(self, lane_id: int, command: StartTrial, terms: m.Terms | None = None) -> None:
+        """Has a lane set a trial up; with ``terms``, as one of several."""
+        if self.is_up(lane_id):
+            lane = self._lanes[lane_id]
             key, config = self._registry.look_up(command.trial_id)
             if key not in lane.known:
                 lane.known.add(key)
-                self._put(lane, self._registry.shipment(key))
-            self._put(lane, message_of(command, key, config))
-        else:
-            self._put(lane, message_of(command))
+                self._lanes.put(lane, self._registry.shipment(key))
+            start = message_of(command, key, config)
+            self._lanes.put(lane, start._replace(terms=terms) if isinstance(start, m.Start) else start)
+
+    def send(self, lane_id: int, message: Any) -> None:
+        """Sends a lane a message, if it is up."""
+        if self.is_up(lane_id):
+            self._lanes.put(self._lanes[lane_id], message)
+
+    def obey(self, command: Command) -> None:
+        """Carries a command out that was checked before."""
+        self._execute(command)
+
+    def report(self, event: Event) -> None:
+        """Has :meth:`poll` return an event."""
+        self._events.append(event)
+
+    # -- lanes ---------------------------------------------------------------------------------------------
 
     def _start_lane(self, command: StartLane) -> None:
         self._lane_ids.add(command.lane_id)
-        lane = self._lanes[command.lane_id] = _Lane(command.lane_id)
+        self._lanes.add(command.lane_id)
+        if self._guard is None or self._guard.is_ready:
+            self._launch(command)
+        else:
+            self._postponed.append(command)
+
+    def _launch(self, command: StartLane) -> None:
+        lane = self._lanes[command.lane_id]
         try:
             connected = self._launcher.launch(command.lane_id, self._devices[command.device_id])
         except (FluidError, OSError) as error:
             self._lost(lane, f"could not be started: {error}")
             return
         if connected is not None:
-            self._connect(connected)
+            self._lanes.connect(connected)
 
-    def _let_go(self, lane: _Lane) -> None:
+    def _let_go(self, lane: Link) -> None:
         if not lane.leaving:
             lane.leaving = True
             lane.kill_at = self._clock.now() + self._grace
-            self._put(lane, m.Shutdown())
-
-    def _put(self, lane: _Lane, message: Any) -> None:
-        lane.outbox.append(message)
-        self._dirty[lane.lane_id] = lane
-
-    def _flush(self) -> None:
-        for lane in self._dirty.values():
-            if lane.wire is not None and lane.outbox:
-                batch, lane.outbox = lane.outbox, []
-                lane.wire.send(batch)
-                self._waiter.watch(lane.lane_id, lane.wire)
-        self._dirty = {lane_id: lane for lane_id, lane in self._dirty.items() if lane.outbox}
+            self._lanes.put(lane, m.Shutdown())
 
     # -- what happens --------------------------------------------------------------------------------------
 
     def _turn(self, wait: float | None) -> bool:
         """Waits once and deals with what comes; returns whether :meth:`wake` was called."""
-        self._waiter.watch(_LAUNCHER, self._launcher)
-        ready, woken = self._waiter.wait(self._until_next_kill(wait))
-        for key, readable, writable in ready:
-            if key is _LAUNCHER:
-                self._read_news()
-            elif (lane := self._lanes.get(key)) is not None and lane.wire is not None:
-                if writable:
-                    lane.wire.flush()
-                    self._waiter.watch(key, lane.wire)
-                if readable:
-                    self._receive(lane)
+        waited = self._lanes.wait(self._until_next_kill(wait))
+        if waited.news:
+            self._read_news()
+        for lane in waited.readable:
+            self._receive(lane)
         self._kill_overdue()
-        self._flush()
-        return woken
+        if self._guard is not None and not self._closed:
+            self._heed(self._guard)
+        self._lanes.flush()
+        return waited.woken
 
     def _read_news(self) -> None:
         for news in self._launcher.news():
@@ -275,19 +287,9 @@ class LanePool:
                     self._drain(lane)
                     self._lost(lane, news.reason)
             else:
-                self._connect(news)
+                self._lanes.connect(news)
 
-    def _connect(self, connected: LaneConnected) -> None:
-        lane = self._lanes.get(connected.lane_id)
-        if lane is None:
-            connected.socket.close()
-            return
-        lane.wire = Wire(connected.socket)
-        lane.host = connected.host
-        self._waiter.watch(lane.lane_id, lane.wire)
-        self._dirty[lane.lane_id] = lane
-
-    def _receive(self, lane: _Lane) -> None:
+    def _receive(self, lane: Link) -> None:
         wire = lane.wire
         if wire is None or lane.lane_id not in self._lanes:
             return
@@ -302,10 +304,10 @@ class LanePool:
             self._take_in(lane, message)
         if wire.ended and lane.wire is not None:
             # The launcher knows what became of it, and will tell soon.
-            self._disconnect(lane)
+            self._lanes.disconnect(lane)
             lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
 
-    def _drain(self, lane: _Lane) -> None:
+    def _drain(self, lane: Link) -> None:
         """Reads all that a lane wrote before it died: results it had finished count."""
         while lane.wire is not None and lane.lane_id in self._lanes:
             before = len(self._events)
@@ -313,30 +315,64 @@ class LanePool:
             if len(self._events) == before:
                 return
 
-    def _take_in(self, lane: _Lane, message: Any) -> None:
+    def _take_in(self, lane: Link, message: Any) -> None:
         if isinstance(message, m.Ready) and lane.host != "localhost":
             lane.offset = self._clock.now() - message.at
+        if isinstance(message, m.FromMember):
+            if not lane.leaving:
+                self._elastic.hear(lane.lane_id, message, message.at + lane.offset)
+            return
         event = to_event(message, lane.lane_id, lane.host, message.at + lane.offset)
         event, commands = self._moves.follow(event)
         if not lane.leaving:
             self._events.append(event)
+            self._elastic.follow(event)
         for command in commands:
             self._execute(command)
 
-    def _lost(self, lane: _Lane, reason: str) -> None:
-        self._lanes.pop(lane.lane_id, None)
-        self._dirty.pop(lane.lane_id, None)
-        self._disconnect(lane)
+    def _lost(self, lane: Link, reason: str) -> None:
+        self._lanes.remove(lane)
         self._moves.lane_lost(lane.lane_id)
         if not lane.leaving:
             culprit = self._launcher.culprit(lane.lane_id)
-            self._events.append(LaneLost(self._clock.now(), lane.lane_id, reason, culprit))
+            lost = LaneLost(self._clock.now(), lane.lane_id, reason, culprit)
+            if self._guard is None:
+                self._events.append(lost)
+            else:
+                # Its successor is of no use if what lanes depend on has failed with it.
+                self._guard.look()
+                (self._deaths if self._guard.is_looking else self._events).append(lost)
+            self._elastic.lane_lost(lane.lane_id)
 
-    def _disconnect(self, lane: _Lane) -> None:
-        self._waiter.drop(lane.lane_id)
-        if lane.wire is not None:
-            lane.wire.close()
-            lane.wire = None
+    def _heed(self, guard: Guard) -> None:
+        """Ends all lanes if what they depend on has failed, and goes on once that is clear, or started again.
+
+        Lanes that died before that was found out are the suspects, by the trials that ran in them; the trials of
+        those that are ended are not to blame.
+        """
+        looking, problem = guard.is_looking, guard.problem  # In this order: it ends to look once it has found one.
+        if problem:
+            for lane in self._lanes:
+                self._drain(lane)
+                self._launcher.kill(lane.lane_id)
+                if lane.lane_id in self._lanes:
+                    self._end_for(problem, lane)
+            guard.restart()
+        if problem or not looking:
+            self._events += self._deaths
+            self._deaths.clear()
+        if self._postponed and guard.is_ready:
+            postponed, self._postponed = self._postponed, []
+            for command in postponed:
+                if command.lane_id in self._lanes:
+                    self._launch(command)
+
+    def _end_for(self, problem: str, lane: Link) -> None:
+        died = lane.kill_at is not None and not lane.leaving  # only what became of it is not known yet
+        leaving, lane.leaving = lane.leaving, lane.leaving or not died
+        self._lost(lane, "closed its connection")
+        if not leaving and not died:
+            self._events.append(LaneLost(self._clock.now(), lane.lane_id, problem, blameless=True))
 
     def _take(self) -> list[Event]:
         """Hands events out in order of time, which never goes back: an engine relies on it."""
@@ -351,7 +387,7 @@ class LanePool:
     # -- waiting -------------------------------------------------------------------------------------------
 
     def _until_next_kill(self, wait: float | None) -> float | None:
-        kills = [lane.kill_at for lane in self._lanes.values() if lane.kill_at is not None]
+        kills = [lane.kill_at for lane in self._lanes if lane.kill_at is not None]
         if not kills:
             return wait if wait is None else max(0.0, wait)
         left = max(0.0, min(kills) - self._clock.now())
@@ -359,7 +395,7 @@ class LanePool:
 
     def _kill_overdue(self) -> None:
         now = self._clock.now()
-        for lane in list(self._lanes.values()):
+        for lane in self._lanes:
             if lane.kill_at is not None and now >= lane.kill_at:
                 self._launcher.kill(lane.lane_id)
                 self._lost(lane, "closed its connection")
@@ -368,19 +404,12 @@ class LanePool:
         if self._closed:
             raise FluidError("this backend was closed")
 
-    def _let_go_of_descriptors(self) -> None:
-        for lane in self._lanes.values():
-            if lane.wire is not None:
-                lane.wire.close()
-        self._lanes.clear()
-        self._waiter.close()
-
     def _abandon(self) -> None:
         """In a process forked from the driver: copies of the connections must not outlive the driver there."""
         if not self._closed:
             self._closed = True
             self._launcher.abandon()
-            self._let_go_of_descriptors()
+            self._lanes.close()
 
 
 _pools: weakref.WeakSet[LanePool] = weakref.WeakSet()

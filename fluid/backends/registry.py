@@ -8,7 +8,7 @@ from typing import Any
 
 from fluid.lane_messages import Ship
 from fluid.pickling import dump_config, dump_trainable, imports_of
-from fluid.trainable import kind_of
+from fluid.trainable import is_elastic, kind_of
 
 
 class Registry:
@@ -25,6 +25,8 @@ class Registry:
         self._keys: dict[int, tuple[Any, int]] = {}
         self._keys_by_payload: dict[bytes, int] = {}
         self._payloads: list[bytes] = []
+        #: Keys of those whose trials can span several devices.
+        self._elastic: set[int] = set()
 
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._trials
@@ -36,6 +38,7 @@ class Registry:
             InvalidFieldError: trainable or config cannot be used or pickled.
             MissingDependencyError: the trainable needs a package that is not installed.
         """
+        trainable = getattr(trainable, "fluid_elastic_class", trainable)  # From which it was made for Ray Tune.
         known = self._keys.get(id(trainable))
         key = self._add(trainable) if known is None else known[1]
         self._trials[trial_id] = (key, dump_config(config))
@@ -48,6 +51,10 @@ class Registry:
         """Returns the key of a trial's trainable, and its pickled config."""
         return self._trials[trial_id]
 
+    def is_elastic(self, trial_id: str) -> bool:
+        """Whether a trial can span several devices."""
+        return trial_id in self._trials and self._trials[trial_id][0] in self._elastic
+
     def shipment(self, key: int) -> Ship:
         """Returns the message that makes a trainable known to a lane."""
         return Ship(key, self._payloads[key], tuple(sys.path))
@@ -59,5 +66,7 @@ class Registry:
         if key == len(self._payloads):
             self._payloads.append(payload)
             self._preload(imports_of(trainable))
+            if is_elastic(trainable):
+                self._elastic.add(key)
         self._keys[id(trainable)] = (trainable, key)
         return key

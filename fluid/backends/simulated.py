@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from fluid._clock import VirtualClock
 from fluid.engine.commands import (
+    Call,
     Command,
     Pause,
     Resize,
@@ -28,6 +29,7 @@ from fluid.engine.events import (
     IterationDone,
     LaneReady,
     ResizeDone,
+    TrialCalled,
     TrialPaused,
     TrialReleased,
     TrialSaved,
@@ -154,6 +156,9 @@ class SimulatedBackend:
                 self._save(command)
             elif isinstance(command, Resize):
                 self._resize(command)
+            elif isinstance(command, Call) and command.trial_id in self._residents:
+                called = TrialCalled(self.now(), command.trial_id, command.lane_ids[0], command.call_id)
+                self._ready.append(called)
 
     def next_at(self) -> float:
         """When the next thing happens; infinite where nothing will."""
@@ -245,6 +250,10 @@ class SimulatedBackend:
             if lane_id in resident.lanes and lane_id in self._parts[trial_id]:
                 if resident.busy:
                     self._vacate(trial_id)
+                left = tuple(lane for lane in resident.lanes if lane != lane_id and lane in self._parts[trial_id])
+                if left and not resident.stopping:  # they stand still until they are told how to go on
+                    resident.lanes, resident.left, resident.work, resident.pausing = left, 0, 0.0, False
+                    continue
                 del self._residents[trial_id]
                 told.append((trial_id, resident.stopping))
         for parts in self._parts.values():

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from fluid import lane_messages as m
-from fluid.engine.commands import Pause, RunIteration, Save, StartTrial, StopTrial
+from fluid.engine.commands import Call, Pause, RunIteration, Save, StartTrial, StopTrial
 from fluid.engine.events import (
     Checkpoint,
     Event,
     Failure,
     IterationDone,
     LaneReady,
+    TrialCalled,
     TrialFailed,
     TrialPaused,
     TrialReleased,
@@ -27,8 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 def message_of(
-    command: StartTrial | RunIteration | Pause | Save | StopTrial, key: int = -1, config: bytes = b""
-) -> m.Start | m.Run | m.Pause | m.Save | m.Stop:
+    command: StartTrial | RunIteration | Pause | Save | StopTrial | Call, key: int = -1, config: bytes = b""
+) -> m.Start | m.Run | m.Pause | m.Save | m.Stop | m.Call:
     """Returns the message that has a lane carry out a command.
 
     Args:
@@ -46,6 +47,8 @@ def message_of(
         return m.Pause(command.trial_id)
     if isinstance(command, Save):
         return m.Save(command.trial_id, command.drop)
+    if isinstance(command, Call):
+        return m.Call(command.trial_id, command.call_id, command.method, command.payload)
     return m.Stop(command.trial_id)
 
 
@@ -61,22 +64,31 @@ def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
     return _EVENTS[type(message)](message, lane_id, host, at)
 
 
-def _iterated(message: m.Iterated, lane_id: int, host: str, at: float) -> IterationDone:
-    metrics = message.metrics
-    if isinstance(metrics, m.Packed):
-        metrics = _unpack(metrics)
-    memory = None if message.memory is None else MemoryNeed(*message.memory)
-    return IterationDone(
-        at, message.trial_id, lane_id, message.iteration, message.seconds, metrics, memory, message.finished
-    )
-
-
-def _unpack(packed: m.Packed) -> Any:
+def metrics_of(metrics: Any) -> Any:
+    """Returns metrics as they were before a lane packed them, if it did."""
+    if not isinstance(metrics, m.Packed):
+        return metrics
     try:
-        return pickle.loads(packed.payload)
+        return pickle.loads(metrics.payload)
     except Exception as error:  # Whatever a __reduce__ may raise, or a module that only the lane has.
         _log.warning("some metrics cannot be read by the driver and are left out: %s", error)
-        return packed.plain
+        return metrics.plain
+
+
+def _iterated(message: m.Iterated, lane_id: int, host: str, at: float) -> IterationDone:
+    metrics = metrics_of(message.metrics)
+    memory = None if message.memory is None else MemoryNeed(*message.memory)
+    return IterationDone(
+        at,
+        message.trial_id,
+        lane_id,
+        message.iteration,
+        message.seconds,
+        metrics,
+        memory,
+        message.finished,
+        message.busy,
+    )
 
 
 def _saved(message: m.Saved, lane_id: int, host: str, at: float) -> TrialSaved:
@@ -85,15 +97,22 @@ def _saved(message: m.Saved, lane_id: int, host: str, at: float) -> TrialSaved:
 
 
 def _failed(message: m.Failed, lane_id: int, host: str, at: float) -> TrialFailed:
-    return TrialFailed(at, message.trial_id, lane_id, Failure(message.kind, message.message, message.traceback))
+    failure = Failure(message.kind, message.message, message.traceback, message.exception)
+    return TrialFailed(at, message.trial_id, lane_id, failure)
+
+
+def _called(message: m.Called, lane_id: int, host: str, at: float) -> TrialCalled:
+    failure = None if message.raised is None else Failure(*message.raised)
+    return TrialCalled(at, message.trial_id, lane_id, message.call_id, message.result, failure)
 
 
 _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
-    m.Ready: lambda _, lane_id, host, at: LaneReady(at, lane_id),
+    m.Ready: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes),
     m.Started: lambda x, lane_id, host, at: TrialStarted(at, x.trial_id, lane_id, x.iteration, x.seconds),
     m.Iterated: _iterated,
     m.Paused: lambda x, lane_id, host, at: TrialPaused(at, x.trial_id, lane_id, x.iteration),
     m.Saved: _saved,
     m.Released: lambda x, lane_id, host, at: TrialReleased(at, x.trial_id, lane_id),
     m.Failed: _failed,
+    m.Called: _called,
 }

@@ -19,7 +19,6 @@ from fluid.report.palette import colour, ink
 from fluid.report.timeline import Block, Timeline
 from fluid.report.words import (
     duration,
-    fraction,
     percent,
     printable,
     short_names,
@@ -27,6 +26,7 @@ from fluid.report.words import (
     tick_step,
     times,
     unit_for,
+    width_name,
 )
 
 with try_import("matplotlib", extra="plot") as _imports:
@@ -234,8 +234,8 @@ class _Chart:
         begin = segment.start + segment.pause
         room = (segment.end - begin) * self._points_per_second
         name, short = printable(self._timeline.trial_ids[segment.row]), printable(self._short[segment.row])
-        share = fraction(segment.width) if segment.width < 1.0 else f"x{fraction(segment.width)}"
-        for text in (f"{name}  {share}", name, f"{short} {share}", short):
+        share = "" if segment.width == 1.0 else width_name(segment.width)
+        for text in (f"{name}  {share}".rstrip(), name, f"{short} {share}".rstrip(), short):
             if (len(text) + 1) * _CHARACTER * size <= room:
                 at = ((begin + segment.end) / 2.0, middle)
                 written = self._axes.text(*at, text, fontsize=size, color=pen, zorder=5, parse_math=False)

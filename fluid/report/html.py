@@ -18,7 +18,7 @@ import numpy as np
 
 from fluid.errors import InvalidFieldError
 from fluid.report.palette import colour, ink
-from fluid.report.run import KeyFacts, Run, TrialRun, is_number, less_is_better
+from fluid.report.run import KeyFacts, Run, TrialRun, is_number
 from fluid.report.words import count, duration, number, percent, place, short_names, width_name, widths_name
 
 #: Points of all curves together, and the least and most of one curve.
@@ -62,8 +62,8 @@ def render_html(run: Run) -> str:
         "<noscript><p class=note>The drawings need JavaScript. The tables do not.</p></noscript>",
         _asset("page.html"),
         _trials_table(run),
-        f'<div class=pair><section class=card><h2>Groups</h2><div class="scroll">{_groups_table(run)}</div></section>',
-        f'<section class=card><h2>Measured</h2><div class="scroll">{_keys_table(run.keys)}</div></section></div>',
+        f"<div class=pair>{_card('Groups', _groups_table(run)) if not run.is_one_search else ''}",
+        f"{_card('Measured', _keys_table(run.keys))}</div>",
         '<div id="tip" hidden></div>',
         f'<script type="application/json" id="data">{_embedded(page_data(run))}</script>',
         f"<script>{_asset('page.js')}</script>",
@@ -94,7 +94,7 @@ def page_data(run: Run) -> dict[str, Any]:
             for start, end in stretches
         ],
         "busy": _utilisation(run),
-        "metrics": [{"name": name, "less": less_is_better(name)} for name in run.metrics],
+        "metrics": [{"name": name, "less": run.less_is_better(name)} for name in run.metrics],
         "trials": _trials_data(run),
     }
 
@@ -203,6 +203,7 @@ def _facts(run: Run) -> str:
         for name, value, more in facts
     )
     told = [(name, run.session.get(key)) for name, key in (("began", "began"), ("planner", "planner"))]
+    told += [("GPUs shared by", run.sharing)]
     told += [("backend", run.session.get("backend")), ("Fluid", run.session.get("fluid")), ("folder", str(run.path))]
     said = " &nbsp;·&nbsp; ".join(f"{escape(name)} <b>{escape(str(value))}</b>" for name, value in told if value)
     return f'<p class="told">{said}</p><div class="facts">{tiles}</div>'
@@ -210,6 +211,10 @@ def _facts(run: Run) -> str:
 
 def _notes(run: Run) -> str:
     return "".join(f'<p class="note">{escape(note)}</p>' for note in run.notes)
+
+
+def _card(title: str, table: str) -> str:
+    return f'<section class=card><h2>{title}</h2><div class="scroll">{table}</div></section>'
 
 
 def _groups_table(run: Run) -> str:
@@ -250,7 +255,7 @@ def _trials_table(run: Run) -> str:
     for row, trial in enumerate(run.trials):
         cells = [
             f'<td><i style="background:{colour(row)}"></i>{escape(trial.trial_id)}</td>',
-            _cell(names.get(trial.group_id, trial.group_id)),
+            *([] if run.is_one_search else [_cell(names.get(trial.group_id, trial.group_id))]),
             f'<td class="state {escape(trial.state.lower())}">{escape(trial.state.lower())}</td>',
             _cell(_iterations(trial), trial.iterations),
             _cell(duration(trial.seconds), trial.seconds),
@@ -260,7 +265,8 @@ def _trials_table(run: Run) -> str:
         ]
         rows.append(cells)
         attributes.append(f' data-row="{row}" tabindex="0"')
-    headers = ["trial", "group", "state", "iterations#", "time#", "widths#", *(f"{name}#" for name in parameters)]
+    facts = ("trial", *(() if run.is_one_search else ("group",)), "state", "iterations#", "time#", "widths#")
+    headers = [*facts, *(f"{name}#" for name in parameters)]
     table = _table([*headers, "last#", "best#"], rows, "trials", attributes)
     return f'<div class="scroll tall">{table}</div><div id="detail" hidden></div></section>'
 

@@ -1,24 +1,22 @@
-"""What a session did, read from its folder: who ran where and when, what came of each trial, what was measured."""
+"""What a session did: who ran where and when, what came of each trial, what was measured. Read by ``reading``."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fluid.profile import Profile
-from fluid.report.run_files import RunFiles, device_from
-from fluid.report.steps import Step, read_steps, segments_of
+from fluid.report.steps import Step
 from fluid.report.timeline import Timeline
-from fluid.resources import Device
-from fluid.strips import Segment
+from fluid.trialgroup import Search
 
-#: State of a trial that had not ended when the folder was read, and of one of which nothing is known.
-UNFINISHED, UNKNOWN = "UNFINISHED", "UNKNOWN"
+#: State of a trial that had not ended when the folder was read, of one that waited for a decision of its search then,
+#: and of one of which nothing is known.
+UNFINISHED, PAUSED, UNKNOWN = "UNFINISHED", "PAUSED", "UNKNOWN"
 #: Words in names of metrics of which less is better.
 _LESS_IS_BETTER = frozenset(
     {"loss", "err", "error", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "cost", "regret", "latency"}
@@ -37,11 +35,11 @@ class TrialRun:
     """One trial.
 
     Attributes:
-        trial_id, group_id: the trial and its group.
+        trial_id, group_id: the trial, by the name that people know it by, and its group.
         key: its profile key; empty where unknown.
         config: its hyperparameters.
-        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"UNFINISHED"`` or ``"UNKNOWN"``.
-        budget: iterations it might run; ``None`` where unknown.
+        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"``, ``"UNFINISHED"`` or ``"UNKNOWN"``.
+        budget: iterations it might run; ``None`` where unknown, or a search algorithm decides as it goes.
         failure: why it failed; empty if it did not.
         steps: its finished iterations, in order.
     """
@@ -89,11 +87,9 @@ class TrialRun:
                     found[name] = (min(low, value), max(high, value))
         return found
 
-    def best(self, metric: str) -> float | None:
-        """The least or the greatest value of a metric, as :func:`less_is_better` has it; ``None`` if there is none."""
-        if metric not in self.ranges:
-            return None
-        return self.ranges[metric][0 if less_is_better(metric) else 1]
+    def best(self, metric: str, *, less: bool) -> float | None:
+        """The least or the greatest value of a metric; ``None`` if there is none."""
+        return self.ranges[metric][0 if less else 1] if metric in self.ranges else None
 
 
 @dataclass(frozen=True)
@@ -103,11 +99,13 @@ class GroupRun:
     Attributes:
         group_id, name: the group.
         trials: its trials, in order of submission.
+        search: what it is about, if a search algorithm submitted its trials.
     """
 
     group_id: str
     name: str
     trials: tuple[TrialRun, ...]
+    search: Search | None = None
 
     @property
     def states(self) -> Mapping[str, int]:
@@ -168,8 +166,24 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the session calls itself, else the folder's name."""
-        return str(self.session.get("name") or self.path.resolve().name)
+        """What the session calls itself; else the name of its search, if it is but one; else the folder's."""
+        search = self.groups[0].name if self.is_one_search else ""
+        return str(self.session.get("name") or search or self.path.resolve().name)
+
+    @property
+    def is_one_search(self) -> bool:
+        """Whether the session did nothing but run one search algorithm's trials, such as a sweep of Ray Tune."""
+        return len(self.groups) == 1 and self.groups[0].search is not None
+
+    @property
+    def sharing(self) -> str:
+        """How trials shared GPUs, and why not by MPS; empty where there is none, or nothing was said."""
+        way, why = self.session.get("sharing"), self.session.get("sharing_why")
+        if not isinstance(way, str) or all(device.kind != "gpu" for device in self.timeline.devices):
+            return ""
+        if way == "mps":
+            return "NVIDIA MPS"
+        return "time slices" + (f" (no MPS: {why})" if why else "")
 
     @cached_property
     def trials(self) -> tuple[TrialRun, ...]:
@@ -178,9 +192,17 @@ class Run:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the numeric metrics, most telling first: what trials report themselves, then bookkeeping."""
+        """Names of the numeric metrics, most telling first: what searches go by, what trials report, bookkeeping."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.ranges)
-        return tuple(sorted(names, key=_is_bookkeeping))
+        goals = {group.search.metric for group in self.groups if group.search is not None}
+        return tuple(sorted(names, key=lambda name: (name not in goals, _is_bookkeeping(name))))
+
+    def less_is_better(self, metric: str) -> bool:
+        """Whether less of a metric is better: as its search says, or judged by its name."""
+        for group in self.groups:
+            if group.search is not None and group.search.metric == metric and group.search.mode is not None:
+                return group.search.mode == "min"
+        return less_is_better(metric)
 
     @cached_property
     def resizes(self) -> int:
@@ -190,32 +212,6 @@ class Run:
             for trial in self.trials
             for before, after in zip(trial.steps, trial.steps[1:], strict=False)
         )
-
-
-def load_run(path: str | Path) -> Run:
-    """Reads the folder of a session, which may still run or have been killed.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        InvalidFieldError: it is no run folder, or cannot be read; the message names the path.
-    """
-    files = RunFiles(path)
-    session = files.session()
-    steps, groups_of = read_steps(files)
-    zero = min((step.start for found in steps.values() for step in found), default=0.0)
-    groups = _read_groups(files, steps, groups_of, zero)
-    trials = [trial for group in groups for trial in group.trials]
-    segments = segments_of([trial.steps for trial in trials])
-    timeline = Timeline(
-        _devices(session, segments),
-        tuple(segments),
-        tuple(trial.trial_id for trial in trials),
-        max((segment.end for segment in segments), default=0.0),
-    )
-    keys = _key_facts(files.profile())
-    return Run(files.path, session, groups, timeline, keys, tuple(files.notes))
 
 
 def is_number(value: object) -> bool:
@@ -231,79 +227,3 @@ def less_is_better(metric: str) -> bool:
 
 def _is_bookkeeping(metric: str) -> bool:
     return metric.split("/")[0] in _BOOKKEEPING
-
-
-# --- Trials and groups
-
-
-def _read_groups(
-    files: RunFiles, steps: Mapping[str, Sequence[Step]], groups_of: Mapping[str, str], zero: float
-) -> tuple[GroupRun, ...]:
-    """Groups and trials in the order of ``trials.jsonl``; then those that only the journal or the results know."""
-    names: dict[str, str] = {}
-    entries: dict[str, Mapping[str, Any]] = {}
-    for entry in files.trials():
-        if "trial" in entry:
-            entries.setdefault(str(entry["trial"]), entry)
-        else:
-            names[str(entry.get("group", ""))] = str(entry.get("name", ""))
-    journal = files.journal()
-    known = {trial: (group, found) for group, trials in journal.groups.items() for trial, found in trials.items()}
-    members: dict[str, list[TrialRun]] = {}
-    for trial in dict.fromkeys([*entries, *known, *steps]):
-        if known and trial not in known and trial not in steps:
-            continue  # It was refused when it was submitted.
-        entry, config = entries.get(trial, {}), entries.get(trial, {}).get("config")
-        group, history = known.get(trial, (groups_of.get(trial, ""), None))
-        state = UNKNOWN if history is None else history.ended or UNFINISHED
-        run = TrialRun(
-            trial,
-            str(entry.get("group", group)),
-            str(entry.get("key", "" if history is None else history.trial.profile_key)),
-            config if isinstance(config, Mapping) else {},
-            state,
-            None if history is None else history.budget,
-            journal.failures[trial].message if state == "FAILED" and trial in journal.failures else "",
-            tuple(replace(step, start=step.start - zero, end=step.end - zero) for step in steps.get(trial, ())),
-        )
-        members.setdefault(run.group_id, []).append(run)
-    return tuple(GroupRun(group, names.get(group) or group, tuple(runs)) for group, runs in members.items())
-
-
-# --- The timeline
-
-
-def _devices(session: Mapping[str, Any], segments: Iterable[Segment]) -> tuple[Device, ...]:
-    """The devices the session began with, and those that joined and were used."""
-    devices: dict[int, Device] = {}
-    listed = session.get("devices")
-    for fields in listed if isinstance(listed, list) else ():
-        try:
-            device = device_from(fields)
-        except (KeyError, TypeError, ValueError):
-            continue
-        devices.setdefault(device.index, device)
-    kind = next(iter(devices.values())).kind if devices else "gpu"
-    for index in {device for segment in segments for device in segment.devices} - devices.keys():
-        devices[index] = Device(index, kind=kind)
-    return tuple(devices[index] for index in sorted(devices))
-
-
-def _key_facts(profile: Profile | None) -> tuple[KeyFacts, ...]:
-    if profile is None:
-        return ()
-    found = []
-    keys = profile.keys()
-    for key in keys:
-        packing = profile.measured_packing(key)
-        found.append(
-            KeyFacts(
-                key,
-                profile.seconds_per_iteration(key),
-                profile.alpha(key),
-                profile.beta(key),
-                packing,
-                profile.packing_limit(key, max(packing, 1)),
-            )
-        )
-    return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
@@ -12,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fluid.report.palette import colour
-from fluid.report.run import GroupRun, KeyFacts, Run, TrialRun, is_number, less_is_better
-from fluid.report.words import count, duration, durations, number, percent, printable, widths_name
+from fluid.report.run import GroupRun, KeyFacts, Run, TrialRun, is_number
+from fluid.report.words import count, duration, durations, number, percent, printable, shortened, widths_name
 
 #: Rows of a table that people still read.
 DEFAULT_TABLE_ROWS = 20
+_LONGEST_NAME = 32
 _STATE_STYLES = {"FAILED": "bold red", "UNFINISHED": "yellow", "STOPPED": "dim", "UNKNOWN": "dim"}
 
 
@@ -28,11 +30,17 @@ def run_tables(run: Run, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = Fals
         rows: most groups and most trials listed; a line says how many are left out.
         compact: for narrow terminals: fewer columns.
     """
-    parts: list[RenderableType] = [_headline(run), _groups_table(run.groups, rows, compact=compact)]
-    parts += _left_out(len(run.groups), rows, "group")
+    parts: list[RenderableType] = [_headline(run)]
+    if run.is_one_search:  # Its name stands above, and there is nothing to compare it with.
+        parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {_states(run.groups[0])}"))
+    else:
+        parts.append(_groups_table(run.groups, rows, compact=compact))
+        parts += _left_out(len(run.groups), rows, "group")
     parts.append(_trials_table(run, rows, compact=compact))
     parts += _left_out(len(run.trials), rows, "trial")
     parts += [Text(_measured(key)) for key in run.keys]
+    if run.sharing:
+        parts.append(Text(f"GPUs shared by {printable(run.sharing)}"))
     parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
     return Group(*parts)
 
@@ -50,6 +58,7 @@ def as_json(run: Run) -> dict[str, Any]:
             {
                 "group": group.group_id,
                 "name": group.name,
+                "search": None if group.search is None else asdict(group.search),
                 "trials": len(group.trials),
                 "states": dict(group.states),
                 "iterations": group.iterations,
@@ -98,7 +107,7 @@ def _headline(run: Run) -> Text:
     line = Text().append(printable(run.name), style="bold")
     line.append(f": {count(len(run.trials), 'trial')} on {count(len(timeline.devices), 'device')}")
     line.append(f", makespan {duration(timeline.makespan)}, devices busy {percent(timeline.utilisation)}")
-    return line.append(f", {count(run.resizes, 'resize')}")
+    return line.append(f", {count(run.resizes, 'resize')}" if run.resizes else "")
 
 
 def _groups_table(groups: Sequence[GroupRun], rows: int, *, compact: bool) -> Table:
@@ -110,10 +119,14 @@ def _groups_table(groups: Sequence[GroupRun], rows: int, *, compact: bool) -> Ta
     # The newest are the ones looked for.
     shown = groups[-rows:]
     for group, makespan in zip(shown, durations([group.makespan for group in shown]), strict=True):
-        states = ", ".join(f"{many:,} {state.lower()}" for state, many in group.states.items())
-        cells = [printable(group.name), f"{len(group.trials):,}", f"{group.iterations:,}", makespan]
-        table.add_row(*cells, *([] if compact else [states]))
+        name = shortened(printable(group.name), _LONGEST_NAME)
+        cells = [name, f"{len(group.trials):,}", f"{group.iterations:,}", makespan]
+        table.add_row(*cells, *([] if compact else [_states(group)]))
     return table
+
+
+def _states(group: GroupRun) -> str:
+    return ", ".join(f"{many:,} {state.lower()}" for state, many in group.states.items())
 
 
 def _trials_table(run: Run, rows: int, *, compact: bool) -> Table:
@@ -129,24 +142,25 @@ def _trials_table(run: Run, rows: int, *, compact: bool) -> Table:
         table.add_column(best, justify="right", no_wrap=header != "widths", overflow="fold")
     numbered = list(enumerate(run.trials))
     if metric:
-        numbered.sort(key=lambda entry: _rank(entry[1], metric))
+        less = run.less_is_better(metric)
+        numbered.sort(key=lambda entry: _rank(entry[1], metric, less=less))
     shown = numbered[:rows]
     for (row, trial), time in zip(shown, durations([trial.seconds for _, trial in shown]), strict=True):
         state = Text(trial.state.lower(), style=_STATE_STYLES.get(trial.state, ""))
         done = f"{trial.iterations}" if trial.budget is None else f"{trial.iterations}/{trial.budget}"
         cells = [done] if compact else [done, time, widths_name(trial.widths)]
         if metric:
-            best_value = trial.best(metric)
+            best_value = trial.best(metric, less=run.less_is_better(metric))
             cells.append("" if best_value is None else number(best_value) if best_value >= 100 else f"{best_value:.4g}")
         table.add_row(Text("  ", style=f"on {colour(row)}"), printable(trial.trial_id), state, *cells)
     return table
 
 
-def _rank(trial: TrialRun, metric: str) -> float:
-    best = trial.best(metric)
+def _rank(trial: TrialRun, metric: str, *, less: bool) -> float:
+    best = trial.best(metric, less=less)
     if best is None or not is_number(best):
         return math.inf
-    return best if less_is_better(metric) else -best
+    return best if less else -best
 
 
 def _measured(key: KeyFacts) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fluid.report.run_files import RunFiles
 from fluid.report.words import count
@@ -39,10 +39,60 @@ class Step:
     metrics: Mapping[str, Any]
 
 
-def read_steps(files: RunFiles) -> tuple[dict[str, list[Step]], dict[str, str]]:
-    """Iterations by trial, on the clock of the session, and the groups of the trials."""
-    steps: dict[str, list[Step]] = {}
-    groups: dict[str, str] = {}
+class Resized(NamedTuple):
+    """A trial that went on at another width.
+
+    Attributes:
+        row: the trial.
+        at: when it did, seconds since the run began.
+        seconds: for how long it made no progress until then.
+        devices: indices of its devices from then on.
+    """
+
+    row: int
+    at: float
+    seconds: float
+    devices: tuple[int, ...]
+
+
+class _Timed(Protocol):
+    @property
+    def at(self) -> float: ...
+
+
+_T = TypeVar("_T", bound=_Timed)
+
+
+@dataclass
+class Iterations:
+    """The iterations of a run, from its first on.
+
+    Attributes:
+        steps: by trial, in order.
+        groups: the groups of the trials.
+        zero: when the run began, on the clock of the session.
+        later: what to add to times on that clock, and after each time that it began anew.
+    """
+
+    steps: dict[str, list[Step]] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    zero: float = 0.0
+    later: list[float] = field(default_factory=lambda: [0.0])
+
+    def on_time(self, things: Iterable[_T]) -> Iterator[tuple[_T, float]]:
+        """Things in the order in which they happened, each with its time in seconds since the run began."""
+        latest, began_anew = -math.inf, 0
+        for thing in things:
+            if thing.at < latest - _RESTART:
+                began_anew += 1
+            latest = thing.at
+            yield thing, thing.at + self.later[min(began_anew, len(self.later) - 1)] - self.zero
+
+
+def read_iterations(files: RunFiles) -> Iterations:
+    """Reads what was reported of finished iterations."""
+    found = Iterations()
+    steps, groups = found.steps, found.groups
     refused, latest, later = 0, -math.inf, 0.0
     for entry in files.results():
         try:
@@ -53,15 +103,18 @@ def read_steps(files: RunFiles) -> tuple[dict[str, list[Step]], dict[str, str]]:
         if step.end + later < latest - _RESTART:
             # The session went on after its machine was started again. How long that took nobody knows.
             later = latest - step.start
+            found.later.append(later)
         step = replace(step, start=step.start + later, end=step.end + later)
         latest = max(latest, step.end)
         steps.setdefault(trial, []).append(step)
         groups.setdefault(trial, str(entry.get("group", "")))
     if refused:
         files.notes.append(f"{count(refused, 'line')} of results.jsonl could not be used.")
-    for found in steps.values():
-        found.sort(key=lambda step: step.end)
-    return steps, groups
+    found.zero = zero = min((step.start for of_trial in steps.values() for step in of_trial), default=0.0)
+    for trial, of_trial in steps.items():
+        moved = (replace(step, start=step.start - zero, end=step.end - zero) for step in of_trial)
+        steps[trial] = sorted(moved, key=lambda step: step.end)
+    return found
 
 
 def _step(entry: Mapping[str, Any]) -> Step:
@@ -102,6 +155,26 @@ def segments_of(trials: Sequence[Sequence[Step]]) -> list[Segment]:
                 found.append(Segment(row, step.start, step.end, step.devices, step.width))
             before = step
     return _trimmed(found)
+
+
+def with_pauses(segments: Sequence[Segment], resized: Iterable[Resized]) -> list[Segment]:
+    """The segments, with the pauses of the resizes that some begin with."""
+    found = list(segments)
+    of_row: dict[int, list[int]] = {}
+    for position in sorted(range(len(found)), key=lambda i: found[i].start):
+        of_row.setdefault(found[position].row, []).append(position)
+    for row, at, seconds, devices in resized:
+        before = 0.0
+        for position in of_row.get(row, ()):
+            segment = found[position]
+            # The lane's clock and the driver's differ a little.
+            if segment.start >= at - _JITTER * max(seconds, segment.end - segment.start):
+                if set(segment.devices) == set(devices) and not segment.pause:
+                    start = max(before, min(at, segment.start) - seconds)
+                    found[position] = replace(segment, start=start, pause=min(seconds, segment.start - start))
+                break
+            before = segment.end
+    return found
 
 
 def _goes_on(before: Step, step: Step, starts: Mapping[int, Sequence[float]]) -> bool:

@@ -18,12 +18,18 @@ E = TypeVar("E", bound=Event)
 
 
 class Drive:
-    """A backend, and what it has reported so far."""
+    """A backend, and what it has reported so far.
 
-    def __init__(self, backend: LocalBackend) -> None:
+    Args:
+        backend: to drive.
+        lanes: number of the first lane; none may be used twice.
+    """
+
+    def __init__(self, backend: LocalBackend, lanes: int = 0) -> None:
         self.backend = backend
         self.seen: list[Event] = []
-        self._lanes = 0
+        self.started: list[int] = []
+        self._lanes = lanes
 
     def do(self, *commands: Command) -> None:
         self.backend.execute(commands)
@@ -32,6 +38,7 @@ class Drive:
         """Starts a lane on each of these devices, and returns their numbers once they are ready."""
         numbers = list(range(self._lanes, self._lanes + len(device_ids)))
         self._lanes += len(device_ids)
+        self.started += numbers
         self.do(*(StartLane(number, device) for number, device in zip(numbers, device_ids, strict=True)))
         for number in numbers:
             self.until(LaneReady, lambda event, number=number: event.lane_id == number)
@@ -64,6 +71,12 @@ def drive(tmp_path: Path) -> Iterator[Drive]:
     """Two CPU devices."""
     with LocalBackend(2, run_dir=tmp_path / "run", preload=[], grace=0.2) as backend:
         yield Drive(backend)
+
+
+@pytest.fixture
+def drive_on() -> type[Drive]:
+    """Drives a backend that is there already."""
+    return Drive
 
 
 @pytest.fixture

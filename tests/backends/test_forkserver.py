@@ -76,12 +76,31 @@ def test_modules_are_loaded_before_the_fork(
     write_module(monkeypatch, tmp_path, "late_module", "import os; PID = os.getpid()")
     server = make_server(preload=["early_module", "no_such_module"])
     first = fork(server, 0)
+    first.receive(Ready)
     server.preload(["late_module", "late_module", "early_module"])
     second = fork(server, 1)
     name = "getattr(sys.modules.get('{}'), 'PID', None)"
     expressions = {"early": name.format("early_module"), "late": name.format("late_module")}
     assert first.ask(**expressions) == {"early": server.pid, "late": None}
     assert second.ask(**expressions) == {"early": server.pid, "late": server.pid}
+
+
+def test_what_is_to_be_loaded_comes_before_lanes_that_wait(
+    make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = "import os, time; time.sleep(1); PID = os.getpid()"
+    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    for name, text in (("slow_module", slow), ("threaded_module", thread), ("next_module", slow)):
+        write_module(monkeypatch, tmp_path, name, text)
+    server = make_server(preload=["slow_module"])
+    lanes = [fork(server, number) for number in range(2)]
+    server.preload(["threaded_module", "next_module"])  # It becomes another program, and still owes two lanes.
+    wanted = {name: f"sys.modules['{name}'].PID" for name in ("slow_module", "next_module")}
+    for lane in lanes:
+        assert lane.ask(**wanted) == dict.fromkeys(wanted, server.pid)
+        assert lane.ask(threaded="'threaded_module' in sys.modules") == {"threaded": False}
+    lanes[0].wire.close()
+    assert [exited.lane_id for exited in news(server)] == [0], "nobody else held its connection"
 
 
 @pytest.mark.parametrize("text", ["raise SystemExit(1)", "raise KeyboardInterrupt", "1/0", "syntax error"])

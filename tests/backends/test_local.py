@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import select
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fluid.backends import local
 from fluid.backends.base import Backend
 from fluid.backends.local import LocalBackend, choose_devices
 from fluid.engine.commands import (
@@ -628,6 +631,34 @@ def read_facts(driver: subprocess.Popen[str]) -> tuple[Path, list[int]]:
     return Path(folder), [int(pid) for pid in pids]
 
 
+def memory_of(run_folder: Path) -> Path:
+    """The folder in host memory of the session that has this one on disk."""
+    for session in Path("/dev/shm").glob("fluid-*/.session"):
+        with suppress(FileNotFoundError):  # Of another session, which is just ending.
+            if f'"{run_folder}"' in session.read_text():
+                return session.parent
+    raise AssertionError(f"{run_folder} has no folder in host memory")
+
+
+def test_what_is_left_when_its_driver_and_its_server_are_killed_is_swept_up(
+    driver: subprocess.Popen[str], processes: Any
+) -> None:
+    folder, (_, server, child) = read_facts(driver)
+    session = memory_of(folder) / ".session"
+    os.kill(server, signal.SIGSTOP)  # It would clear away, should it see its driver die.
+    driver.kill()
+    driver.wait()
+    processes.watch(server)
+    os.kill(server, signal.SIGKILL)
+    assert processes.have_ended(within=10.0)
+    os.kill(child, signal.SIGKILL)  # Nobody is left to end it.
+    with open(session, "r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Waits for the lanes, which end with the server.
+    assert session.exists() and folder.is_dir()
+    LocalBackend(1, preload=[]).close()
+    assert not session.parent.exists() and not folder.exists()
+
+
 def test_no_process_outlives_a_killed_driver(driver: subprocess.Popen[str], processes: Any) -> None:
     folder, pids = read_facts(driver)
     assert len(pids) == 3
@@ -716,3 +747,32 @@ def test_it_closes_itself_when_it_is_let_go(processes: Any) -> None:
     processes.watch(*(events[-1].metrics[name] for name in ("pid", "server")))
     del backend
     assert processes.have_ended()
+
+
+def names_a_late_loader(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    import late_user
+
+    yield {"loaded": "late_part" in sys.modules, "by": late_user.__name__}
+
+
+def test_what_a_module_loads_late_is_loaded_ahead(
+    make_drive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PyTorch's optimizers do when one is made, in every lane anew; told by what a trainable names."""
+    for name in ("late_user", "late_part"):
+        (tmp_path / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(local, "_LATE", {"late_user": ("late_part",)})
+    drive = make_drive(1)
+    drive.backend.register("a", names_a_late_loader, {})
+    drive.do(StartLane(0, 0), StartTrial("a", (0,), 1))
+    assert drive.of(IterationDone, "a").metrics == {"loaded": True, "by": "late_user"}
+
+
+def test_a_module_that_loads_nothing_late_comes_alone() -> None:
+    assert local._with_late(["numpy", "torch.nn"]) == ["numpy", "torch.nn"]
+    assert local._with_late(["torch.optim.lr_scheduler", "numpy"]) == [
+        "torch.optim.lr_scheduler",
+        "numpy",
+        "torch._dynamo",
+    ]

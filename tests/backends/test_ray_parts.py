@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from fluid._imports import try_import
-from fluid.backends.ray import folders
+from fluid.backends import host_memory
 from fluid.backends.ray.doorman import Arrival, Doorman, answers, birth_of, ring
-from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, sweep, unpack
+from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
 from fluid.backends.ray.processes import Processes
 from fluid.errors import MissingDependencyError
 from fluid.lane_store import CheckpointStore
@@ -123,7 +123,7 @@ def ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the RAM disk."""
     path = tmp_path / "ram"
     path.mkdir()
-    monkeypatch.setattr(folders, "_RAM_DISK", str(path))
+    monkeypatch.setattr(host_memory, "RAM_DISK", str(path))
     return path
 
 
@@ -174,7 +174,7 @@ def test_the_last_one_to_leave_puts_checkpoints_on_disk(ram: Path, session: Sess
 def test_what_a_killed_process_left_is_swept_up_by_the_next(ram: Path, session: Session, host: str) -> None:
     home = Home(session, host)
     path = save(home, "a", 3, "third")
-    sweep()
+    host_memory.sweep()
     assert os.path.isdir(path)  # Somebody uses it.
     os.close(home._lock)  # As when it is killed.
     other = Home(session._replace(token="0b" * 8), HERE)
@@ -193,7 +193,7 @@ def test_a_temporary_session_leaves_nothing(ram: Path, session: Session) -> None
 
 
 def test_without_host_memory_everything_is_on_disk(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_RAM_DISK", "/proc/there/is/none")
+    monkeypatch.setattr(host_memory, "RAM_DISK", "/proc/there/is/none")
     home = Home(session, HERE)
     assert (home.memory_folder, home.free_bytes()) == ("", 0)
     assert home.note(3).startswith(session.run_folder)

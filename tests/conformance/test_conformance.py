@@ -6,6 +6,7 @@ On the simulated backend time is virtual; on the others trials run in processes 
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any, Protocol
 import pytest
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, Report, ReportEnd, StartTrial
+from fluid.engine.commands import Command, Notice, Report, ReportCall, ReportEnd, ReportStart, StartTrial
 from fluid.engine.events import (
     BudgetExtended,
+    CallRequested,
     DeviceAdded,
     DeviceLost,
     Event,
@@ -24,11 +26,13 @@ from fluid.engine.events import (
     StopRequested,
     Tick,
     TrialAdded,
+    TrialForgotten,
     TrialSpec,
 )
 from fluid.engine.state import EngineState
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
+from fluid.pickling import dump_arguments
 from fluid.planners import make_planner
 from fluid.resources import Device
 
@@ -53,15 +57,41 @@ class Sleeper:
     def load_checkpoint(self, folder: str) -> None:
         self.steps = json.loads((Path(folder) / "steps.json").read_text())
 
+    def tell(self, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(value)
+        return self.steps, value
+
     def cleanup(self) -> None:
         pass
+
+
+def spreading() -> type:
+    """Makes a trainable that can span several devices, where PyTorch is installed."""
+    pytest.importorskip("torch")
+    import torch
+
+    from fluid.elastic import ElasticTrainable
+
+    class Spreading(ElasticTrainable):
+        """Sleeps as long as each of its devices would work."""
+
+        def build(self, config: dict[str, Any]) -> None:
+            self.seconds = config["seconds"]
+            self.model = torch.nn.Linear(2, 1)
+
+        def train_iteration(self) -> dict[str, Any]:
+            time.sleep(self.seconds / self.size)
+            return {"step": self.iteration + 1, "devices": self.all_reduce_mean(self.size, 1)}
+
+    return Spreading
 
 
 class Driver(Protocol):
     """A backend with two devices, as the suite sees it."""
 
     def now(self) -> float: ...
-    def register(self, trial_id: str, seconds: float) -> None: ...
+    def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None: ...
     def add_devices(self, devices: list[Device]) -> None: ...
     def execute(self, commands: list[Command]) -> None: ...
     def poll(self, ticking: bool) -> list[Event]: ...
@@ -79,7 +109,7 @@ class Simulated:
     def now(self) -> float:
         return self._backend.now()
 
-    def register(self, trial_id: str, seconds: float) -> None:
+    def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None:
         self._seconds[trial_id] = seconds
 
     def add_devices(self, devices: list[Device]) -> None:
@@ -105,14 +135,14 @@ class Real:
     def now(self) -> float:
         return float(self._backend.now())
 
-    def register(self, trial_id: str, seconds: float) -> None:
-        self._backend.register(trial_id, Sleeper, {"seconds": seconds})
+    def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None:
+        self._backend.register(trial_id, spreading() if elastic else Sleeper, {"seconds": seconds})
 
     def add_devices(self, devices: list[Device]) -> None:
         self._backend.add_devices(devices)
 
     def execute(self, commands: list[Command]) -> None:
-        self._backend.execute([command for command in commands if not isinstance(command, (Report, ReportEnd))])
+        self._backend.execute([command for command in commands if not isinstance(command, Notice)])
 
     def poll(self, ticking: bool) -> list[Event]:
         return list(self._backend.poll(0.005 if ticking else PATIENCE))
@@ -144,6 +174,7 @@ class Session:
         self.driver = driver
         self.state = EngineState(make_planner("portfolio"), max_packing=1, max_failures=1)
         self.commands: list[Command] = []
+        self.calls = 0
         self.tell(*(DeviceAdded(driver.now(), Device(index)) for index in (0, 1)))
 
     def tell(self, *events: Event) -> list[Command]:
@@ -175,6 +206,16 @@ class Session:
 
     def iterations(self, trial_id: str) -> list[int]:
         return [c.iteration for c in self.commands if isinstance(c, Report) and c.trial_id == trial_id]
+
+    def call(self, trial_id: str, value: Any) -> int:
+        """Asks for a call of ``tell``; returns its number."""
+        self.calls += 1
+        payload = dump_arguments((value,), {})
+        self.tell(CallRequested(self.driver.now(), trial_id, self.calls, "tell", payload))
+        return self.calls
+
+    def answers(self) -> dict[int, ReportCall]:
+        return {c.call_id: c for c in self.commands if isinstance(c, ReportCall)}
 
     def ends(self) -> dict[str, str]:
         return {c.trial_id: c.state for c in self.commands if isinstance(c, ReportEnd)}
@@ -264,6 +305,62 @@ def test_more_trials_than_a_device_keeps_resident_can_all_be_extended(session: S
     assert all(session.iterations(name) == [1, 2] for name in names)
 
 
+def test_methods_are_called_while_a_trial_runs_and_after(session: Session) -> None:
+    session.submit("g", a=(10**6, 0.01), b=(2, 0.01))
+    session.run(lambda: len(session.iterations("a")) >= 2 and session.ends().get("b") == "DONE")
+    running = [session.call("a", 1), session.call("a", "no"), session.call("a", 2)]
+    done = session.call("b", 3)
+    session.tell(BudgetExtended(session.driver.now(), "b", 2))
+    session.run(lambda: len(session.answers()) == 4 and len(session.iterations("b")) == 4)
+    session.tell(StopRequested(session.driver.now(), "a"))
+    session.run_to_the_end()
+    assert session.ends() == {"a": "STOPPED", "b": "DONE"}, "what a call raises does not fail a trial"
+    answers = session.answers()
+    assert [number for number in answers if number != done] == running, "in the order asked for"
+    if isinstance(session.driver, Simulated):
+        assert all(answer.result is None and answer.failure is None for answer in answers.values())
+        return
+    first, failed, second = (answers[number] for number in running)
+    assert first.result is not None and second.result is not None and failed.failure is not None
+    assert (failed.failure.kind, failed.failure.message) == ("error", "ValueError: no")
+    assert failed.failure.exception is not None and pickle.loads(failed.failure.exception).args == ("no",)
+    (steps, value), (later, other) = pickle.loads(first.result), pickle.loads(second.result)
+    assert 2 <= steps <= later and (value, other) == (1, 2)
+    assert answers[done].result is not None
+    assert pickle.loads(answers[done].result) == (2, 3), "before it went on"
+
+
+def test_a_trial_that_left_its_lane_is_brought_back_to_be_called(session: Session) -> None:
+    names = [f"t{x}" for x in range(24)]
+    session.submit("g", **dict.fromkeys(names, (2, 0.001)))
+    session.run(lambda: all(trial.state.ended and not trial.saving for trial in session.state.trials.values()))
+    ends = [command for command in session.commands if isinstance(command, ReportEnd)]
+    away = [name for name in names if session.state.trials[name].resident is None]
+    assert away, "not all of them can stay"
+    numbers = {session.call(name, 7): name for name in names}
+    session.run(lambda: len(session.answers()) == len(names))
+    session.run_to_the_end()
+    assert [command for command in session.commands if isinstance(command, ReportEnd)] == ends, "none ended twice"
+    assert all(session.iterations(name) == [1, 2] for name in names)
+    for number in numbers:
+        answer = session.answers()[number]
+        assert answer.failure is None
+        assert answer.result is None or pickle.loads(answer.result) == (2, 7)
+
+
+def test_a_trial_that_was_forgotten_leaves_nothing_behind(session: Session) -> None:
+    session.submit("g", a=(2, 0.001), b=(2, 0.001))
+    session.run_to_the_end()
+    starts = [command.trial_id for command in session.commands if isinstance(command, ReportStart)]
+    assert sorted(starts) == ["a", "b"]
+    session.tell(TrialForgotten(session.driver.now(), "a"))
+    with pytest.raises(InvalidFieldError, match="taken"):
+        session.submit("h", a=(1, 0.001))
+    session.tell(BudgetExtended(session.driver.now(), "b", 1))
+    session.run_to_the_end()
+    assert session.iterations("b") == [1, 2, 3] and list(session.state.trials) == ["b"]
+
+
 def test_what_cannot_be_is_refused_and_changes_nothing(session: Session) -> None:
     session.submit("g", a=(3, 0.01))
     with pytest.raises(InvalidFieldError, match="'a'"):
@@ -274,10 +371,30 @@ def test_what_cannot_be_is_refused_and_changes_nothing(session: Session) -> None
     assert session.iterations("a") == [1, 2, 3]
 
 
+def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
+    session.driver.register("wide", 0.05, elastic=True)
+    session.tell(GroupSubmitted(session.driver.now(), "g", (TrialSpec("wide", 10**6, max_width=2),)))
+
+    def widths() -> list[float]:
+        return [c.width for c in session.commands if isinstance(c, Report) and c.trial_id == "wide"]
+
+    session.run(lambda: widths().count(2.0) >= 3)
+    session.submit("h", narrow=(3, 0.1))
+    session.run(lambda: session.ends().get("narrow") == "DONE" and len(set(widths()[-3:])) == 1)
+    session.tell(StopRequested(session.driver.now(), "wide"))
+    session.run_to_the_end()
+    reports = [c for c in session.commands if isinstance(c, Report) and c.trial_id == "wide"]
+    assert [report.iteration for report in reports] == list(range(1, len(reports) + 1))
+    assert all(len(report.device_ids) == report.width for report in reports)
+    if not isinstance(session.driver, Simulated):
+        assert all(report.metrics["devices"] == report.width for report in reports)
+    assert 1.0 in widths()[widths().index(2.0) :], "it made room"
+
+
 @pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_decisions_come_in_the_same_order_as_simulated(name: str, tmp_path: Path) -> None:
-    """Runtimes differ by whole tenths of a second, so that no noise can swap two ends."""
-    tenths = {"a": 9, "b": 5, "c": 14, "d": 3, "e": 8, "f": 20, "g": 2}
+    """Runtimes differ by large parts of a second, so that no noise can swap two ends."""
+    lengths = {"a": 9, "b": 5, "c": 14, "d": 3, "e": 8, "f": 20, "g": 2}
 
     def decisions(kind: str) -> list[tuple[str, str]]:
         driver = BACKENDS[kind](tmp_path / kind)
@@ -285,7 +402,7 @@ def test_decisions_come_in_the_same_order_as_simulated(name: str, tmp_path: Path
             session = Session(driver)
             # All lanes are warm, so that starting them takes no part in the order.
             session.run(lambda: all(lane.ready for lane in session.state.lanes))
-            session.submit("g", **{trial_id: (2, 0.15 * count / 2) for trial_id, count in tenths.items()})
+            session.submit("g", **{trial_id: (2, 0.3 * length / 2) for trial_id, length in lengths.items()})
             session.run_to_the_end()
         finally:
             driver.close()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fluid.engine.commands import ReportEnd
-from fluid.engine.events import Failure, GroupSubmitted, TrialSpec
+from fluid.engine.events import Failure, GroupSubmitted, StopRequested, TrialForgotten, TrialSpec
 from fluid.engine.journal import encode
 from fluid.profile import Profile
-from fluid.trialgroup import Trial
+from fluid.run_folder import RunFolder
+from fluid.trialgroup import Search, Trial
 
 #: When sessions begin on their clock; what is read from them begins at 0.
 ZERO = 5000.0
@@ -36,15 +38,24 @@ class Session:
             (path / name).touch()
         began = {"format": 1, "fluid": "0.1.0", "began": "2026-01-31 12:34:56", **facts}
         (path / "session.json").write_text(json.dumps(began), encoding="utf-8")
-        for number, (name, trials) in enumerate(groups.items()):
-            group = str(number)
-            self._write("trials", {"group": group, "name": name})
-            for trial in trials:
-                self.group_of[trial.id] = group
-                config = dict(trial.config)
-                self._write("trials", {"group": group, "trial": trial.id, "config": config, "key": trial.key})
-            specs = tuple(TrialSpec(trial.id, trial.budget, profile_key=trial.key) for trial in trials)
-            self._write("journal", encode(GroupSubmitted(ZERO, group, specs)))
+        self._folder = RunFolder(path)
+        self._numbers: dict[str, str] = {}
+        for name, trials in groups.items():
+            if trials:
+                self.submit(name, trials)
+
+    def submit(self, name: str, trials: Sequence[Trial], search: Search | None = None) -> None:
+        """Submits a group."""
+        group = self._numbers.setdefault(name, str(len(self._numbers)))
+        self._folder.write_trials(group, name, list(trials), search)
+        self.group_of.update((trial.id, group) for trial in trials)
+        specs = tuple(TrialSpec(trial.id, trial.budget, profile_key=trial.key) for trial in trials)
+        self.happened(GroupSubmitted(0.0, group, specs))
+
+    def happened(self, *items: Any) -> None:
+        """Writes events and commands, of which the times begin at 0."""
+        for item in items:
+            self._write("journal", encode(replace(item, at=ZERO + item.at)))
 
     def results(self, *rows: Row) -> None:
         """Writes finished iterations."""
@@ -55,11 +66,20 @@ class Session:
 
     def end(self, trial: str, state: str = "DONE", iteration: int = 1, failure: Failure | None = None) -> None:
         """Writes that a trial ended."""
-        self._write("journal", encode(ReportEnd(trial, self.group_of[trial], state, iteration, ZERO, failure)))
+        self.happened(ReportEnd(trial, self.group_of[trial], state, iteration, 0.0, failure))
+
+    def stop(self, trial: str, outcome: str | None = None) -> None:
+        """Writes that a trial was stopped, and what came of it."""
+        self.happened(StopRequested(0.0, trial, outcome))
+
+    def forget(self, trial: str) -> None:
+        """Writes that a trial was forgotten."""
+        self.happened(TrialForgotten(0.0, trial))
 
     def close(self, profile: Profile | None = None) -> Path:
         """Ends the session; returns its folder."""
         (profile or Profile()).save(self.path / "profile.json")
+        self._folder.close()
         return self.path
 
     def _write(self, name: str, entry: Mapping[str, Any] | None) -> None:

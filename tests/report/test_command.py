@@ -71,6 +71,7 @@ def test_json(small_run: Path, tmp_path: Path, capsys: Captured) -> None:
     assert data["groups"][1] == {
         "group": "1",
         "name": "rung 1",
+        "search": None,
         "trials": 1,
         "states": {"UNFINISHED": 1},
         "iterations": 1,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,17 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from fluid.engine.commands import NoteDeviceLost, NoteResize
+from fluid.engine.events import DeviceAdded, Failure
 from fluid.errors import InvalidFieldError
-from fluid.report.run import Run, TrialRun, less_is_better, load_run
+from fluid.report.html import render_html
+from fluid.report.reading import load_run
+from fluid.report.run import Run, TrialRun, less_is_better
+from fluid.report.run_table import as_json, run_tables
+from fluid.resources import Device
 from fluid.strips import Segment
-from fluid.trialgroup import Trial
+from fluid.trialgroup import Search, Shown, Trial
 
 Sessions = Callable[..., Any]
 
 
 def trial(trial_id: str, budget: int = 1) -> Trial:
     return Trial(print, budget=budget, trial_id=trial_id)
+
+
+def tables(run: Run) -> str:
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(run_tables(run))
+    return console.export_text()
 
 
 def by_id(run: Run) -> dict[str, TrialRun]:
@@ -57,7 +71,8 @@ def test_trials_know_what_came_of_them(small_run: Path) -> None:
     assert a.key == "net"
     assert a.last == {"loss": 0.4, "epoch": 3, "phase": "last"}
     assert b.ranges["loss"] == (0.8, 0.85)
-    assert (b.best("loss"), b.best("eval/f1"), b.best("nothing")) == (0.8, 0.5, None)
+    found = [b.best("loss", less=True), b.best("eval/f1", less=False), b.best("nothing", less=True)]
+    assert found == [0.8, 0.5, None]
     assert c.failure == "ValueError: too <small>"
     assert d.failure == ""
 
@@ -241,6 +256,136 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
         assert (caught.value.field, caught.value.value) == ("run", str(path))
 
 
+# --- Searches
+
+
+def sweep(session: Sessions, *parts: Trial, **search: Any) -> Any:
+    """Begins a session that is one sweep; its trials are shown under names of their own."""
+    made = session({"sweep": []}, name="folder")
+    made.submit("sweep", parts, search=Search(**search))
+    return made
+
+
+def part(trial_id: str, shown: str, iterations: int = 0, **config: Any) -> Trial:
+    return Trial(print, {"job": b"..."}, trial_id=trial_id, shown=Shown(shown, config, iterations, "result"))
+
+
+def test_a_sweep_is_told_by_its_own_name_and_metric(session: Sessions) -> None:
+    made = sweep(session, part("a", "a", lr=0.1), part("b", "b", lr=0.2), metric="margin", mode="min", trials=2)
+    made.results(
+        ("a", 1, 0.0, 1.0, 1.0, (0,), {"result": {"score": 7.0, "margin": 2.0, "config": None}, "saved": None}),
+        ("b", 1, 0.0, 1.0, 1.0, (1,), {"result": {"score": 9.0, "margin": 3.0}, "saved": "a long text"}),
+    )
+    run = load_run(made.close())
+    assert (run.name, run.is_one_search, run.metrics) == ("sweep", True, ("margin", "score"))
+    assert run.less_is_better("margin") and not run.less_is_better("score")
+    a, b = run.trials
+    assert (a.config, a.budget, a.last) == ({"lr": 0.1}, None, {"score": 7.0, "margin": 2.0})
+    assert b.last == {"score": 9.0, "margin": 3.0}
+    shown = tables(run)
+    assert "best margin" in shown and shown.index("a  ") < shown.index("b  ")
+    assert "2 iterations; 2 unfinished" in shown
+
+
+def test_what_a_search_says_came_of_a_trial_is_its_state(session: Sessions) -> None:
+    outcomes = {"a": "DONE", "b": "STOPPED", "c": "FAILED", "d": "PAUSED"}
+    made = sweep(session, *(part(name, name) for name in (*outcomes, "e", "f")))
+    for name, outcome in outcomes.items():
+        made.end(name)
+        made.stop(name, outcome)
+        made.forget(name)
+    made.end("e")
+    assert [found.state for found in load_run(made.close()).trials] == [*outcomes.values(), "PAUSED", "UNFINISHED"]
+
+
+def test_a_trial_that_came_back_is_one_trial(session: Sessions) -> None:
+    made = sweep(session, part("a", "a", x=1), part("b", "b"), part("a.1", "a", 2, x=5), metric="score")
+    made.results(
+        ("a", 1, 0.0, 1.0, 1.0, (0,), {"result": {"score": 1.0}}),
+        ("a", 2, 1.0, 2.0, 1.0, (0,), {"result": {"score": 2.0}}),
+        ("b", 1, 2.0, 3.0, 1.0, (0,), {"result": {"score": 0.0}}),
+        ("a.1", 1, 3.0, 4.0, 1.0, (1,), {"result": {"score": 7.0}}),
+    )
+    made.end("a", "FAILED", failure=Failure("error", "once"))
+    made.stop("a", "PAUSED")
+    made.forget("a")
+    made.end("a.1")
+    made.stop("a.1", "DONE")
+    made.forget("a.1")
+    run = load_run(made.close())
+    a = run.trials[0]
+    assert (a.trial_id, a.state, a.failure, a.config) == ("a", "DONE", "", {"x": 5})
+    assert [(step.iteration, step.metrics["score"]) for step in a.steps] == [(1, 1.0), (2, 2.0), (3, 7.0)]
+    stretches = [(s.row, s.start, s.devices) for s in run.timeline.segments]
+    assert stretches == [(0, 0.0, (0,)), (0, 3.0, (1,)), (1, 2.0, (0,))]
+    assert [entry["trial"] for entry in as_json(run)["trials"]] == ["a", "b"]
+
+
+def test_a_trial_that_was_forgotten_keeps_its_state_budget_and_failure(session: Sessions) -> None:
+    made = session({"g": [trial("a", 3), trial("b", 2)]})
+    made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {"loss": 1.0}))
+    made.end("a", "FAILED", failure=Failure("error", "no more"))
+    made.forget("a")
+    a, b = load_run(made.close()).trials
+    assert (a.state, a.budget, a.failure, a.iterations, a.last) == ("FAILED", 3, "no more", 1, {"loss": 1.0})
+    assert (b.state, b.budget) == ("UNFINISHED", 2)
+
+
+# --- Devices that come and go, and resizes
+
+
+def test_a_device_that_is_lost_ends_there(session: Sessions) -> None:
+    devices = [{"index": index, "kind": "gpu"} for index in range(2)]
+    made = session({"g": [trial("a", 4)]}, devices=devices)
+    made.happened(DeviceAdded(-1.0, Device(0, kind="gpu")), DeviceAdded(-1.0, Device(1, kind="gpu")))
+    made.results(("a", 1, 0.0, 4.0, 1.0, (0,), None), ("a", 2, 6.0, 10.0, 1.0, (2,), None))
+    made.happened(NoteDeviceLost(0, 4.0), DeviceAdded(6.0, Device(2, host="other", kind="gpu")), NoteDeviceLost(9, 7.0))
+    line = load_run(made.close()).timeline
+    assert line.absences == {0: ((4.0, 10.0),), 2: ((0.0, 6.0),)}
+    assert [(device.index, device.host) for device in line.devices] == [
+        (0, "localhost"),
+        (1, "localhost"),
+        (2, "other"),
+        (9, "localhost"),
+    ]
+    assert line.busy_fractions == {0: 1.0, 1: 0.0, 2: 1.0, 9: 0.0}
+
+
+def test_a_resize_is_a_pause_at_the_beginning_of_what_follows(session: Sessions) -> None:
+    made = session({"g": [trial("a", 4), trial("b", 1)]})
+    made.results(
+        ("a", 1, 0.0, 2.0, 1.0, (0,), None),
+        ("a", 2, 3.0, 4.0, 2.0, (0, 1), None),
+        ("a", 3, 4.0, 5.0, 2.0, (0, 1), None),
+        ("b", 1, 0.0, 2.0, 1.0, (1,), None),
+    )
+    made.happened(NoteResize("a", 2.9, 2.0, (1, 0), 0.5), NoteResize("nobody", 3.0, 2.0, (0, 1), 1.0))
+    line = load_run(made.close()).timeline
+    assert [(s.row, s.start, s.end, s.pause) for s in line.segments] == [
+        (0, 0.0, 2.0, 0.0),
+        (0, pytest.approx(2.4), 5.0, pytest.approx(0.5)),
+        (1, 0.0, 2.0, 0.0),
+    ]
+    assert [(block.lane, block.lanes) for block in line.blocks] == [(0, 1), (0, 2), (1, 1)]
+
+
+def test_a_resize_that_came_to_nothing_is_no_pause(session: Sessions) -> None:
+    made = session({"g": [trial("a", 4)]})
+    made.results(("a", 1, 0.0, 2.0, 1.0, (0,), None), ("a", 2, 3.0, 4.0, 1.0, (1,), None))
+    made.happened(NoteResize("a", 2.9, 2.0, (0, 1), 0.5))
+    assert [s.pause for s in load_run(made.close()).timeline.segments] == [0.0, 0.0]
+
+
+def test_places_of_a_session_that_went_on_after_a_restart_are_on_its_time(session: Sessions) -> None:
+    made = session({"g": [trial("a", 9)]})
+    made.happened(DeviceAdded(400.0, Device(0)), DeviceAdded(400.0, Device(1)))
+    made.results(("a", 1, 500.0, 510.0, 1.0, (0,), None))
+    made.happened(DeviceAdded(-4100.0, Device(0)), DeviceAdded(-4100.0, Device(1)))
+    made.results(("a", 2, -4000.0, -3990.0, 1.0, (0,), None))
+    made.happened(NoteDeviceLost(1, -3995.0))
+    assert load_run(made.close()).timeline.absences == {1: ((15.0, 20.0),)}
+
+
 # --- Metrics
 
 
@@ -288,3 +433,29 @@ def test_lines_are_in_the_documented_format(tmp_path: Path) -> None:
     run = load_run(tmp_path)
     assert [(s.start, s.end, s.devices) for s in run.timeline.segments] == [(0.0, 2.0, (4,))]
     assert run.trials[0].config == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "expected"),
+    [
+        ({"sharing": "mps", "sharing_why": ""}, "gpu", "NVIDIA MPS"),
+        (
+            {"sharing": "timeslice", "sharing_why": "it is not installed"},
+            "gpu",
+            "time slices (no MPS: it is not installed)",
+        ),
+        ({"sharing": "timeslice", "sharing_why": ""}, "gpu", "time slices"),
+        ({"sharing": "timeslice", "sharing_why": ""}, "cpu", ""),
+        ({}, "gpu", ""),
+    ],
+)
+def test_how_gpus_were_shared(session: Callable[..., Any], facts: dict[str, str], kind: str, expected: str) -> None:
+    made = session({"rung 0": [trial("a")]}, devices=[{"index": 0, "kind": kind, "host": "node"}], **facts)
+    made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {"loss": 1.0}))
+    run = load_run(made.close())
+    assert run.sharing == expected
+    table, page = tables(run), render_html(run)
+    if expected:
+        assert f"GPUs shared by <b>{expected}</b>" in page and f"GPUs shared by {expected}\n" in table
+    else:
+        assert "GPUs shared" not in page + table

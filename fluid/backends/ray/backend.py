@@ -5,21 +5,20 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
-import sys
-import tempfile
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any
 
+from fluid.backends.gpu_sharing import Sharing
 from fluid.backends.pool import DEFAULT_GRACE_S, LanePool
+from fluid.backends.pooled import PooledBackend, make_run_folder, modules_to_load, require_lane_options
 from fluid.backends.ray.cluster import RayDevices
 from fluid.backends.ray.folders import HERE, Session, host_of
 from fluid.backends.ray.launcher import RayLauncher
+from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import DeviceAdded, DeviceLost, Event, LaneLost, TrialSaved
 from fluid.errors import InvalidFieldError, require_number
+from fluid.lane_policy import DEFAULT_POLICY
 from fluid.resources import Device
 
 #: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
@@ -28,7 +27,7 @@ _LIKELY = ("numpy", "torch", "torchvision")
 DEFAULT_TIMEOUT_S = 30.0
 
 
-class RayBackend:
+class RayBackend(PooledBackend):
     """Runs trials on the devices of a Ray cluster: its GPUs, or CPUs where it has none.
 
     Joins the cluster that this process is connected to, or the one that ``RAY_ADDRESS`` names, and leaves it up.
@@ -48,6 +47,9 @@ class RayBackend:
         grace: seconds a lane has to end by itself before it is killed.
         timeout: seconds to wait for devices that others use.
         spares: whether to keep a process ready beside each GPU, or on each machine without, for the next lane there.
+        lane_policy: which trial a lane runs next if several have iterations left there; see
+            :mod:`fluid.lane_policy`.
+        process_group: what the devices of one trial talk through: see :class:`fluid.executor.FluidExecutor`.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or the cluster cannot give as many devices.
@@ -64,43 +66,36 @@ class RayBackend:
         grace: float = DEFAULT_GRACE_S,
         timeout: float = DEFAULT_TIMEOUT_S,
         spares: bool = True,
+        lane_policy: str = DEFAULT_POLICY,
+        process_group: str = DEFAULT_PROCESS_GROUP,
     ) -> None:
-        require_number("grace", grace, at_least=0.0)
+        require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
         require_number("timeout", timeout, at_least=0.0)
         self._devices = RayDevices(devices, timeout)
         try:
-            folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
-            os.makedirs(folder, exist_ok=True)
+            folder = make_run_folder(run_dir)
             session = Session(secrets.token_hex(8), folder, temporary=run_dir is None)
-            modules = [name for name in _LIKELY if name in sys.modules] if preload is None else list(preload)
-            self._launcher = RayLauncher(self._devices, session, modules, spares=spares)
+            modules = modules_to_load(preload, _LIKELY)
+            self._launcher = RayLauncher(self._devices, session, modules, spares=spares, policy=lane_policy)
         except BaseException:
             self._devices.close()
             raise
-        self._pool = LanePool(self._devices.devices, self._launcher, grace=grace)
+        super().__init__(LanePool(self._devices.devices, self._launcher, grace=grace, process_group=process_group))
         self._launcher.on_change(self._pool.wake)
         #: No event may be older than this.
         self._floor = 0.0
-        self._finalizer = weakref.finalize(self, self._pool.close)
         # Before Ray ends itself, which is told so later on but was told so first.
         atexit.register(self._finalizer)
-
-    def __enter__(self) -> RayBackend:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def run_folder(self) -> str:
         """Folder of the trials' output and checkpoints."""
         return self._launcher.run_folder
 
-    def devices(self) -> list[Device]:
-        """Returns the devices, in order of their index."""
-        return self._pool.devices()
+    @property
+    def sharing(self) -> Sharing:
+        """How lanes share a GPU."""
+        return Sharing("timeslice", "the Ray backend does not start it")
 
     def discover(self) -> list[Device]:
         """Reserves what else the cluster has free by now, as after a node has joined.
@@ -122,27 +117,15 @@ class RayBackend:
         for device in chosen:
             if device.index not in self._devices:
                 raise InvalidFieldError("devices", device, "Ray has not given it; see discover()")
-        self._pool.add_devices(chosen)
-
-    def now(self) -> float:
-        """Returns the time, seconds, on the clock of the events."""
-        return self._pool.now()
-
-    def register(self, trial_id: str, trainable: Any, config: Mapping[str, Any]) -> None:
-        """Says what a trial is: see :meth:`fluid.backends.base.Backend.register`."""
-        self._pool.register(trial_id, trainable, config)
-
-    def forget(self, trial_id: str) -> None:
-        """Says that no command will name a trial any more; its checkpoints are deleted."""
-        self._pool.forget(trial_id)
+        super().add_devices(chosen)
 
     def execute(self, commands: Sequence[Command]) -> None:
         """Carries commands out: see :meth:`fluid.backends.base.Backend.execute`."""
-        self._pool.execute([self._without_lost_checkpoint(command) for command in commands])
+        super().execute([self._without_lost_checkpoint(command) for command in commands])
 
     def poll(self, timeout: float | None = None) -> list[Event]:
         """Waits for something to happen: see :meth:`fluid.backends.base.Backend.poll`."""
-        events = self._pool.poll(timeout)
+        events = super().poll(timeout)
         if self._devices.hosts != {HERE}:
             events = [_with_fate(event) for event in events]
         deaths = [event for event in events if isinstance(event, LaneLost)]
@@ -156,13 +139,9 @@ class RayBackend:
         changes = [*(DeviceLost(now, index) for index in lost), *(DeviceAdded(now, device) for device in back)]
         return self._not_before_floor(rest) + changes + [replace(event, at=now) for event in deaths]
 
-    def wake(self) -> None:
-        """Makes :meth:`poll` return; may be called from any thread."""
-        self._pool.wake()
-
     def close(self) -> None:
         """Ends every lane and gives the devices back. Closing twice is harmless."""
-        self._finalizer()
+        super().close()
         atexit.unregister(self._finalizer)
 
     def _without_lost_checkpoint(self, command: Command) -> Command:

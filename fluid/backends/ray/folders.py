@@ -3,15 +3,10 @@
 Checkpoints are kept in host memory or on disk, see :mod:`fluid.lane_store`. Their paths tell which machine wrote
 them and are never the same on two machines, so a lane that is told to restore one finds that very one or none. The
 driver's machine uses the run's folder itself; so do others that share it with the driver.
-
-Everybody who uses a session's folder in memory holds a lock there, which goes with the process, however that ends.
-So what a killed driver or machine left behind is recognised, and cleared away, by whoever comes next.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import shutil
@@ -21,19 +16,19 @@ from contextlib import suppress
 from io import BytesIO
 from typing import NamedTuple
 
+from fluid.backends import host_memory
 from fluid.lane_messages import folder_name, trials_folder
-from fluid.lane_store import settle
+from fluid.lane_store import hold, settle
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
 HERE = "localhost"
-_RAM_DISK = "/dev/shm"
 _PREFIX = "fluid-ray-"
 _OWN_FOLDER = re.compile(rf"/{_PREFIX}[0-9a-f]+-(?P<host>[^/]+)/")
-#: Locked by all who use the folder; holds what is needed to clear it away.
-_LOCK = ".session"
 _NOTES = ".notes"
 #: Where, below the run's folder, other machines keep theirs.
 _HOSTS = "hosts"
+#: Seconds that processes which were killed have to be gone.
+_LEAVE_S = 3.0
 
 
 class Session(NamedTuple):
@@ -76,8 +71,12 @@ class Home:
             os.makedirs(self.run_folder, mode=0o700, exist_ok=True)
         self.memory_folder = ""
         self._lock = -1
+        folder = os.path.join(host_memory.RAM_DISK, name)
+        if not os.path.isdir(folder):
+            host_memory.sweep()
         with suppress(OSError):
-            self._enter(os.path.join(_RAM_DISK, name))
+            self._lock = host_memory.enter(folder, self.run_folder, temporary=self._temporary)
+            self.memory_folder = folder
 
     def note(self, lane_id: int) -> str:
         """The file that names the trial whose code a lane runs."""
@@ -102,47 +101,12 @@ class Home:
             clear: whether the session is over; then the last one to leave empties host memory.
         """
         if self._lock >= 0:
-            if clear and _lock_alone(self._lock):
+            if clear and host_memory.is_last(self._lock, _LEAVE_S):
                 settle(self.memory_folder, self.run_folder, temporary=self._temporary)
             os.close(self._lock)
             self._lock = -1
         elif clear and self._temporary:
             settle("", self.run_folder, temporary=True)
-
-    def _enter(self, folder: str) -> None:
-        new = not os.path.isdir(folder)
-        if new:
-            sweep()
-        while True:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            if os.stat(folder).st_uid != os.getuid():
-                return
-            path = os.path.join(folder, _LOCK)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            with suppress(OSError):
-                if os.stat(path).st_ino == os.fstat(lock).st_ino:
-                    break
-            os.close(lock)  # Somebody was just clearing it away.
-        if os.fstat(lock).st_size == 0:
-            os.pwrite(lock, json.dumps({"run_folder": self.run_folder, "temporary": self._temporary}).encode(), 0)
-        self.memory_folder, self._lock = folder, lock
-
-
-def sweep() -> None:
-    """Clears away what sessions of this user left in host memory that nobody uses any more."""
-    for name in os.listdir(_RAM_DISK):
-        folder = os.path.join(_RAM_DISK, name)
-        if not name.startswith(_PREFIX):
-            continue
-        with suppress(OSError, ValueError, KeyError):
-            lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR)
-            try:
-                if os.fstat(lock).st_uid == os.getuid() and _lock_alone(lock):
-                    left = json.loads(os.pread(lock, 1 << 16, 0))
-                    settle(folder, left["run_folder"], temporary=left["temporary"])
-            finally:
-                os.close(lock)
 
 
 def clear_host(session: Session, host: str) -> None:
@@ -167,7 +131,7 @@ def locate(path: str, run_folder: str) -> str | None:
         return path
     parent, name = os.path.split(path)
     folder, trial = os.path.split(parent)
-    if os.path.dirname(folder) != _RAM_DISK:
+    if os.path.dirname(folder) != host_memory.RAM_DISK:
         return None
     base = run_folder if host_of(path) == HERE else os.path.join(run_folder, _HOSTS, os.path.basename(folder))
     settled = os.path.join(_on_disk(base, trial), name)
@@ -180,12 +144,13 @@ def pack(path: str, run_folder: str) -> bytes:
     Raises:
         FileNotFoundError: it is not there any more.
     """
-    found = locate(path, run_folder)
-    if found is None:
-        raise FileNotFoundError(f"the checkpoint {path} is not there any more")
     buffer = BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.add(found, arcname="")
+    with hold(path):
+        found = locate(path, run_folder)
+        if found is None:
+            raise FileNotFoundError(f"the checkpoint {path} is not there any more")
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            archive.add(found, arcname="")
     return buffer.getvalue()
 
 
@@ -204,14 +169,6 @@ def unpack(data: bytes, path: str) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         if not os.path.isdir(path):
             raise
-
-
-def _lock_alone(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _on_disk(run_folder: str, trial: str) -> str:

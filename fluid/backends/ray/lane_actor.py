@@ -45,11 +45,13 @@ class LaneStart(NamedTuple):
         driver_ip: address of the driver's machine, as Ray knows it.
         spread: whether checkpoints may be on other machines.
         kind: of its device.
+        bounded: whether its device has so much memory and no more.
         visible: what ``CUDA_VISIBLE_DEVICES`` is set to; ``None`` leaves it as Ray has set it.
         threads: threads that PyTorch and numeric libraries may use.
         share: of its machine's memory for checkpoints: one over the number of devices there.
         modules: to load before it says that it is there.
         folder: the driver's working directory.
+        policy: which trial runs next if several have iterations left.
     """
 
     number: int
@@ -60,11 +62,13 @@ class LaneStart(NamedTuple):
     driver_ip: str
     spread: bool
     kind: str
+    bounded: bool
     visible: str | None
     threads: int
     share: float
     modules: tuple[str, ...]
     folder: str
+    policy: str
 
 
 class Assignment(NamedTuple):
@@ -90,15 +94,18 @@ def run_lane(start: LaneStart) -> None:
     if start.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = start.visible
     # Not by the lane, which would say in which order to count them, too. That is Ray's to say.
-    options = LaneOptions(-1, kind=start.kind, visible=None, threads=start.threads)
+    options = LaneOptions(
+        -1, kind=start.kind, visible=None, threads=start.threads, policy=start.policy, bounded=start.bounded
+    )
     bind(options)
     _load(start.modules)
+    connection = Connection(ring(start.address, start.key, start.number).detach())
+    lane_id = _await_assignment(connection)
+    if lane_id is None:
+        return
+    # Not before: the driver waits for its lanes when it clears the folders, and knows of no others.
     home = Home(start.session, start.host)
     try:
-        connection = Connection(ring(start.address, start.key, start.number).detach())
-        lane_id = _await_assignment(connection)
-        if lane_id is None:
-            return
         options = options._replace(
             lane_id=lane_id,
             host=start.host,

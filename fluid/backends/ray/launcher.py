@@ -22,6 +22,7 @@ from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
 from fluid.backends.ray.processes import Processes
 from fluid.lane_messages import encode
 from fluid.lane_note import read_note
+from fluid.lane_policy import DEFAULT_POLICY
 from fluid.resources import Device
 
 _LOOPBACK = "127.0.0.1"
@@ -60,12 +61,22 @@ class RayLauncher:
         session: the folders.
         preload: modules to load first.
         spares: whether to keep actors ready.
+        policy: which trial a lane runs next if several have iterations left.
     """
 
-    def __init__(self, devices: RayDevices, session: Session, preload: Sequence[str], *, spares: bool) -> None:
+    def __init__(
+        self,
+        devices: RayDevices,
+        session: Session,
+        preload: Sequence[str],
+        *,
+        spares: bool,
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
         self._devices = devices
         self._session = session
         self._spares = spares
+        self._policy = policy
         self._modules = list(dict.fromkeys(preload))
         self._key = secrets.token_bytes(32)
         self._home = Home(session, HERE)
@@ -197,11 +208,13 @@ class RayLauncher:
             driver_ip=self._devices.ip,
             spread=self._devices.hosts != {HERE},
             kind=device.kind,
+            bounded=device.memory_bytes is not None,
             visible=self._devices.visible_for(device.index),
             threads=1,
             share=1.0 / max(1, sum(other.host == device.host for other in self._devices.devices)),
             modules=tuple(self._modules),
             folder=os.getcwd(),
+            policy=self._policy,
         )
         self._helper.start(actor.number, device.index, start)
 
