@@ -1,0 +1,111 @@
+"""What :mod:`fluid.tune` offers: the names of ``ray.tune``, with ``run`` and ``Tuner`` taking an ``executor``.
+
+Besides, the schedulers that Tune has not: :class:`SuccessiveHalvingScheduler` and :class:`SyncBOHB`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import ray.tune
+from ray.tune.schedulers import create_scheduler
+
+from fluid.errors import InvalidFieldError
+from fluid.executor import FluidExecutor, lent
+from fluid.integrations.ray_tune.scheduler import FluidScheduler
+from fluid.integrations.ray_tune.synchronous import SuccessiveHalvingScheduler, SyncBOHB
+
+__all__ = [
+    *(name for name in ray.tune.__all__ if name not in ("run", "Tuner")),
+    "SuccessiveHalvingScheduler",
+    "SyncBOHB",
+    "Tuner",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(ray.tune, name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **options: Any) -> Any:
+    """``ray.tune.run`` with the trials on Fluid.
+
+    Args:
+        run_or_experiment: as for ``ray.tune.run``.
+        executor: runs the trials; ``None`` for Ray Tune as it is.
+        options: as for ``ray.tune.run``.
+
+    Returns:
+        The ``ExperimentAnalysis`` of ``ray.tune.run``.
+
+    Raises:
+        InvalidFieldError: ``executor`` is no FluidExecutor, or Fluid cannot run the sweep from here.
+    """
+    if executor is None:
+        return ray.tune.run(run_or_experiment, **options)
+    options["scheduler"] = _wrapped(options.get("scheduler"), executor)
+    with lent(executor):
+        return ray.tune.run(run_or_experiment, **options)
+
+
+class Tuner(ray.tune.Tuner):  # type: ignore[misc]
+    """``ray.tune.Tuner`` with the trials on Fluid.
+
+    Args:
+        trainable: as for ``ray.tune.Tuner``.
+        executor: runs the trials; ``None`` for Ray Tune as it is.
+        options: as for ``ray.tune.Tuner``.
+
+    Raises:
+        InvalidFieldError: ``executor`` is no FluidExecutor, or Fluid cannot run the sweep from here.
+    """
+
+    def __init__(self, trainable: Any = None, *, executor: FluidExecutor | None = None, **options: Any) -> None:
+        if executor is not None and "_tuner_internal" not in options:
+            config = copy.copy(options.get("tune_config")) or ray.tune.TuneConfig()
+            config.scheduler = _wrapped(config.scheduler, executor)
+            options["tune_config"] = config
+        super().__init__(trainable, **options)
+        self._executor = executor
+
+    @classmethod
+    def restore(cls, path: str, trainable: Any, *, executor: FluidExecutor | None = None, **options: Any) -> Tuner:
+        """``ray.tune.Tuner.restore`` with the trials on Fluid.
+
+        A sweep that was begun under Fluid goes on without an executor too, and one begun without goes on under it.
+        """
+        restored = ray.tune.Tuner.restore(path, trainable, **options)
+        internal = restored._local_tuner
+        config = internal._tune_config
+        if executor is not None:
+            config.scheduler = _wrapped(config.scheduler, executor)
+        elif isinstance(config.scheduler, FluidScheduler):
+            config.scheduler = config.scheduler.base
+        return cls(_tuner_internal=internal, executor=executor)
+
+    def fit(self) -> Any:
+        """``ray.tune.Tuner.fit``."""
+        if self._executor is None:
+            return super().fit()
+        with lent(self._executor):
+            return super().fit()
+
+
+def _wrapped(scheduler: Any, executor: FluidExecutor) -> Any:
+    """The user's scheduler in one that brings Fluid in."""
+    if not isinstance(executor, FluidExecutor):
+        raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
+    if ray.util.client.ray.is_connected():
+        raise InvalidFieldError("executor", executor, "cannot be used through Ray Client: run this on the cluster")
+    if isinstance(scheduler, str):
+        scheduler = create_scheduler(scheduler)
+    if isinstance(scheduler, FluidScheduler):
+        scheduler.use(executor)
+        return scheduler
+    return FluidScheduler(scheduler, executor)

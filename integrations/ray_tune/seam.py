@@ -1,0 +1,286 @@
+"""Every name of Ray Tune that is not public and that Fluid touches, in one place.
+
+They were read in the sources of the releases in :data:`SUPPORTED`. :func:`check` looks at each before the first trial
+runs, so that a release that moved one is refused with a clear error instead of failing in the middle of a sweep.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import ray
+from pyarrow import fs as pyarrow_fs
+from ray._private import auto_init_hook
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.train._internal import session as session_module
+from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
+from ray.tune.execution.class_cache import DEFAULT_ENV_VARS, ENV_VARS_TO_PROPAGATE
+from ray.tune.experiment import Trial
+from ray.tune.experiment.trial import _get_trainable_kwargs as arguments_of
+from ray.tune.result import DONE, RESULT_DUPLICATE, STDERR_FILE, STDOUT_FILE, TRAINING_ITERATION, TRIAL_INFO
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    HyperBandForBOHB,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    PopulationBasedTrainingReplay,
+)
+from ray.tune.stopper import FunctionStopper, MaximumIterationStopper, NoopStopper, TimeoutStopper
+from ray.tune.trainable import Trainable
+from ray.tune.trainable.function_trainable import FunctionTrainable
+
+from fluid.errors import FluidError
+from fluid.trialgroup import Search
+
+__all__ = [
+    "DEFAULT_ENV_VARS",
+    "DONE",
+    "ENV_VARS_TO_PROPAGATE",
+    "RESULT_DUPLICATE",
+    "STDERR_FILE",
+    "STDOUT_FILE",
+    "SUPPORTED",
+    "TRAINING_ITERATION",
+    "TRIAL_INFO",
+    "FunctionTrainable",
+    "RayActorManager",
+    "TrackedActor",
+    "Trainable",
+    "TrainingResult",
+    "Trial",
+    "UnsupportedRayError",
+    "arguments_of",
+    "asks_for_resources",
+    "check",
+    "controller_of",
+    "give_session_path",
+    "goal_of",
+    "make_quietly",
+    "newest_checkpoint_index",
+    "session_module",
+    "session_path_of",
+    "waits_for_saves",
+    "watches_every_result",
+]
+
+#: First and last release of Ray whose sources were read.
+SUPPORTED = ("2.9", "2.60")
+
+#: By what they belong to, as found on an instance.
+CONTROLLER = (
+    "_actor_manager",
+    "_fail_fast",
+    "_has_errored",
+    "_mark_trial_to_checkpoint",
+    "_max_pending_trials",
+    "_reuse_actors",
+    "_stopper",
+    "_wrapped",
+    "get_live_trials",
+    "get_trials",
+    "search_alg",
+    "stop_trial",
+    "update_max_pending_trials",
+)
+MANAGER = (
+    "_actor_task_events",
+    "_failed_actor_ids",
+    "_live_actors_to_ray_actors_resources",
+    "_pending_actors_to_attrs",
+    "_resource_manager",
+    "add_actor",
+    "cleanup",
+    "clear_actor_task_futures",
+    "get_actor_resources",
+    "get_live_actors_resources",
+    "is_actor_failed",
+    "is_actor_started",
+    "next",
+    "num_live_actors",
+    "num_pending_actors",
+    "num_total_actors",
+    "remove_actor",
+    "schedule_actor_task",
+    "schedule_actor_tasks",
+)
+TRACKED_ACTOR = ("_on_error", "_on_start", "_on_stop", "actor_id")
+TRIAL = ("checkpoint_at_end", "checkpoint_freq", "get_trainable_cls", "is_finished", "latest_checkpoint_result")
+#: What the next decision is read from, by scheduler.
+SCHEDULERS: dict[type, tuple[str, ...]] = {
+    AsyncHyperBandScheduler: ("_max_t", "_stop_last_trials", "_time_attr", "_trial_info"),
+    HyperBandScheduler: ("_hyperbands", "_process_bracket", "_time_attr", "_trial_info"),
+    MedianStoppingRule: ("_grace_period", "_stopped_trials", "_time_attr"),
+    PopulationBasedTraining: (
+        "_burn_in_period",
+        "_perturbation_interval",
+        "_synch",
+        "_time_attr",
+        "_trial_state",
+    ),
+    PopulationBasedTrainingReplay: ("_next_policy",),
+}
+ASHA_BRACKET = ("_rungs", "_stop_last_trials")
+HYPERBAND_BRACKET = (
+    "_cumul_r",
+    "_halves",
+    "_live_trials",
+    "cur_iter_done",
+    "current_trials",
+    "filled",
+    "finished",
+    "stop_last_trials",
+    "trials_to_unpause",
+)
+POPULATION_MEMBER = ("last_perturbation_time", "last_train_time")
+TRAINABLE = (
+    "_close_logfiles",
+    "_episodes_total",
+    "_iteration",
+    "_iterations_since_restore",
+    "_last_result",
+    "_open_logfiles",
+    "_restored",
+    "_storage",
+    "_time_since_restore",
+    "_time_total",
+    "_timesteps_since_restore",
+    "_timesteps_total",
+)
+_CHECKPOINT = re.compile(r"checkpoint_(\d+)")
+
+
+class UnsupportedRayError(FluidError):
+    """This release of Ray lacks something that Fluid needs."""
+
+    def __init__(self, owner: str, missing: list[str]) -> None:
+        first, last = SUPPORTED
+        super().__init__(
+            f"ray {ray.__version__} has no {owner}.{', '.join(missing)}: Fluid runs under Ray Tune {first} to {last}"
+        )
+
+
+def require(owner: str, value: object, names: tuple[str, ...]) -> None:
+    """Looks whether an object has all of these attributes.
+
+    Raises:
+        UnsupportedRayError: it lacks some.
+    """
+    missing = [name for name in names if not hasattr(value, name)]
+    if missing:
+        raise UnsupportedRayError(owner, missing)
+
+
+def controller_of(wrapped: Any) -> Any:
+    """Returns the controller behind the wrapper that schedulers are given.
+
+    Raises:
+        UnsupportedRayError: there is none.
+    """
+    controller = vars(wrapped).get("_tune_controller")
+    if controller is None:
+        raise UnsupportedRayError("TrialRunnerWrapper", ["_tune_controller"])
+    return controller
+
+
+def check(controller: Any, scheduler: Any) -> None:
+    """Looks at everything of a controller and its scheduler that Fluid is going to touch.
+
+    Raises:
+        UnsupportedRayError: something is missing.
+    """
+    require("TuneController", controller, CONTROLLER)
+    require("RayActorManager", controller._actor_manager, MANAGER)
+    require("TrackedActor", TrackedActor(0), TRACKED_ACTOR)
+    require("Trial", Trial, TRIAL)
+    for kind, names in SCHEDULERS.items():
+        if isinstance(scheduler, kind):
+            require(kind.__name__, scheduler, names)
+
+
+def session_path_of(storage: Any) -> str | None:
+    """Returns where Ray keeps a sweep's files on a machine; ``None`` in releases that keep them with the results."""
+    ask = getattr(storage, "_get_session_path", None)
+    return None if ask is None else str(ask())
+
+
+def give_session_path(storage: Any, path: str) -> None:
+    """Tells a storage context in a lane, which is no worker of Ray's and so could not find out."""
+    storage._get_session_path = partial(str, path)
+
+
+def newest_checkpoint_index(storage: Any) -> int:
+    """Returns the highest number of the trial's checkpoints, or of the last one this storage context knows of."""
+    folder = pyarrow_fs.FileSelector(storage.trial_fs_path, allow_not_found=True)
+    names = (_CHECKPOINT.fullmatch(info.base_name) for info in storage.storage_filesystem.get_file_info(folder))
+    return max([int(storage.current_checkpoint_index), *(int(found[1]) for found in names if found)])
+
+
+def asks_for_resources(trial: Trial) -> bool:
+    """Whether a trial asks for anything but one device: one CPU, which is Tune's default, or one whole GPU."""
+    wanted = trial.placement_group_factory
+    if wanted is None:
+        return False
+    required = wanted.required_resources
+    one = required.get("GPU", 0) == 1 if "GPU" in required else required.get("CPU", 1) == 1
+    return len(wanted.bundles) > 1 or not one or bool(required.keys() - {"CPU", "GPU"})
+
+
+def make_quietly(trainable: Any, arguments: Mapping[str, Any]) -> Any:
+    """Makes a trainable in a lane without joining Ray's cluster, which takes a second.
+
+    ``Trainable.__init__`` asks for this machine's address by a function that connects to Ray first. The user's own
+    ``setup`` runs as ever, and what it or a later step asks of Ray does connect.
+    """
+    made = trainable.__new__(trainable)
+    wanted = auto_init_hook.enable_auto_connect
+
+    def let_connect() -> None:
+        made.__dict__.pop("setup", None)
+        auto_init_hook.enable_auto_connect = wanted
+
+    def setup(config: dict[str, Any]) -> None:
+        let_connect()
+        made.setup(config)
+
+    made.setup = setup
+    auto_init_hook.enable_auto_connect = False
+    try:
+        made.__init__(**arguments)
+    finally:
+        let_connect()
+    return made
+
+
+def goal_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
+    """Returns what a sweep looks for, and how many trials it has left to run.
+
+    Args:
+        controller: Tune's.
+        scheduler: the user's.
+        mode: what the scheduler was told; ``None`` if it was given one when it was made, or there is none.
+    """
+    mode = mode or getattr(scheduler, "_mode", None)
+    total = controller.search_alg.total_samples
+    left = total - sum(trial.is_finished() for trial in controller.get_trials()) if total else 0
+    return Search(
+        scheduler.metric, mode if mode in ("min", "max") else None, int(left) if 0 < left < math.inf else None
+    )
+
+
+def waits_for_saves(scheduler: Any) -> bool:
+    """Whether a scheduler may wait for a checkpoint while it decides; those listed here and Fluid's never do."""
+    known = (AsyncHyperBandScheduler, FIFOScheduler, HyperBandForBOHB, HyperBandScheduler, MedianStoppingRule)
+    return bool(getattr(scheduler, "waits_for_saves", type(scheduler) not in known))
+
+
+def watches_every_result(controller: Any) -> bool:
+    """Whether one result may end the whole experiment, so that no other may be handed over in the same step."""
+    harmless = (FunctionStopper, MaximumIterationStopper, NoopStopper, TimeoutStopper)
+    return type(controller._stopper) not in harmless

@@ -1,0 +1,91 @@
+"""What the tests of Ray Tune on Fluid share: one small cluster and one executor a module."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Tests are imported in importlib mode, which leaves sys.path alone.
+if (_HERE := str(Path(__file__).parent)) not in sys.path:
+    sys.path.append(_HERE)
+
+
+def _drop_open_files() -> None:
+    """Tune leaves logs of trials that did not end open. They are closed here, and not in the middle of another test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def open_files() -> Iterator[None]:
+    yield
+    _drop_open_files()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def open_files_of_the_module() -> Iterator[None]:
+    yield
+    # Of a sweep that broke off somebody may still know, and then they would be closed for it in another module's test.
+    for found in gc.get_objects():
+        if type(found) is io.TextIOWrapper and "driver_artifacts" in str(getattr(found, "name", "")):
+            found.close()
+    _drop_open_files()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two cores, to which this process is connected."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray's workers are no children of this process; they inherit from those that are started here.
+        patch.setenv("PYTHONPATH", _HERE, prepend=os.pathsep)
+        patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def executor(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two devices of this machine, whose lanes stay warm from sweep to sweep."""
+    from fluid import FluidExecutor
+
+    folder = tmp_path_factory.mktemp("fluid")
+    with FluidExecutor(backend="local", devices=2, run_dir=folder, verbose=0) as made:
+        yield made
+
+
+@pytest.fixture
+def both(executor: Any, tmp_path: Path) -> Any:
+    """Runs a sweep without and with Fluid, which begin with the same random numbers.
+
+    ``stock`` are options of the first one, which those of the sweep override.
+    """
+    import numpy as np
+    from tune_sweeps import Climber, ReusableClimber, Sweep, sweep
+
+    def run(
+        trainable: Any, make: Callable[[], dict[str, Any]], stock: Mapping[str, Any] | None = None
+    ) -> tuple[Sweep, Sweep]:
+        sweeps = []
+        for name, chosen in (("stock", None), ("fluid", executor)):
+            random.seed(11)
+            np.random.seed(11)
+            if stock and chosen is None:
+                reusable = ReusableClimber if trainable is Climber else trainable
+                sweeps.append(sweep(reusable, tmp_path / name, chosen, {**stock, **make()}))
+            else:
+                sweeps.append(sweep(trainable, tmp_path / name, chosen, make()))
+        return sweeps[0], sweeps[1]
+
+    return run

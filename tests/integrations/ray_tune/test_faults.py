@@ -1,0 +1,284 @@
+"""What goes wrong in a sweep on Fluid stays where it is: processes and drivers are killed for real."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+from ray.tune import CheckpointConfig
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
+
+from fluid import tune
+
+# Tests are imported in importlib mode, which leaves sys.path alone.
+if (_HERE := str(Path(__file__).parent)) not in sys.path:
+    sys.path.append(_HERE)
+from tune_sweeps import Climber, Left, Sweep, sweep
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+#: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
+PATIENCE = 90.0
+#: Of eight trials: HyperBand compares the second four, and only those.
+RATES = [0.5, 2.0, 1.0, 1.5, 0.6, 3.0, 0.8, 1.2]
+#: The best one, which no scheduler stops.
+VICTIM = 5
+SCORE = {"metric": "score", "mode": "max", "time_attr": "training_iteration"}
+
+
+def lock_step() -> PopulationBasedTraining:
+    return PopulationBasedTraining(**SCORE, perturbation_interval=4, hyperparam_mutations={"x": [0.1, 3.0]}, synch=True)
+
+
+SCHEDULERS: dict[str, Callable[[], Any]] = {
+    "fifo": lambda: None,
+    "asha": lambda: ASHAScheduler(**SCORE, max_t=8, grace_period=2, reduction_factor=2),
+    "hyperband": lambda: HyperBandScheduler(**SCORE, max_t=8, reduction_factor=2),
+    "pbt": lock_step,
+}
+scheduled = pytest.mark.parametrize("scheduler", SCHEDULERS)
+
+
+@pytest.fixture
+def run(executor: Any, tmp_path: Path) -> Callable[..., Sweep]:
+    """Runs eight trials of up to 8 iterations on Fluid; whatever goes wrong is to happen to the best one."""
+
+    def run(scheduler: str, trouble: dict[str, Any], **options: Any) -> Sweep:
+        (notes := tmp_path / "notes").mkdir()
+        config = {"x": tune.grid_search(RATES), "folder": str(notes), "seconds": 0.01, "victim": VICTIM, **trouble}
+        defaults = {
+            "config": config,
+            "scheduler": SCHEDULERS[scheduler](),
+            "stop": {"training_iteration": 8},
+            "checkpoint_config": CheckpointConfig(checkpoint_frequency=2),
+        }
+        return sweep(Climber, tmp_path / "sweep", executor, {**defaults, **options})
+
+    return run
+
+
+def assert_never_noticed(trials: list[Left]) -> None:
+    """No iteration is missing, and none came or was logged twice."""
+    for trial in trials:
+        assert trial.iterations == list(range(1, len(trial.rows) + 1))
+        assert [row["training_iteration"] for row in trial.logged] == trial.iterations
+        assert trial.failures == 0
+
+
+def assert_right(trial: Left, length: int = 8) -> None:
+    """It got to its end, from no state but its own."""
+    assert trial.status == "TERMINATED"
+    assert trial.iterations[-1] == length
+    assert set(trial.iterations) == set(range(1, length + 1))
+    assert all(row["steps"] == row["training_iteration"] for row in trial.rows)
+
+
+def steps_back(iterations: list[int]) -> list[tuple[int, int]]:
+    """Where a log goes back: the last iteration before, and the first one after it."""
+    return [(a, b) for a, b in itertools.pairwise(iterations) if b != a + 1]
+
+
+def others(done: Sweep) -> list[Left]:
+    return [trial for index, trial in enumerate(done.trials) if index != VICTIM]
+
+
+@scheduled
+def test_a_process_that_is_killed(run: Callable[..., Sweep], scheduler: str, tmp_path: Path) -> None:
+    done = run(scheduler, {"dies_at": 4})
+    victim = done.trials[VICTIM]
+    assert [note.name.partition("-")[0] for note in (tmp_path / "notes").iterdir()] == ["death"]
+    assert done.statuses == ["TERMINATED"] * 8
+    assert_right(victim)
+    assert_never_noticed(others(done))
+    # It went on from its newest checkpoint, of Tune's at the second iteration or of Fluid's later on.
+    assert all(after >= 3 for _, after in steps_back(victim.iterations))
+
+
+def test_a_process_that_is_killed_before_the_first_checkpoint(run: Callable[..., Sweep]) -> None:
+    done = run("fifo", {"dies_at": 1})
+    assert_right(done.trials[VICTIM])
+    assert_never_noticed(others(done))
+
+
+@scheduled
+def test_a_trial_that_raises_twice(run: Callable[..., Sweep], scheduler: str) -> None:
+    done = run(scheduler, {"raises_at": [3, 6]}, max_failures=2)
+    victim = done.trials[VICTIM]
+    assert_right(victim)
+    assert_never_noticed(others(done))
+    assert victim.failures == 2
+    assert victim.iterations == [1, 2, 3, 4, 5, 5, 6, 7, 8], "it goes on from the checkpoints at 2 and at 4"
+
+
+# Not the population in lock step, which waits for ever for a trial that failed, with Ray alone too.
+@pytest.mark.parametrize("scheduler", ["fifo", "asha", "hyperband"])
+def test_a_trial_that_is_given_up(run: Callable[..., Sweep], scheduler: str) -> None:
+    done = run(scheduler, {"raises_at": [3]})
+    assert [status for status in done.statuses if status != "TERMINATED"] == ["ERROR"]
+    assert done.trials[VICTIM].iterations == [1, 2]
+    assert_never_noticed(others(done))
+
+
+@pytest.mark.parametrize("end", ["ends_at", "raises_at"])
+@pytest.mark.parametrize("rung", [1, 3])
+def test_a_slow_save_in_hyperband_while_another_trial_ends(executor: Any, tmp_path: Path, end: str, rung: int) -> None:
+    (notes := tmp_path / "notes").mkdir()
+    slow, leaver, trials = 8, 9, 17
+    # The last nine are one bracket with rungs at 1 and 3; the two in trouble are its best, so both get to the second.
+    config: dict[str, Any] = {"number": tune.grid_search(list(range(trials))), "folder": str(notes), "waits_at": rung}
+    config["x"] = tune.sample_from(
+        lambda config: {slow: 3.0, leaver: 2.0}.get(config["number"], 1.0 / (1 + config["number"]))
+    )
+    config["waits_for"] = tune.sample_from(lambda config: "left" if config["number"] == slow else None)
+    config["leaves"] = tune.sample_from(lambda config: "left" if config["number"] == leaver else None)
+    ends = [rung] if end == "raises_at" else rung
+    config[end] = tune.sample_from(lambda config: ends if config["number"] == leaver else None)
+    options = {
+        "config": config,
+        "scheduler": HyperBandScheduler(**SCORE, max_t=9, reduction_factor=3),
+        "time_budget_s": PATIENCE,
+    }
+    done = sweep(Climber, tmp_path / "sweep", executor, options)
+    lengths = [len(trial.rows) for trial in done.trials]
+    assert lengths[slow] == 9, "the best one gets to the end"
+    assert lengths[leaver] == (rung if end == "ends_at" else rung - 1)
+    assert sorted(lengths[10:]) in ([1] * 6 + [3], [1] * 5 + [3] * 2)
+    ended = ["ERROR" if end == "raises_at" and number == leaver else "TERMINATED" for number in range(trials)]
+    assert done.statuses == ended
+    assert_never_noticed([trial for number, trial in enumerate(done.trials) if number != leaver])
+
+
+# --- Drivers that are killed or interrupted
+
+LENGTH = 60
+DRIVER = """
+import sys
+
+import ray
+from ray.tune import CheckpointConfig
+
+from fluid import FluidExecutor, tune
+from tune_sweeps import Climber
+
+
+class Teller(tune.Callback):
+    def on_checkpoint(self, **info):
+        print("SAVED", flush=True)
+
+    def on_step_end(self, iteration, trials, **info):
+        print("STEP", flush=True)
+
+
+if __name__ == "__main__":
+    address, storage, folder, length = sys.argv[1:]
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    executor = FluidExecutor(backend="local", devices=2, run_dir=folder, verbose=0)
+    tuner = tune.Tuner(
+        Climber,
+        param_space={"x": tune.grid_search([0.5, 2.0, 1.0, 1.5]), "seconds": 0.05},
+        run_config=tune.RunConfig(
+            name="sweep",
+            storage_path=storage,
+            stop={"training_iteration": int(length)},
+            checkpoint_config=CheckpointConfig(checkpoint_frequency=2),
+            callbacks=[Teller()],
+            verbose=0,
+        ),
+        executor=executor,
+    )
+    tuner.fit()
+    print("ENDED", flush=True)
+"""
+
+
+@pytest.fixture
+def driver(cluster: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A driver in a process group of its own, in mid-run: checkpoints are there, and Tune has noted them."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER, encoding="utf-8")
+    command = [sys.executable, str(script), cluster, str(tmp_path), str(tmp_path / "fluid"), str(LENGTH)]
+    # Tune notes how it stands after every step.
+    environment = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0"}
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, errors="replace"
+    )
+    assert started.stdout is not None
+    said: list[str] = []
+    for line in started.stdout:
+        said.append(line.strip())
+        assert "ENDED" not in said, "it ended before it could be killed"
+        saves, steps = said.count("SAVED"), said[said.index("SAVED") :].count("STEP") if "SAVED" in said else 0
+        if saves >= 4 and steps >= 3:
+            break
+    else:
+        pytest.fail(f"the driver ended with {started.wait()}: {said}")
+    yield started
+    if started.poll() is None:
+        started.kill()
+    started.stdout.close()
+    started.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below a process."""
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in tasks.read_text().split()]
+        except OSError:  # The thread has ended.
+            continue
+        for child in children:
+            found += [child, *descendants(child)]
+    return found
+
+
+def assert_goes_on(tmp_path: Path, executor: Any, *, logs_are_whole: bool = True) -> None:
+    """Restores the sweep of the driver; it goes on where it was, and every trial gets to its end."""
+    path = tmp_path / "sweep"
+    restored = tune.Tuner.restore(str(path), Climber, executor=executor)
+    grid = restored.fit()
+    assert not grid.errors
+    assert len(grid) == 4
+    trials = [Left.by(trial) for trial in grid._experiment_analysis.trials]
+    for trial in trials:
+        if logs_are_whole:
+            assert_right(trial, LENGTH)
+        assert trial.iterations[-1] == LENGTH
+        assert all(row["steps"] == row["training_iteration"] for row in trial.rows)
+        assert all(row["score"] == trial.config["x"] * row["steps"] for row in trial.rows)
+    assert sorted(trial.config["x"] for trial in trials) == [0.5, 1.0, 1.5, 2.0]
+    begun = [row["training_iteration"] for t in trials for row in t.rows if row["iterations_since_restore"] == 1]
+    assert max(begun) > 1, "every trial began anew"
+
+
+def test_a_killed_driver_leaves_a_sweep_that_goes_on(
+    driver: subprocess.Popen[str], executor: Any, tmp_path: Path, processes: Any
+) -> None:
+    processes.watch(*descendants(driver.pid))
+    driver.kill()
+    driver.wait(PATIENCE)
+    assert processes.have_ended(within=PATIENCE), "lanes outlived their driver"
+    # If Tune was just uploading a log when it was killed, the lines of that log are gone.
+    assert_goes_on(tmp_path, executor, logs_are_whole=False)
+
+
+@pytest.mark.parametrize("goes_on_with", ["fluid", "stock"])
+def test_an_interrupted_driver_leaves_no_process_and_a_sweep_that_goes_on(
+    driver: subprocess.Popen[str], executor: Any, tmp_path: Path, processes: Any, goes_on_with: str
+) -> None:
+    watched = descendants(driver.pid)
+    assert len(watched) >= 3, "there should be two lanes and what started them"
+    processes.watch(*watched)
+    os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: lanes get it too
+    driver.wait(PATIENCE)
+    assert processes.have_ended(within=PATIENCE)
+    assert_goes_on(tmp_path, executor if goes_on_with == "fluid" else None)
