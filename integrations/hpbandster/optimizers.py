@@ -1,0 +1,145 @@
+"""HpBandSter's optimizers without what they run on.
+
+An optimizer is a subclass of HpBandSter's ``Master``, which starts a dispatcher and looks for workers on the network as
+soon as it is made. Here another class takes that one's place in the line of base classes: it keeps the books in the
+same way and starts nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from fluid.errors import InvalidFieldError
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences what HpBandSter, which is no longer kept up, makes newer releases of its libraries say."""
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning, RuntimeWarning, SyntaxWarning):
+            warnings.simplefilter("ignore", category)
+        yield
+
+
+with quiet():
+    import ConfigSpace
+    from hpbandster import optimizers
+    from hpbandster.core.base_iteration import WarmStartIteration
+    from hpbandster.core.dispatcher import Job
+    from hpbandster.core.master import Master
+    from hpbandster.core.result import Result
+    from hpbandster.core.worker import Worker
+
+__all__ = ["BY_NAME", "Books", "Chance", "Job", "Worker", "make", "quiet"]
+
+#: Optimizers that can be asked for by name.
+BY_NAME: dict[str, Any] = {name: getattr(optimizers, name) for name in ("RandomSearch", "HyperBand", "BOHB")}
+
+
+class Chance:
+    """Where HpBandSter's random numbers come from: numpy's global generator, which it is lent.
+
+    Args:
+        seed: makes a run repeatable; ``None`` to take the numbers as they come.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._state = None if seed is None else np.random.RandomState(seed).get_state()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Puts the run's own state in the place of the process's."""
+        if self._state is None:
+            yield
+            return
+        others = np.random.get_state()
+        np.random.set_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = np.random.get_state()
+            np.random.set_state(others)
+
+
+class Books(Master):  # type: ignore[misc]
+    """What is left of ``Master`` without a dispatcher: which configurations there are and what came of them.
+
+    Args:
+        config_generator: the optimizer's.
+        result_logger: HpBandSter's ``json_result_logger`` or one like it.
+        previous_result: of an earlier run, to learn from.
+    """
+
+    def __init__(self, config_generator: Any, *, result_logger: Any = None, previous_result: Any = None) -> None:
+        # Not Master's own, which begins to listen for workers.
+        self.logger = logging.getLogger("hpbandster")
+        self.config_generator = config_generator
+        self.result_logger = result_logger
+        self.iterations: list[Any] = []
+        self.warmstart_iteration = (
+            [] if previous_result is None else [WarmStartIteration(previous_result, config_generator)]
+        )
+        began = Job(None)
+        began.time_it("began")
+        self.time_ref = began.timestamps["began"]
+        self.config = {"time_ref": self.time_ref}
+
+    def begin_iteration(self) -> None:
+        """Begins the next iteration of Successive Halving."""
+        kwargs = {"result_logger": self.result_logger}
+        self.iterations.append(self.get_next_iteration(len(self.iterations), kwargs))
+
+    def next_runs(self) -> list[tuple[Any, dict[str, Any], float]]:
+        """All that can run now: the id of a configuration, the configuration and its budget."""
+        runs = []
+        for index in self.active_iterations():
+            while (run := self.iterations[index].get_next_run()) is not None:
+                runs.append(run)
+        return runs
+
+    def register(self, job: Any) -> None:
+        """Takes in what came of a run, as ``Master.job_callback`` does."""
+        if self.result_logger is not None:
+            self.result_logger(job)
+        self.iterations[job.id[0]].register_result(job)
+        self.config_generator.new_result(job)
+
+    def result(self) -> Any:
+        """HpBandSter's ``Result`` of all so far."""
+        for iteration in self.warmstart_iteration:
+            iteration.fix_timestamps(self.time_ref)
+        data = [copy.deepcopy(iteration.data) for iteration in self.iterations]
+        return Result([*data, *(iteration.data for iteration in self.warmstart_iteration)], self.config)
+
+
+def make(optimizer: Any, configspace: Any, **options: Any) -> Any:
+    """Makes an optimizer that keeps :class:`Books`.
+
+    Args:
+        optimizer: a subclass of ``Master``, or one's name.
+        configspace: what to search.
+        options: of the optimizer.
+
+    Raises:
+        InvalidFieldError: an argument cannot be used.
+    """
+    if isinstance(optimizer, str):
+        if optimizer not in BY_NAME:
+            raise InvalidFieldError("optimizer", optimizer, f"must be a class or one of {', '.join(BY_NAME)}")
+        optimizer = BY_NAME[optimizer]
+    if not (isinstance(optimizer, type) and issubclass(optimizer, Master)):
+        raise InvalidFieldError("optimizer", optimizer, "must be an optimizer of HpBandSter: a class or its name")
+    if not isinstance(configspace, ConfigSpace.ConfigurationSpace):
+        raise InvalidFieldError("configspace", configspace, "must be a ConfigSpace.ConfigurationSpace")
+    made = type(optimizer.__name__, (optimizer, Books), {})
+    try:
+        return made(configspace=configspace, **options)
+    except TypeError as error:
+        raise InvalidFieldError("options", options, f"{optimizer.__name__} does not take them: {error}") from error

@@ -1,0 +1,51 @@
+"""A HpBandSter worker as a trainable of Fluid: an iteration is one call of ``compute``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from fluid.errors import InvalidFieldError
+
+#: The worker of the run that this process works for: workers may load their data when they are made.
+_at_work: dict[str, Any] = {}
+
+
+class WorkerTrial:
+    """One configuration. Its config holds ``worker`` and ``options``, how it is made; ``run_id``, by which trials of
+    one run share it; ``budgets``, one after the other; and what else ``compute`` is given.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._calls = 0
+        run_id = config["run_id"]
+        if run_id not in _at_work:
+            _at_work.clear()
+            # Without a logger, it would set up the process's own.
+            options = {"logger": logging.getLogger("hpbandster"), **config["options"]}
+            _at_work[run_id] = config["worker"](run_id=run_id, **options)
+        self._worker = _at_work[run_id]
+
+    def step(self) -> dict[str, Any]:
+        result = self._worker.compute(
+            config_id=self._config["config_id"],
+            config=dict(self._config["config"]),
+            budget=self._config["budgets"][self._calls],
+            working_directory=self._config["working_directory"],
+        )
+        if not isinstance(result, dict) or "loss" not in result:
+            raise InvalidFieldError("compute", result, "must return a dict with 'loss' and 'info'")
+        self._calls += 1
+        return {"loss": result["loss"], "info": result.get("info")}
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "calls.json").write_text(json.dumps(self._calls))
+
+    def load_checkpoint(self, folder: str) -> None:
+        self._calls = json.loads((Path(folder) / "calls.json").read_text())
+
+    def cleanup(self) -> None:
+        pass

@@ -1,0 +1,131 @@
+"""One trial of a study while Fluid runs it: what it reported, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fluid._imports import try_import
+from fluid.engine.events import Failure
+from fluid.errors import InvalidFieldError
+from fluid.integrations.optuna import seam
+from fluid.results import Result, TrialFailedError
+
+with try_import("Optuna", extra="optuna"):
+    from optuna import TrialPruned
+    from optuna.trial import TrialState
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
+
+_log = logging.getLogger("optuna.fluid")
+
+
+class RunningTrial:
+    """A trial that was asked for and not told yet. Its heart beats, where the storage listens for it.
+
+    Args:
+        study: the study it is of.
+        trial: the trial.
+        metrics: names of what is optimized, one per objective.
+
+    Attributes:
+        trial: the trial.
+        pruned: the study's pruner, or the trial itself, wants it to end.
+        error: what ends it otherwise; ``TrialPruned`` stands for ``pruned``.
+    """
+
+    def __init__(self, study: Study, trial: Trial, metrics: tuple[str, ...]) -> None:
+        self.trial = trial
+        self.pruned = False
+        self.error: BaseException | None = None
+        self._study = study
+        self._metrics = metrics
+        self._values: dict[str, float] = {}
+        #: All that it has reported under any name, to be told where the right one is missing.
+        self._names: set[str] = set()
+        self._heartbeat = seam.heartbeat(study, trial)
+        self._heartbeat.start()
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is to end, whatever it reports."""
+        return self.pruned or self.error is not None
+
+    @property
+    def fault(self) -> BaseException | None:
+        """What went wrong; ``None`` also for a trial that was pruned."""
+        return None if self.pruned else self.error
+
+    def take(self, result: Result) -> bool:
+        """Takes what it reported, passes it on to the study and asks the pruner.
+
+        Returns:
+            Whether the trial is to end now.
+        """
+        try:
+            self._names.update(result.metrics)
+            fresh = {name: float(value) for name, value in self._reported(result.metrics).items()}
+            self._values.update(fresh)
+            if fresh and len(self._metrics) == 1:  # Optuna prunes for one objective only.
+                # Pruners count from 0.
+                self.trial.report(self._values[self._metrics[0]], result.iteration - 1)
+                self.pruned = bool(self.trial.should_prune())
+        except Exception as error:
+            self.error = error
+        return self.is_decided
+
+    def end(self, trial_id: str, state: str, failure: Failure | None) -> None:
+        """Notes how Fluid's trial ended."""
+        if self.is_decided:
+            return
+        if state == "FAILED" and failure is not None:
+            self.error = _raised(TrialFailedError(trial_id, failure))
+        elif len(self._values) < len(self._metrics):
+            missing = next(name for name in self._metrics if name not in self._values)
+            told = ", ".join(sorted(map(str, self._names))) or "nothing"
+            self.error = InvalidFieldError(
+                "metric", missing, f"is not among what trial {self.trial.number} reported: {told}"
+            )
+
+    def tell(self) -> FrozenTrial:
+        """Tells the study, and ends the heartbeat.
+
+        Returns:
+            The trial as the study now knows it.
+        """
+        self._heartbeat.join()
+        study, number = self._study, self.trial.number
+        if isinstance(self.error, TrialPruned):
+            self.pruned = True
+        if self.pruned:
+            frozen = study.tell(self.trial, state=TrialState.PRUNED)
+            _log.info(f"Trial {number} pruned. {self.error or ''}".rstrip())
+            return frozen
+        values = [self._values.get(name, math.nan) for name in self._metrics]
+        if self.error is None and not any(map(math.isnan, values)):
+            return study.tell(self.trial, values)
+        frozen = study.tell(self.trial, state=TrialState.FAIL)
+        problem = repr(self.error) if self.error is not None else f"The value {math.nan} is not acceptable"
+        _log.warning(
+            f"Trial {number} failed with parameters: {self.trial.params} because of the following error: {problem}.",
+            exc_info=self.error,
+        )
+        return frozen
+
+    def _reported(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """What an iteration reported of what is optimized; one may leave it out, or report ``None``."""
+        return {name: metrics[name] for name in self._metrics if metrics.get(name) is not None}
+
+
+def _raised(failed: TrialFailedError) -> BaseException:
+    """What the trial raised, if it could be brought here: ``study.optimize`` raises it as it is."""
+    own = failed.__cause__
+    if not isinstance(own, Exception):
+        return failed
+    failed.__cause__ = None
+    own.__cause__ = failed  # Its text has the traceback, which was lost on the way.
+    return own

@@ -1,0 +1,67 @@
+"""All that is touched of Optuna beyond its public interface: what ``study.optimize`` itself does around a trial.
+
+``study.stop``, which callbacks such as ``MaxTrialsCallback`` call, and the heartbeats of a storage work within
+``study.optimize`` only. The names used here have been the same from Optuna 3.0 to 5.0.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fluid._imports import try_import
+
+with try_import("Optuna", extra="optuna"):
+    import optuna
+    from optuna.storages._heartbeat import get_heartbeat_thread, is_heartbeat_enabled
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import Trial
+
+
+@contextmanager
+def optimizing(study: Study) -> Iterator[None]:
+    """Within it, ``study.stop`` may be called, and ``study.optimize`` may not.
+
+    Raises:
+        RuntimeError: it was entered already, as it is in a callback.
+    """
+    if study._thread_local.in_optimize_loop:
+        raise RuntimeError("Nested invocation of optimize isn't allowed.")
+    study._stop_flag = False
+    study._thread_local.in_optimize_loop = True
+    try:
+        yield
+    finally:
+        study._thread_local.in_optimize_loop = False
+        study._storage.remove_session()
+
+
+def was_stopped(study: Study) -> bool:
+    """Whether ``study.stop`` was called."""
+    return bool(study._stop_flag)
+
+
+def has_heartbeat(study: Study) -> bool:
+    """Whether the study's storage keeps watch over trials by itself."""
+    return bool(is_heartbeat_enabled(study._storage))
+
+
+def fail_stale_trials(study: Study) -> None:
+    """Has a storage with a heartbeat fail, and retry, the trials whose heart has stopped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.storages.fail_stale_trials(study)
+
+
+def heartbeat(study: Study, trial: Trial) -> Any:
+    """What keeps a trial's heart beating from ``start`` to ``join``."""
+    return get_heartbeat_thread(trial._trial_id, study._storage)
+
+
+def note(study: Study, trial: Trial, key: str, value: Any) -> None:
+    """Writes down something about a trial, where users' own attributes are not disturbed."""
+    study._storage.set_trial_system_attr(trial._trial_id, key, value)

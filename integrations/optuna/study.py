@@ -1,0 +1,146 @@
+"""What a user of Optuna calls instead of ``study.optimize``, and how its arguments are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fluid._imports import try_import
+from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.executor import FluidExecutor, lent
+from fluid.integrations.optuna.loop import Job, Loop, Space
+from fluid.pickling import dump_trainable
+from fluid.trainable import kind_of
+
+with try_import("Optuna", extra="optuna") as _imports:
+    import optuna
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
+
+#: As for ``study.optimize``: as many as there are devices here, as there are cores there.
+_ALL = -1
+
+
+def optimize(
+    study: Study,
+    trainable: Any,
+    n_trials: int | None = None,
+    executor: FluidExecutor | None = None,
+    batch_size: int | None = None,
+    *,
+    space: Mapping[str, BaseDistribution] | Callable[[Trial], Mapping[str, Any]],
+    metric: str | Sequence[str],
+    budget: int,
+    n_jobs: int = _ALL,
+    timeout: float | None = None,
+    catch: Iterable[type[Exception]] | type[Exception] = (),
+    callbacks: Iterable[Callable[[Study, FrozenTrial], None]] | None = None,
+) -> None:
+    """Optimizes a study as ``study.optimize`` does, with the trials on Fluid.
+
+    The study's sampler, pruner and storage are asked in the calling thread, one trial after another; what trials report
+    goes to the study as it comes, iteration ``i`` as step ``i - 1``. Trials that a run which was killed has left
+    ``RUNNING`` are told ``FAIL`` and run again, with the same parameters, as part of ``n_trials``; see
+    ``docs/optuna.md``.
+
+    Args:
+        study: what to optimize; its directions say which way.
+        trainable: what to train, as for :class:`fluid.Trial`; its config is what ``space`` gives. It is not tried again
+            after it raised, and may raise ``optuna.TrialPruned``.
+        n_trials: trials to ask for in this call, whatever becomes of them; ``None`` for no limit.
+        executor: runs the trials, and is closed at the end unless it is in a ``with`` block; ``None`` for the one in
+            force, or else one made for this call.
+        batch_size: trials of a batch. A batch is one TrialGroup, and all of it has ended before the next is asked for.
+            ``None`` for no batches: each trial that ends is replaced at once, in one TrialGroup that stays open.
+        space: distributions by name, or a function that suggests with a trial and returns the config.
+        metric: name of what is optimized, among the metrics that the trainable reports; a list of names if the study
+            has several objectives. A trial's value is the last one it reported.
+        budget: iterations of a trial that is not pruned.
+        n_jobs: without batches, how many trials are under way at once; -1 for as many as there are devices. More than
+            that share devices, as far as it pays.
+        timeout: seconds after which no further trial is asked for; those under way are finished.
+        catch: what a trial may raise without ending the study; it is told ``FAIL`` either way.
+        callbacks: called with the study and the trial after each trial, in this thread; may call ``study.stop``.
+
+    Raises:
+        InvalidFieldError: an argument cannot be used, or a trial ended without having reported ``metric``.
+        FluidError: the executor was closed. Trials under way are told ``FAIL``.
+        RuntimeError: called from a callback of the study.
+        Exception: what a trial, ``space`` or a callback raised, once the other trials under way have ended.
+    """
+    _imports.check()
+    if not isinstance(study, optuna.study.Study):
+        raise InvalidFieldError("study", study, "must be a Study of Optuna")
+    if executor is not None and not isinstance(executor, FluidExecutor):
+        raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
+    kind_of(trainable)
+    dump_trainable(trainable)  # Refused before the study has a trial that could only fail.
+    job = Job(
+        trainable=trainable,
+        space=_checked_space(space),
+        metrics=_checked_metrics(metric, study),
+        budget=require_integer("budget", budget, at_least=1),
+        n_trials=None if n_trials is None else require_integer("n_trials", n_trials, at_least=0),
+        batch_size=None if batch_size is None else require_integer("batch_size", batch_size, at_least=1),
+        n_jobs=_checked_jobs(n_jobs, batch_size),
+        timeout=None if timeout is None else require_number("timeout", timeout, at_least=0.0, finite=False),
+        catch=_checked_catch(catch),
+        callbacks=_checked_callbacks(callbacks),
+    )
+    with lent(executor) as chosen:
+        Loop(study, job, chosen).run()
+
+
+def _checked_space(space: Any) -> Space:
+    if isinstance(space, Mapping):
+        for name, distribution in space.items():
+            if not isinstance(name, str):
+                raise InvalidFieldError("space", space, f"has {name!r} for a name, which must be a string")
+            if not isinstance(distribution, optuna.distributions.BaseDistribution):
+                raise InvalidFieldError(f"space[{name!r}]", distribution, "must be one of optuna.distributions")
+        return dict(space)
+    if not callable(space):
+        raise InvalidFieldError("space", space, "must be distributions by name, or a function of a trial")
+    return space  # type: ignore[no-any-return]
+
+
+def _checked_metrics(metric: Any, study: Study) -> tuple[str, ...]:
+    names = (metric,) if isinstance(metric, str) else metric
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
+        raise InvalidFieldError("metric", metric, "must be a name, or a list of names")
+    objectives = len(study.directions)
+    if len(names) != objectives:
+        raise InvalidFieldError("metric", metric, f"the study has {objectives} objective(s), and each needs one name")
+    return tuple(names)
+
+
+def _checked_jobs(n_jobs: Any, batch_size: int | None) -> int | None:
+    """How many trials are under way at once; ``None`` for as many as there are devices."""
+    if n_jobs == _ALL:
+        return None
+    if batch_size is not None:
+        raise InvalidFieldError("n_jobs", n_jobs, "has no meaning for batches: all of a batch is under way at once")
+    return require_integer("n_jobs", n_jobs, at_least=1)
+
+
+def _checked_catch(catch: Any) -> tuple[type[Exception], ...]:
+    errors = tuple(catch) if isinstance(catch, Iterable) else (catch,)
+    for error in errors:
+        if not isinstance(error, type) or not issubclass(error, Exception):
+            raise InvalidFieldError("catch", catch, "must be a class of exceptions, or several")
+    return errors
+
+
+def _checked_callbacks(callbacks: Any) -> tuple[Callable[[Any, Any], None], ...]:
+    if callbacks is None:
+        return ()
+    if not isinstance(callbacks, Iterable):
+        raise InvalidFieldError("callbacks", callbacks, "must be a list of functions of a study and a trial")
+    functions = tuple(callbacks)
+    for function in functions:
+        if not callable(function):
+            raise InvalidFieldError("callbacks", function, "must be a function of a study and a trial")
+    return functions

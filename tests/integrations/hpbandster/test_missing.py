@@ -1,0 +1,21 @@
+"""Without HpBandSter, the integration says how to install it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys
+sys.modules["hpbandster"] = sys.modules["ConfigSpace"] = None
+import fluid.errors
+try:
+    import fluid.integrations.hpbandster
+except fluid.errors.MissingDependencyError as error:
+    print(error)
+"""
+
+
+def test_a_missing_package_is_told_with_the_command_that_installs_it() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert "pip install 'fluid-tune[hpbandster]'" in done.stdout
