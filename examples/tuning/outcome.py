@@ -1,0 +1,121 @@
+"""What came of a sweep: the best trial, how long everything took, and how busy the devices were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from fluid.report.timeline import Timeline
+from fluid.resources import Device
+from fluid.strips import Segment
+
+
+class Iteration(NamedTuple):
+    """One iteration of a trial; times are in seconds since the sweep was started.
+
+    Attributes:
+        trial: its number, in the order of their making.
+        iteration: how many the trial had done then.
+        value: of the metric.
+        config: the hyperparameters it was done with.
+        begun: when it began.
+        seconds: how long it took.
+        work: the CPU time of it, seconds.
+        process: that ran it.
+        told: when the driver was told.
+    """
+
+    trial: int
+    iteration: int
+    value: float
+    config: Mapping[str, Any]
+    begun: float
+    seconds: float
+    work: float
+    process: int
+    told: float
+
+    @property
+    def end(self) -> float:
+        """When it was done."""
+        return self.begun + self.seconds
+
+
+class Outcome:
+    """A sweep that has ended.
+
+    Args:
+        iterations: in the order in which the driver was told of them.
+        seconds: how long the sweep took, from the call to its return.
+        devices: on how many it ran.
+        mode: ``"max"`` or ``"min"``.
+        target: a value of the metric to get to.
+    """
+
+    def __init__(self, iterations: Sequence[Iteration], seconds: float, devices: int, mode: str, target: float) -> None:
+        self.iterations = tuple(iterations)
+        self.seconds = seconds
+        self.devices = devices
+        self.mode = mode
+        self.target = target
+
+    @cached_property
+    def trials(self) -> int:
+        """How many trials there were."""
+        return len({one.trial for one in self.iterations})
+
+    @cached_property
+    def best(self) -> Iteration:
+        """The iteration after which a trial was the best; of several as good the first one."""
+        sign = 1.0 if self.mode == "max" else -1.0
+        return max(self.iterations, key=lambda one: sign * one.value)
+
+    @cached_property
+    def to_target(self) -> float | None:
+        """Seconds until the driver was told of a value that is the target or better; ``None`` if it never was."""
+        sign = 1.0 if self.mode == "max" else -1.0
+        return min((one.told for one in self.iterations if sign * one.value >= sign * self.target), default=None)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds from the call to the end of the last iteration."""
+        return max(one.end for one in self.iterations)
+
+    @cached_property
+    def work(self) -> float:
+        """CPU seconds of all iterations."""
+        return sum(one.work for one in self.iterations)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Which device was busy when; processes are on devices only as far as one can tell from when they ran."""
+        ordered = sorted(self.iterations, key=lambda one: one.begun)
+        segments = tuple(
+            Segment(one.trial, one.begun, one.end, (device,), 1.0)
+            for one, device in zip(ordered, _places(ordered, self.devices), strict=True)
+        )
+        names = tuple(f"trial {number}" for number in range(1 + max(one.trial for one in ordered)))
+        return Timeline(tuple(map(Device, range(self.devices))), segments, names, self.makespan)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the devices' time, from the call to the end of the last iteration, in which a trial trained."""
+        return self.timeline.utilisation
+
+
+def _places(iterations: Iterable[Iteration], devices: int) -> list[int]:
+    """A device for each iteration, in order of their beginning: that of the process before, if it is free."""
+    free_at = [0.0] * devices
+    last: dict[int, int] = {}
+    places = []
+    for one in iterations:
+        device = last.get(one.process)
+        if device is None or free_at[device] > one.begun:
+            # The one that has been free for the shortest time, so that a process stays alone where it was.
+            idle = [number for number in range(devices) if free_at[number] <= one.begun]
+            device = max(idle, key=free_at.__getitem__) if idle else min(range(devices), key=free_at.__getitem__)
+        last[one.process] = device
+        free_at[device] = max(free_at[device], one.end)
+        places.append(device)
+    return places

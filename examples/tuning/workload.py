@@ -1,0 +1,43 @@
+"""What a sweep is about, and what it is run with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from models.data import DataSet
+from tuning.scales import SCALES, Scale
+
+
+class Workload(NamedTuple):
+    """Something to tune.
+
+    Attributes:
+        name: the row of the table of scales.
+        title: what it is, in words.
+        trainable: a ``models.trial.SweptTrial``.
+        data: what it learns from.
+        metric: what tells how good a trial is.
+        mode: ``"max"`` or ``"min"``.
+        space: the hyperparameters, domains of Ray Tune; the more important ones first.
+        changing: those that population based training may change while a trial trains.
+        prepare: makes what trials need besides the data, once, of the folder with the data; their ``fixed`` has it.
+    """
+
+    name: str
+    title: str
+    trainable: type
+    data: DataSet
+    metric: str
+    mode: str
+    space: Mapping[str, Any]
+    changing: tuple[str, ...]
+    prepare: Callable[[str], dict[str, Any]] = lambda folder: {}
+
+    def scale(self, name: str) -> Scale:
+        """Its size."""
+        return SCALES[self.name][name]
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether one value of the metric is better than another one."""
+        return value > other if self.mode == "max" else value < other

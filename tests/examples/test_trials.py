@@ -1,0 +1,221 @@
+"""The trainables of the three sweeps: they learn, are saved and restored to the bit, and can be reused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("ray")
+import torch
+from elastic.groups import make_groups, together
+from models.trial import TIMES, seed_of, tuned
+from sweep_configs import WORKLOADS, config
+
+from fluid.elastic import as_tune_trainable
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray has some of its own.
+
+NAMES = pytest.mark.parametrize("name", WORKLOADS)
+#: What each is to learn: a loss, and hyperparameters with which it does so at the smallest scale.
+LEARNS = {
+    "cifar10": ("loss", {"lr": 0.1, "momentum": 0.5}),
+    "wlm": ("loss", {"model": "GRU", "lr": 10.0}),
+    "dcgan": ("loss_d", {}),
+}
+
+
+def trial(name: str, data: str, **changes: Any) -> Any:
+    made = WORKLOADS[name].trainable()
+    made.setup(config(WORKLOADS[name], data, **changes))
+    return made
+
+
+def without_times(metrics: dict[str, Any]) -> dict[str, Any]:
+    """What a trial reported, but for how long it took."""
+    assert set(TIMES) <= metrics.keys()
+    return {key: value for key, value in metrics.items() if key not in TIMES}
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    """Compares states: nested containers with tensors in them."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert_same_bits(value, other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for ours, theirs in zip(one, other, strict=True):
+            assert_same_bits(ours, theirs)
+    else:
+        assert one == other
+
+
+@NAMES
+def test_it_learns(name: str, data: str) -> None:
+    loss, changes = LEARNS[name]
+    made = trial(name, data, **changes)
+    losses = [made.step()[loss] for _ in range(10)]
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < 0.99 * losses[0]
+
+
+@NAMES
+def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(name: str, data: str, tmp_path: Path) -> None:
+    first, second = trial(name, data), trial(name, data)
+    for _ in range(2):
+        first.step()
+    first.save_checkpoint(str(tmp_path))
+    second.load_checkpoint(str(tmp_path))
+    assert_same_bits(second.state(), first.state())
+    assert without_times(second.step()) == without_times(first.step())
+    assert_same_bits(second.state(), first.state())
+
+
+@NAMES
+def test_one_that_was_reset_is_like_a_new_one(name: str, data: str) -> None:
+    workload = WORKLOADS[name]
+    cls = as_tune_trainable(workload.trainable)
+    wanted = config(workload, data, **{workload.changing[0]: 0.75 * config(workload, data)[workload.changing[0]]})
+    used, fresh = cls(config=config(workload, data)), cls(config=wanted)
+    used.train()
+    assert used.reset(wanted)
+    results = [one.train() for one in (used, fresh)]
+    metrics = [{key: result[key] for key in fresh.elastic.step() if key not in TIMES} for result in results]
+    assert metrics[0] == metrics[1]
+    for one in (used, fresh):
+        one.stop()
+
+
+@NAMES
+def test_rates_are_those_of_the_config_after_another_trials_checkpoint(name: str, data: str, tmp_path: Path) -> None:
+    rates = [key for key in WORKLOADS[name].changing if key.endswith(("lr", "momentum"))]
+    middle = config(WORKLOADS[name], data)
+    donor, heir = trial(name, data), trial(name, data, **{key: 0.5 * middle[key] for key in rates})
+    donor.step()
+    donor.save_checkpoint(str(tmp_path))
+    heir.load_checkpoint(str(tmp_path))
+    optimizers = heir.optimizers if name == "dcgan" else {"": heir.optimizer}
+    groups = {key: group for key, optimizer in optimizers.items() for group in optimizer.param_groups}
+    found = {f"net{key}_lr" if key else "lr": group["lr"] for key, group in groups.items()}
+    found |= {"momentum": groups[""]["momentum"]} if "momentum" in rates else {}
+    annealed = 4.0 ** getattr(heir, "annealed", 0)
+    assert found == {key: 0.5 * middle[key] / (annealed if key == "lr" else 1.0) for key in rates}
+
+
+def test_the_learning_rate_is_annealed_when_validation_stalls(data: str, tmp_path: Path) -> None:
+    made = trial("wlm", data, lr=16.0)
+    made.step()
+    assert made.annealed == 0
+    made.best = 0.0  # Nothing is better than that.
+    assert made.step()["annealed"] == 1
+    assert made.optimizer.param_groups[0]["lr"] == 4.0
+    made.save_checkpoint(str(tmp_path))
+    other = trial("wlm", data, lr=16.0)
+    other.load_checkpoint(str(tmp_path))
+    assert other.optimizer.param_groups[0]["lr"] == 4.0
+    assert other.step()["annealed"] == 2
+
+
+def test_a_language_model_that_diverged_says_so_in_numbers(data: str) -> None:
+    made = trial("wlm", data)
+    with torch.no_grad():
+        made.model.decoder.bias.fill_(math.nan)
+    metrics = made.step()
+    assert metrics["loss"] == 15.0
+    assert metrics["perplexity"] == math.exp(15.0)
+
+
+def test_the_score_of_drawings_is_one_where_all_are_alike_and_ten_at_most(data: str) -> None:
+    made = trial("dcgan", data)
+    made.scored.zero_()
+    assert made._score() == pytest.approx(1.0)
+    made.scored.normal_()
+    assert 1.0 <= made.step()["inception"] <= 10.0
+
+
+def test_the_classifier_is_trained_once_and_tells_digits_apart(data: str, cache: Path) -> None:
+    from models.data import load_mnist
+    from models.gan import _enlarged, load_classifier, train_classifier
+
+    path = train_classifier(data)
+    assert Path(path).is_relative_to(cache)
+    made = Path(path).stat().st_mtime_ns
+    assert train_classifier(data) == path
+    assert Path(path).stat().st_mtime_ns == made
+    digits = load_mnist(data).first(500)
+    with torch.no_grad():
+        told = load_classifier(path, "cpu")(_enlarged(torch.from_numpy(digits.images))).argmax(1)
+    assert (told.numpy() == digits.labels).mean() > 0.8
+
+
+def test_images_are_moved_and_mirrored_and_nothing_else() -> None:
+    from models.alexnet import cropped_and_flipped
+
+    torch.manual_seed(0)
+    image = torch.arange(1.0, 1.0 + 2 * 8 * 8).view(1, 2, 8, 8)
+    changed = cropped_and_flipped(image.expand(200, -1, -1, -1))
+    padded = torch.nn.functional.pad(image, (4,) * 4)[0]
+    shifted = [padded[:, y : y + 8, x : x + 8] for y in range(9) for x in range(9)]
+    possible = {tuple(one.flatten().tolist()) for crop in shifted for one in (crop, crop.flip(2))}
+    seen = {tuple(one.flatten().tolist()) for one in changed}
+    assert seen <= possible
+    assert len(seen) > 80
+
+
+def test_networks_are_those_of_the_paper_at_full_scale(data: str) -> None:
+    from models.alexnet import alexnet
+    from models.gan import discriminator, generator
+
+    sizes = {"conv_1": 64, "conv_2": 256, "dense_1": 1024, "dropout_1": 0.05, "dropout_2": 0.1}
+    network = alexnet(sizes, {"shrink": 1})
+    weights = [part.weight for part in network if isinstance(part, torch.nn.Conv2d)]
+    assert [tuple(weight.shape[:2]) for weight in weights] == [
+        (32, 3), (64, 32), (256, 64), (128, 256), (256, 128), (256, 256)
+    ]  # fmt: skip
+    linear = [part for part in network if isinstance(part, torch.nn.Linear)]
+    assert [(part.in_features, part.out_features) for part in linear] == [(4096, 1024), (1024, 512), (512, 10)]
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    drawings = generator(32)(torch.zeros(2, 100, 1, 1))
+    assert drawings.shape == (2, 1, 32, 32)
+    assert discriminator(32)(drawings).shape == (2,)
+    made = trial("wlm", data, model="LSTM", nhid=300, emsize=200, nlayers=2)
+    assert (made.model.memory.input_size, made.model.memory.hidden_size) == (200 // 16, 300 // 16)
+
+
+@NAMES
+def test_the_seed_follows_from_the_hyperparameters_alone(name: str, data: str) -> None:
+    one = config(WORKLOADS[name], data)
+    same = {**dict(reversed(tuned(one).items())), "fixed": {**one["fixed"], "data": "elsewhere"}}
+    assert seed_of(same) == seed_of(one)
+    changed = WORKLOADS[name].changing[0]
+    assert seed_of({**one, changed: one[changed] * 1.01}) != seed_of(one)
+    assert seed_of({**one, "fixed": {**one["fixed"], "seed": 1}}) != seed_of(one)
+
+
+@NAMES
+def test_two_devices_learn_the_same(name: str, data: str) -> None:
+    workload = WORKLOADS[name]
+    # Without what is drawn at random the width changes nothing but rounding.
+    chosen = config(workload, data, **({"dropout": 0.0, "model": "GRU"} if name == "wlm" else {}))
+    groups = make_groups(2)
+    ranks = [workload.trainable() for _ in groups]
+    for made, group in zip(ranks, groups, strict=True):
+        made.setup(chosen)
+        made._elastic.group = group
+    first, second = [together(ranks, lambda made: made.step()) for _ in range(2)][-1]
+    assert without_times(first) == without_times(second)
+    states = [{part: state for part, state in made.state()["parts"].items() if "model" in part} for made in ranks]
+    assert len(states[0]) == (2 if name == "dcgan" else 1)
+    assert_same_bits(*states)
+    for made in ranks:
+        made.cleanup()
+    if name == "wlm":
+        alone = trial("wlm", data, dropout=0.0, model="GRU")
+        assert [alone.step(), alone.step()][-1]["perplexity"] == pytest.approx(first["perplexity"], rel=1e-3)
