@@ -18,11 +18,12 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from measuring import run_apart
 
 DEVICES = 2
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -162,17 +163,9 @@ SYSTEMS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 def measure(system: str, workload: str, timeout: float) -> tuple[float, float] | None:
     """(run, total) seconds of one process, or ``None`` if it failed."""
-    with tempfile.TemporaryDirectory() as home:
-        environment = {**os.environ, "FLUID_RUNS": home, "SYNETUNE_FOLDER": home, "RAY_AIR_LOCAL_CACHE_DIR": home}
-        environment |= {"OMP_NUM_THREADS": "1", "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0"}
-        command = [sys.executable, str(Path(__file__).resolve()), "--one", system, "--workload", workload]
-        begun = time.perf_counter()
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-        total = time.perf_counter() - begun
-    if done.returncode:
-        print(f"{system} failed on {workload}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
-        return None
-    return float(done.stdout.strip().splitlines()[-1]), total
+    arguments = ["--one", system, "--workload", workload]
+    apart = run_apart(__file__, arguments, what=f"{system} on {workload}", timeout=timeout)
+    return None if apart is None else (apart.figures, apart.seconds)
 
 
 def torch_start() -> float:

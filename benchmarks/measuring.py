@@ -1,0 +1,82 @@
+"""What benchmarks of whole programs share: each measurement is a process of its own, in a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+
+
+class Apart(NamedTuple):
+    """What a process left.
+
+    Attributes:
+        figures: the JSON of its last line.
+        seconds: how long it took.
+    """
+
+    figures: Any
+    seconds: float
+
+
+def run_apart(
+    script: str,
+    arguments: Sequence[str],
+    *,
+    what: str,
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+) -> Apart | None:
+    """Runs a script of this interpreter's; the last line it prints is JSON.
+
+    Args:
+        script: its path.
+        arguments: of its command line.
+        what: is measured, for what is said if that goes wrong.
+        timeout: seconds it may take.
+        environment: variables to set besides.
+
+    Returns:
+        What it left; ``None`` if it failed or did not end.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        variables = {**os.environ, "HOME": home, "FLUID_RUNS": home, "SYNETUNE_FOLDER": home, "OMP_NUM_THREADS": "1"}
+        variables |= {"RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0", "RAY_AIR_NEW_OUTPUT": "0"}
+        # Workers of Ray, which import the trainables too, inherit it.
+        places = [str(HERE), str(HERE.parent / "examples"), variables.get("PYTHONPATH", "")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        command = [sys.executable, str(Path(script).resolve()), *arguments]
+        begun = time.perf_counter()
+        try:
+            done = subprocess.run(
+                command, env={**variables, **(environment or {})}, capture_output=True, text=True, timeout=timeout
+            )
+        except subprocess.TimeoutExpired:
+            # Under Ray alone HyperBand may wait for ever: if a trial is being saved while its bracket is finished.
+            print(f"{what} did not end within {timeout:.0f} s; this run is left out", file=sys.stderr)
+            return None
+        seconds = time.perf_counter() - begun
+    if done.returncode:
+        print(f"{what} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+        return None
+    return Apart(json.loads(done.stdout.splitlines()[-1]), seconds)
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on: cores, and versions of Python and, if it is there, of Ray."""
+    from importlib import metadata
+
+    try:
+        ray = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        ray = None
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "ray": ray}

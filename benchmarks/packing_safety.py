@@ -1,0 +1,250 @@
+"""Whether packing costs anybody anything: random packings that want more memory than there is, and a trial that faults.
+
+    python benchmarks/packing_safety.py [--device auto|gpu|cpu] [--packings 200] [--seed 0] [--json FILE]
+
+Packings: each is a handful of trials of random shapes, which hold and take random amounts of memory, often more than
+the device has. Every shape is first measured alone; then Fluid is told that packing pays, and packs as its memory
+condition lets it. What counts are trials that had to start again, and trials that failed: there are to be none.
+
+Fault: of four trials on one device one faults in its third iteration, each time. On a GPU it reads beyond the end of a
+tensor, which is fatal to every client of MPS where that is used; on a CPU it kills its process. The others are to end
+with every iteration reported once and no failure.
+
+On a CPU the device is one core and a share of the host's memory. On a GPU it needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fluid import Device, FluidExecutor, Profile, Trial, TrialGroup, TrialListener
+
+MIB = 1 << 20
+#: Memory of the device where that is a CPU.
+CPU_MEMORY = 256 * MIB
+#: Seconds an iteration waits, so that trials run at the same time.
+WAIT_S = 0.1
+#: Most trials of a packing, and different shapes among them.
+MOST, SHAPES = 8, 3
+
+
+class Eater:
+    """Holds memory between iterations and takes more within each.
+
+    The config: ``kept`` and ``taken``, bytes; ``wait``, seconds; ``fault_at``, the iteration that faults, 0 for none.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Takes what it keeps."""
+        self._config = config
+        self._cuda = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+        self._kept = self._take(config["kept"])
+        self._done = 0
+
+    def step(self) -> dict[str, Any]:
+        """Takes more for a while."""
+        taken = self._take(self._config["taken"])
+        time.sleep(self._config["wait"])
+        self._done += 1
+        if self._done == self._config["fault_at"]:
+            self._fault()
+        return {"bytes": len(taken) + len(self._kept)}
+
+    def save_checkpoint(self, folder: str) -> dict[str, int]:
+        """Saves how far it has come."""
+        return {"done": self._done}
+
+    def load_checkpoint(self, state: dict[str, int]) -> None:
+        """Goes on from there."""
+        self._done = state["done"]
+
+    def _take(self, size: int) -> Any:
+        if not self._cuda:
+            return b"x" * size
+        import torch
+
+        return torch.ones(size, dtype=torch.uint8, device="cuda")
+
+    def _fault(self) -> None:
+        if not self._cuda:
+            os.kill(os.getpid(), signal.SIGKILL)
+        import torch
+
+        beyond = torch.tensor([1 << 20], device="cuda")
+        torch.zeros(1, device="cuda")[beyond].cpu()
+
+
+class Starts(TrialListener):
+    """Counts how often each trial started, what it reported, and how many ran at once."""
+
+    def __init__(self) -> None:
+        self.starts: Counter[str] = Counter()
+        self.results: Counter[str] = Counter()
+        self.most_packed = 0
+        self._running: set[str] = set()
+
+    def on_start(self, trial_id: str) -> None:
+        """A trial begins to run."""
+        self.starts[trial_id] += 1
+        self._running.add(trial_id)
+        self.most_packed = max(self.most_packed, len(self._running))
+
+    def on_result(self, result: Any) -> None:
+        """A trial finished an iteration."""
+        self.results[result.trial_id] += 1
+
+    def on_end(self, trial_id: str, state: str, failure: Any) -> None:
+        """A trial ended."""
+        self._running.discard(trial_id)
+
+
+def draw(packings: int, seed: int, memory: float) -> list[dict[str, list[dict[str, Any]]]]:
+    """Random packings: the configs of the trials of each, by profile key."""
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for number in range(packings):
+        shapes = []
+        for _ in range(int(rng.integers(1, SHAPES + 1))):
+            kept, taken = rng.uniform(0.01, 0.3) * memory, rng.uniform(0.01, 0.3) * memory
+            shapes.append({"kept": int(kept), "taken": int(taken), "wait": WAIT_S, "fault_at": 0})
+        picks = rng.integers(0, len(shapes), size=int(rng.integers(2, MOST + 1)))
+        by_key: dict[str, list[dict[str, Any]]] = {}
+        for pick in picks.tolist():
+            by_key.setdefault(f"packing {number}, shape {pick}", []).append(shapes[pick])
+        drawn.append(by_key)
+    return drawn
+
+
+def measured(drawn: list[dict[str, list[dict[str, Any]]]], device: Device) -> Profile:
+    """Runs one trial of each shape alone; returns what was measured, and that packing pays."""
+    trials = [
+        Trial(Eater, {**configs[0], "wait": 0.0}, budget=2, profile_key=key)
+        for by_key in drawn
+        for key, configs in by_key.items()
+    ]
+    with FluidExecutor("local", [device], packing="off", verbose=0) as executor:
+        handle = executor.submit_trialgroup(TrialGroup(trials))
+        handle.wait()
+        handle.raise_failures()
+        profile = executor.profile
+    taught = Profile()
+    for by_key in drawn:
+        for key in by_key:
+            teach(taught, key, MOST)
+            need = profile.memory(key)
+            if need is not None:
+                taught.observe_memory(key, need)
+    return taught
+
+
+def teach(profile: Profile, key: str, most: int) -> None:
+    """Has a profile believe that up to so many trials on a device do not slow each other down."""
+    for p in range(1, most + 1):
+        while profile.needs_measuring(key, co_residents=p):
+            profile.observe(key, WAIT_S, co_residents=p)
+
+
+def random_packings(packings: int, seed: int, device: Device, sharing: str) -> dict[str, Any]:
+    """Packs at random; returns what became of it."""
+    drawn = draw(packings, seed, float(device.memory_bytes or 0.0))
+    profile = measured(drawn, device)
+    wanted, heard = 0, []
+    failed: dict[str, str] = {}
+    with FluidExecutor("local", [device], packing=sharing, max_packing=MOST, profile=profile, verbose=0) as executor:
+        for by_key in drawn:
+            trials = [
+                Trial(Eater, config, budget=3, profile_key=key) for key, configs in by_key.items() for config in configs
+            ]
+            needs = [profile.memory(trial.key) for trial in trials]
+            wanted += sum(need.peak_bytes for need in needs if need is not None) > (device.memory_bytes or 0.0)
+            heard.append(Starts())
+            handle = executor.submit_trialgroup(TrialGroup(trials), heard[-1])
+            handle.wait()
+            failed |= {trial_id: failure.message for trial_id, failure in handle.failures.items()}
+    return {
+        "packings": packings,
+        "wanted_more_than_there_is": wanted,
+        "trials": sum(len(one.starts) for one in heard),
+        "most_packed": dict(sorted(Counter(one.most_packed for one in heard).items())),
+        "started_again": sum(count - 1 for one in heard for count in one.starts.values()),
+        "failed": failed,
+    }
+
+
+def fault(device: Device, sharing: str) -> dict[str, Any]:
+    """Has one of four trials on a device fault; returns what became of the others."""
+    profile, budget = Profile(), 12
+    teach(profile, "fault", 4)
+    config = {"kept": MIB, "taken": MIB, "wait": WAIT_S, "fault_at": 0}
+    trials = [Trial(Eater, config, budget=budget, profile_key="fault", trial_id=f"good-{index}") for index in range(3)]
+    trials.insert(1, Trial(Eater, {**config, "fault_at": 3}, budget=budget, profile_key="fault", trial_id="faulty"))
+    heard = Starts()
+    with FluidExecutor("local", [device], packing=sharing, max_packing=4, profile=profile, verbose=0) as executor:
+        handle = executor.submit_trialgroup(TrialGroup(trials), heard)
+        handle.wait()
+        failures, states = handle.failures, handle.states
+    good = [trial.id for trial in trials if trial.id != "faulty"]
+    return {
+        "most_packed": heard.most_packed,
+        "faulty": states["faulty"],
+        "others": {trial_id: states[trial_id] for trial_id in good},
+        "iterations_of_others": {trial_id: heard.results[trial_id] for trial_id in good},
+        "others_are_whole": all(heard.results[trial_id] == budget and trial_id not in failures for trial_id in good),
+    }
+
+
+def find_device(kind: str) -> tuple[Device, str, list[str]]:
+    """The device to use, what it is, and the ways to share it."""
+    from fluid.nvml import describe_gpus, driver_version
+
+    gpus = [] if kind == "cpu" else describe_gpus()
+    if kind == "gpu" and not gpus:
+        raise SystemExit("--device gpu: there is no GPU that could be used")
+    if not gpus:
+        name = f"one core of {os.cpu_count()} of {platform.machine()}, {CPU_MEMORY / MIB:.0f} MiB"
+        return Device(0, kind="cpu", memory_bytes=CPU_MEMORY), name, ["timeslice"]
+    from fluid.mps_support import why_not_here
+
+    ways = ["timeslice"] if why_not_here(gpus[:1]) else ["timeslice", "mps"]
+    name = f"{gpus[0].name}, driver {driver_version()}"
+    return Device(0, kind="gpu", memory_bytes=gpus[0].memory_bytes), name, ways
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Runs both parts for each way to share the device; prints and returns what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", choices=["auto", "gpu", "cpu"], default="auto", help="where; auto is a GPU if any")
+    parser.add_argument("--packings", type=int, default=200, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of the random packings")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
+    options = parser.parse_args(arguments)
+    device, name, ways = find_device(options.device)
+    found: dict[str, Any] = {"machine": name, "date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    print(f"{name}, {found['date']}")
+    for way in ways:
+        packed = random_packings(options.packings, options.seed, device, way)
+        faulted = fault(device, way)
+        found[way] = {"packings": packed, "fault": faulted}
+        print(
+            f"{way}: {packed['packings']} packings of {packed['trials']} trials, of which "
+            f"{packed['wanted_more_than_there_is']} wanted more memory than there is; {packed['started_again']} trials "
+            f"started again, {len(packed['failed'])} failed; a fault left the others "
+            f"{'whole' if faulted['others_are_whole'] else 'NOT whole'}"
+        )
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""The three sweeps of the paper under each algorithm, with and without Fluid: how long they take, how busy devices are.
+
+    python benchmarks/paper.py --data DIR                                  # all of it, and the pictures
+    python benchmarks/paper.py --data DIR --workloads cifar10 --algos asha,pbt --systems fluid,ray_default
+    python benchmarks/paper.py --workloads '' --algos ''                   # tables and pictures of what there is
+
+Systems: "fluid" is Ray Tune on Fluid, "ray_default" Ray Tune as it is and "ray_reuse_actors" with its
+``reuse_actors=True``; they get the same searcher and scheduler, the same seed and so the same trials, as far as their
+algorithm does not depend on who is faster. Each measurement is a process of its own. Of each cell are told:
+
+* to target: seconds from the call of ``fit`` until the driver knows of a trial that reaches the target. That is the
+  one of ``examples/tuning/scales.py`` if all systems reach it, else the worst of their best values, marked by a "*".
+* makespan: seconds from the call of ``fit`` to the end of the last iteration.
+* busy: share of the devices' time, during the makespan, in which a trial trained.
+
+Figures are added to those in the JSON file, so that the whole can be measured in pieces. Needs the environment of
+``make sweep``, and for BOHB ``pip install ConfigSpace hpbandster``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from measuring import HERE, machine, run_apart
+
+if (_EXAMPLES := str(HERE.parent / "examples")) not in sys.path:
+    sys.path.append(_EXAMPLES)
+
+SYSTEMS = ("fluid", "ray_default", "ray_reuse_actors")
+#: What the systems are called in tables.
+NAMES = {"fluid": "Fluid", "ray_default": "Tune", "ray_reuse_actors": "reuse"}
+#: What the figures of a file have in common.
+SETTING = ("scale", "devices", "seed", "samples")
+#: Stretches of work with less than this between them, in seconds, are drawn as one.
+_GAP = 0.02
+
+#: What one process measured: see :func:`sweep`. Runs of one cell are in a list.
+Run = dict[str, Any]
+Cells = dict[str, dict[str, dict[str, list[Run]]]]
+
+
+def workloads() -> dict[str, Any]:
+    """The workloads by name."""
+    import cifar10
+    import dcgan
+    import wlm
+
+    return {module.WORKLOAD.name: module.WORKLOAD for module in (cifar10, wlm, dcgan)}
+
+
+# -- one measurement, in a process of its own ----------------------------------------------------------------
+
+
+def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -> Run:
+    """Runs a sweep and returns its figures.
+
+    ``curve`` has the seconds at which the best value so far was known, and that value; ``busy_s``, for each device,
+    the stretches in which a trial trained.
+    """
+    from tuning.running import Sweep
+
+    from fluid import FluidExecutor
+
+    workload = workloads()[name]
+    scale = workload.scale(options.scale)
+    reuse = system == "ray_reuse_actors"
+    wanted = Sweep(
+        workload, algorithm, scale, options.data, options.samples, options.seed, options.devices, reuse_actors=reuse
+    )
+    made = (lambda: FluidExecutor("local", options.devices, verbose=0)) if system == "fluid" else None
+    found = wanted.run(made)
+    curve: list[tuple[float, float]] = []
+    for one in found.iterations:
+        if not curve or workload.is_better(one.value, curve[-1][1]):
+            curve.append((round(one.told, 3), one.value))
+    return {
+        "seconds": found.seconds,
+        "makespan": found.makespan,
+        "busy": found.utilisation,
+        "work": found.work,
+        "trials": found.trials,
+        "iterations": len(found.iterations),
+        "curve": curve,
+        "busy_s": [joined(stretches) for stretches in found.timeline.busy_stretches.values()],
+    }
+
+
+def joined(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Stretches in order, without gaps that nobody would see."""
+    found: list[tuple[float, float]] = []
+    for begin, end in stretches:
+        if found and begin - found[-1][1] < _GAP:
+            begin = found.pop()[0]
+        found.append((round(begin, 3), round(end, 3)))
+    return found
+
+
+# -- all measurements ----------------------------------------------------------------------------------------
+
+
+def measure(system: str, name: str, algorithm: str, options: argparse.Namespace) -> Run | None:
+    """Measures in a process of its own; ``None`` if it failed or did not end."""
+    from models.data import cache_folder
+
+    arguments = ["--one", system, "--workloads", name, "--algos", algorithm, "--data", options.data]
+    arguments += ["--scale", options.scale, "--seed", f"{options.seed}", "--devices", f"{options.devices}"]
+    arguments += ["--samples", f"{options.samples}"] if options.samples else []
+    # What is made of the data once and for all is not part of any sweep.
+    kept = {"XDG_CACHE_HOME": str(cache_folder().parent)}
+    what = f"{system} on {name} with {algorithm}"
+    apart = run_apart(__file__, arguments, what=what, timeout=options.timeout, environment=kept)
+    return None if apart is None else {**apart.figures, "total": apart.seconds, "date": time.strftime("%Y-%m-%d")}
+
+
+def measure_all(options: argparse.Namespace, file: Path, figures: dict[str, Any]) -> None:
+    """Measures in turn, so that a slow spell of the machine hits all alike; writes the file each time."""
+    known = workloads()
+    for name in options.workloads:
+        options.data = known[name].data.locate(options.given)
+        known[name].prepare(options.data)
+        for algorithm in options.algos:
+            cell = figures["cells"].setdefault(name, {}).setdefault(algorithm, {})
+            for number, system in itertools.product(range(options.runs), options.systems):
+                run = measure(system, name, algorithm, options)
+                cell[system] = (cell[system] if number else []) + ([run] if run else [])
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(figures) + "\n", encoding="utf-8")
+                said = f"{run['seconds']:.1f} s, {run['trials']} trials" if run else "nothing"
+                print(f"{time.strftime('%H:%M:%S')}  {name}  {algorithm}  {system}: {said}", flush=True)
+
+
+def read(file: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a file; none if it is not there.
+
+    Raises:
+        SystemExit: they are of another setting.
+    """
+    if not file.exists():
+        return {"machine": machine(), "setting": dict(setting), "cells": {}}
+    figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    here = machine()
+    if (figures["setting"], figures["machine"]) != (setting, here):
+        there = {**figures["setting"], **figures["machine"]}
+        differ = [f"{key}={there[key]}" for key, value in {**setting, **here}.items() if there[key] != value]
+        raise SystemExit(f"{file} was measured with {', '.join(differ)}; give another file with --json")
+    return figures
+
+
+# -- what is told --------------------------------------------------------------------------------------------
+
+
+class Cell(NamedTuple):
+    """Medians over the runs of one workload under one algorithm, by system; a system without runs is missing.
+
+    Attributes:
+        target: the value that time to target is taken to.
+        common: whether it is that of the table of scales.
+        to_target, makespan: seconds.
+        busy: share.
+    """
+
+    target: float
+    common: bool
+    to_target: dict[str, float]
+    makespan: dict[str, float]
+    busy: dict[str, float]
+
+    @classmethod
+    def of(cls, runs: Mapping[str, Sequence[Run]], target: float, mode: str) -> Cell:
+        """Of the runs of each system."""
+        there = {system: found for system, found in runs.items() if found}
+        sign = 1.0 if mode == "max" else -1.0
+        worst = min((sign * run["curve"][-1][1] for found in there.values() for run in found), default=math.inf)
+        reached = sign * min(sign * target, worst)
+
+        def until(run: Run) -> float:
+            return next(seconds for seconds, value in run["curve"] if sign * value >= sign * reached)
+
+        def medians(figure: Any) -> dict[str, float]:
+            return {system: statistics.median(map(figure, found)) for system, found in there.items()}
+
+        return cls(
+            reached,
+            reached == target,
+            medians(until),
+            medians(lambda run: run["makespan"]),
+            medians(lambda run: run["busy"]),
+        )
+
+
+def cells_of(figures: Mapping[str, Any], workload: Any) -> dict[str, Cell]:
+    """The cells of a workload by algorithm, in the order of the algorithms."""
+    from tuning.algorithms import ALGORITHMS
+
+    measured = {name: runs for name, runs in figures["cells"].get(workload.name, {}).items() if any(runs.values())}
+    target = workload.scale(figures["setting"]["scale"]).target
+    return {name: Cell.of(measured[name], target, workload.mode) for name in ALGORITHMS if name in measured}
+
+
+def ratios(cells: Mapping[str, Cell], figure: str, system: str) -> dict[str, float]:
+    """By algorithm, how many times as long as Fluid a system took."""
+    taken = {name: getattr(cell, figure) for name, cell in cells.items()}
+    return {name: one[system] / one["fluid"] for name, one in taken.items() if {system, "fluid"} <= one.keys()}
+
+
+def table(workload: Any, cells: Mapping[str, Cell]) -> Any:
+    """Seconds of Fluid, and how many times as long the others took."""
+    from rich.table import Table
+
+    others = SYSTEMS[1:]
+    drawn = Table(title=f"{workload.title}: {workload.metric}", title_justify="left")
+    drawn.add_column("algorithm")
+    columns = ["target"]
+    for what in ("to target", "makespan"):
+        columns += [f"{what}: Fluid", *(NAMES[other] for other in others)]
+    for column in (*columns, *(f"busy: {NAMES[system]}" for system in SYSTEMS)):
+        drawn.add_column(column, justify="right")
+    for name, cell in cells.items():
+        row = [name, f"{cell.target:.4g}{'' if cell.common else '*'}"]
+        for figure in ("to_target", "makespan"):
+            taken = getattr(cell, figure)
+            row.append(f"{taken['fluid']:.1f} s" if "fluid" in taken else "-")
+            row += [_times(ratios({name: cell}, figure, other).get(name)) for other in others]
+        row += [f"{100 * cell.busy[system]:.0f} %" if system in cell.busy else "-" for system in SYSTEMS]
+        drawn.add_row(*row)
+    means = [
+        [_times(mean(ratios(cells, figure, other).values())) for other in others]
+        for figure in ("to_target", "makespan")
+    ]
+    drawn.add_section()
+    drawn.add_row("geometric mean", "", "", *means[0], "", *means[1], "", "", "")
+    return drawn
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The geometric mean; ``None`` of nothing."""
+    found = list(values)
+    return statistics.geometric_mean(found) if found else None
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def report(figures: Mapping[str, Any], folder: Path) -> None:
+    """Prints a table for each workload, and draws its pictures into a folder."""
+    from paper_figures import save_bars, save_heatmap
+    from rich.console import Console
+
+    console = Console()
+    here, setting = figures["machine"], figures["setting"]
+    told = f"{here['cores']} cores, Python {here['python']}, Ray {here['ray']}, scale {setting['scale']}"
+    console.print(f"{told}, {setting['devices']} devices, seed {setting['seed']}")
+    console.print("Tune: as it is; reuse: with reuse_actors=True; x: times as long as Fluid; *: not the scale's target")
+    everywhere: dict[str, list[float]] = {}
+    for workload in workloads().values():
+        cells = cells_of(figures, workload)
+        if not cells:
+            continue
+        console.print(table(workload, cells))
+        for other in SYSTEMS[1:]:
+            for figure in ("to_target", "makespan"):
+                everywhere.setdefault(f"{other}, {figure}", []).extend(ratios(cells, figure, other).values())
+        save_bars(folder / f"paper_{workload.name}.png", workload, cells, told)
+        save_heatmap(folder / f"paper_{workload.name}_busy.png", workload, figures["cells"][workload.name], told)
+    for what, found in everywhere.items():
+        console.print(f"geometric mean over all cells: {what.replace('_', ' ')}: {_times(mean(found))} Fluid's")
+
+
+# -- the command line ----------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Runs the benchmark and prints its tables."""
+    from tuning.algorithms import ALGORITHMS
+    from tuning.scales import SCALE_NAMES
+
+    known = {"workloads": tuple(workloads()), "algos": tuple(ALGORITHMS), "systems": SYSTEMS}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    for option, names in known.items():
+        parser.add_argument(f"--{option}", default=",".join(names), help=f"which {option}, comma-separated")
+    parser.add_argument("--data", metavar="DIR", help="a folder with the data; downloaded without it")
+    parser.add_argument("--scale", choices=SCALE_NAMES, default="small", help="(default small)")
+    parser.add_argument("--samples", type=int, help="configurations to try (default: by the algorithm)")
+    parser.add_argument("--devices", type=int, default=2, help="how many (default 2)")
+    parser.add_argument("--seed", type=int, default=0, help="of all that is random (default 0)")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each, of which the median counts (default 1)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds one process may take (default 600)")
+    parser.add_argument("--json", metavar="FILE", default=str(HERE / "results" / "paper.json"), help="the figures")
+    parser.add_argument("--figures", metavar="DIR", help="where pictures go (default: beside the figures)")
+    parser.add_argument("--one", choices=SYSTEMS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    for option, names in known.items():
+        chosen = [name for name in getattr(options, option).split(",") if name]
+        if unknown := [name for name in chosen if name not in names]:
+            parser.error(f"--{option}: {unknown[0]!r} is none of {', '.join(names)}")
+        setattr(options, option, chosen)
+    if options.one:
+        with contextlib.redirect_stdout(sys.stderr):
+            figures = sweep(options.one, options.workloads[0], options.algos[0], options)
+        print(json.dumps(figures))
+        return
+    options.given = options.data
+    file = Path(options.json)
+    figures = read(file, {key: getattr(options, key) for key in SETTING})
+    measure_all(options, file, figures)
+    report(figures, Path(options.figures) if options.figures else file.parent)
+
+
+if __name__ == "__main__":
+    main()
