@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
+EXAMPLES := $(VENV)/examples.stamp
+DOCS := $(VENV)/docs.stamp
 
-.PHONY: install test lint typecheck format bench clean
+.PHONY: install examples test lint typecheck format bench sweep docs clean
 
 install: $(INSTALLED)
 
@@ -17,9 +19,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[all,dev]'
 	touch $@
 
-# pytest runs last, so that its summary closes the output.
+# Apart from the rest, as PyTorch is large and nothing but the examples and benchmarks needs it, and as HpBandSter needs
+# a C compiler.
+$(EXAMPLES): $(INSTALLED)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
+		--no-build-isolation -e '.[all,examples,hpbandster]'
+	touch $@
+
+examples: $(EXAMPLES)
+
+# pytest runs last, so that its summary closes the output. Most tests wait for processes, so two run at a time.
 test: lint typecheck
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -36,6 +47,19 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/paper_shapes.py
 
+# make sweep ARGS='--algo hyperband --data DIR' passes options on.
+sweep: $(EXAMPLES)
+	$(BIN)/python examples/sweep.py $(ARGS)
+
+# Anything that is wrong with a page or a link fails it. The site can be read as files: site/index.html.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
+		--no-build-isolation -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find fluid integrations tests -name __pycache__ -type d -prune -exec rm -rf {} +
