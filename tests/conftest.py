@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import select
+import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,24 +90,35 @@ class Lane:
         return dict(self.receive(Iterated, "probe").metrics)
 
 
-#: Folders and files whose tests start Ray, of which a machine takes one at a time.
-_WITH_RAY = (
-    "backends/test_host_memory.py",
-    "backends/test_ray",
-    "conformance/",
-    "examples/",
-    "integrations/ray_tune/",
-    "test_custom_searchers.py",
-    "test_docs.py",
-    "test_trainable.py",
-)
-#: Those that look for what is left of a daemon of MPS.
-_WITH_MPS = ("backends/test_mps_sharing.py", "test_mps", "test_packing_benchmarks.py")
+#: Folders and files whose tests do not run beside each other.
+_GROUPS = {
+    # They look for what is left of a session on Ray.
+    "ray": ("backends/test_host_memory.py", "backends/test_ray", "conformance/", "test_trainable.py"),
+    # They start clusters for Ray Tune, each of which takes half a core while it starts.
+    "tune": ("examples/", "integrations/ray_tune/", "test_custom_searchers.py", "test_docs.py"),
+    # They look for what is left of a daemon of MPS.
+    "mps": ("backends/test_mps_sharing.py", "test_mps", "test_packing_benchmarks.py"),
+}
 
 
 def group_of(path: str) -> str:
     """What tests of a file, given relative to this folder, must share a process with: the file, or all like it."""
-    return "ray" if path.startswith(_WITH_RAY) else "mps" if path.startswith(_WITH_MPS) else path
+    return next((name for name, paths in _GROUPS.items() if path.startswith(paths)), path)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps Ray's clusters apart from those of other tests, and of whoever else uses this machine.
+
+    ``ray.init()`` joins the cluster whose address a file in Ray's temporary folder tells, also where that has ended
+    since. And a cluster on the loopback interface does not depend on the network.
+    """
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        # A short name: the path of a socket has 107 characters at most.
+        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ["RAY_TMPDIR"] = folder
+        # Despite its name this is for every system: without clusters of several machines, an address is 127.0.0.1.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -190,10 +190,11 @@ class Residents(RuleBasedStateMachine):
 
     def room_was_needed(self, commands: list[Command]) -> None:
         """Whoever is evicted would have been in the way of a trial that waits, or of those that run."""
-        evicted = [command for command in commands if isinstance(command, Save)]
-        if not evicted:
-            return
         state = self.hand.state
+        saved = [state.trials[command.trial_id] for command in commands if isinstance(command, Save)]
+        # One that is about to start is fetched: in its lane another one runs by now.
+        if all(trial.state.value == "STARTING" for trial in saved):
+            return
         taken = state.scheduling.occupancy.taken_bytes(0)
         waiting = [trial for trial in state.trials.values() if trial.state.value in ("QUEUED", "STARTING")]
         most = max((trial.spec.memory.peak_bytes for trial in waiting), default=0.0)

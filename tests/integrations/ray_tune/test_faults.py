@@ -159,23 +159,31 @@ def test_a_slow_save_in_hyperband_while_another_trial_ends(executor: Any, tmp_pa
 
 # --- Drivers that are killed or interrupted
 
-LENGTH = 60
+LENGTH = 24
 DRIVER = """
 import sys
+import threading
 
 import ray
 from ray.tune import CheckpointConfig
 
 from fluid import FluidExecutor, tune
-from tune_sweeps import Climber
+from tune_sweeps import Climber, await_uploads
 
 
 class Teller(tune.Callback):
+    saves = steps = 0
+
     def on_checkpoint(self, **info):
-        print("SAVED", flush=True)
+        self.saves += 1
 
     def on_step_end(self, iteration, trials, **info):
-        print("STEP", flush=True)
+        self.steps += self.saves > 0
+        if self.saves >= 4 and self.steps >= 3:
+            # Nothing is half uploaded while this waits: from a file that Tune was writing nobody could go on.
+            await_uploads()
+            print("READY", flush=True)
+            threading.Event().wait(0.3)
 
 
 if __name__ == "__main__":
@@ -216,8 +224,7 @@ def driver(cluster: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     for line in started.stdout:
         said.append(line.strip())
         assert "ENDED" not in said, "it ended before it could be killed"
-        saves, steps = said.count("SAVED"), said[said.index("SAVED") :].count("STEP") if "SAVED" in said else 0
-        if saves >= 4 and steps >= 3:
+        if "READY" in said:
             break
     else:
         pytest.fail(f"the driver ended with {started.wait()}: {said}")

@@ -15,7 +15,7 @@ from fluid import FluidExecutor, TrialGroupHandle, tune
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
-from tune_sweeps import Both, Climber, assert_same, climb, sweep
+from tune_sweeps import Both, Climber, assert_same, await_uploads, climb, sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
@@ -139,6 +139,13 @@ class Breaks(tune.Callback):
             raise KeyError("broken off")
 
 
+def break_off(tuner: Any) -> None:
+    """Runs a sweep that ends with an error; what Tune noted of it is there afterwards."""
+    with pytest.raises(tune.TuneError, match="broken off"):
+        tuner.fit()
+    await_uploads()
+
+
 @pytest.mark.parametrize("broken_at", [2, 4], ids=["between rungs", "after the second"])
 def test_a_sweep_that_is_restored_goes_on_with_its_stage(
     executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_at: int
@@ -151,8 +158,7 @@ def test_a_sweep_that_is_restored_goes_on_with_its_stage(
         run_config=tune.RunConfig(name="sweep", storage_path=str(tmp_path), verbose=0, callbacks=[Breaks(broken_at)]),
         executor=executor,
     )
-    with pytest.raises(tune.TuneError, match="broken off"):
-        tuner.fit()
+    break_off(tuner)
     again = FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "fluid", verbose=0)
     restored = tune.Tuner.restore(str(tmp_path / "sweep"), Climber, executor=again)
     restored._local_tuner._run_config.callbacks = []
@@ -180,8 +186,7 @@ def test_bohb_that_is_restored_knows_what_it_has_suggested(
         run_config=tune.RunConfig(name="sweep", storage_path=str(tmp_path), verbose=0, callbacks=[Breaks(2)]),
         executor=executor,
     )
-    with pytest.raises(tune.TuneError, match="broken off"):
-        tuner.fit()
+    break_off(tuner)
     again = FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "fluid", verbose=0)
     restored = tune.Tuner.restore(str(tmp_path / "sweep"), Climber, executor=again)
     restored._local_tuner._run_config.callbacks = []
