@@ -166,8 +166,8 @@ class TrialGroupHandle:
 
         It is called as soon as the trial has been set up and is not on its way elsewhere. One that is done is brought
         back for it, if need be. Calls of a trial are made in the order asked for, and before iterations that were asked
-        for later. If the process dies before it has answered, the method is called again where the trial goes on from
-        its newest checkpoint. What it raises does not fail the trial.
+        for later. If the process dies before it has answered, or the trial goes on elsewhere, the method is called
+        again where that is, with the trial as it was before. What it raises does not fail the trial.
 
         Args:
             trial_id: a trial of this group that was not stopped and has not failed.

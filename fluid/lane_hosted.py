@@ -19,11 +19,12 @@ class Hosted:
     """A trial in this lane.
 
     Attributes:
+        key: of its trainable.
         iteration: iterations done.
         left: iterations still to run.
         finished: it said that it has no more to do; it runs no further, whatever is asked.
         unsaved: seconds of work since it was saved.
-        save_cost: seconds the last save took.
+        save_cost: seconds the last save took; before there was one, the last of a trial of the same trainable.
         held: bytes it holds on the device between iterations.
         saves_itself: whether it is saved of the lane's own accord.
         pace: seconds per iteration, as last seen; ``None`` before the first.
@@ -34,6 +35,7 @@ class Hosted:
     trial_id: str
     context: Context
     body: Resident | None = None
+    key: int = -1
     iteration: int = 0
     left: int = 0
     finished: bool = False

@@ -44,6 +44,8 @@ class Residents:
         self._payloads: dict[int, bytes] = {}
         self._trainables: dict[int, Any] = {}
         self._hosted: dict[str, Hosted] = {}
+        #: What saving took last, seconds, by trainable.
+        self._save_costs: dict[int, float] = {}
         #: Whether the lane may hold device memory that nobody uses.
         self._hoards = False
 
@@ -78,6 +80,7 @@ class Residents:
         """
         self.enter(hosted)
         trainable = self._trainable(message.key)
+        hosted.key, hosted.save_cost = message.key, self._save_costs.get(message.key, 0.0)
         self._meter.begin()  # Modules that were just loaded are the lane's, whoever came first.
         hosted.saves_itself = can_save(trainable)
         folder = trial_folder(self._options.run_folder, message.trial_id)
@@ -166,8 +169,10 @@ class Residents:
 
     def is_due(self, hosted: Hosted) -> bool:
         """Whether saving a trial costs little against the work it protects."""
-        options = self._options
-        return hosted.unsaved >= max(options.save_after, options.save_ratio * hosted.save_cost)
+        options, cost = self._options, hosted.save_cost
+        due = hosted.unsaved >= max(options.save_after, options.save_ratio * cost)
+        rests = not hosted.left and not hosted.finished
+        return due or (rests and hosted.unsaved >= max(options.rest_after, options.rest_ratio * cost))
 
     def save(self, hosted: Hosted) -> Saved:
         """Saves a trial.
@@ -191,6 +196,7 @@ class Residents:
         stored = self._store.save(hosted.trial_id, hosted.iteration, fill)
         now = self._clock.now()
         hosted.save_cost, hosted.unsaved = now - begun, 0.0
+        self._save_costs[hosted.key] = hosted.save_cost
         return Saved(now, hosted.trial_id, hosted.iteration, *stored, dropped=False, seconds=now - begun)
 
     def forget(self, trial_id: str) -> None:

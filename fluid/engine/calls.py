@@ -53,6 +53,7 @@ class Calls:
         for position, call in enumerate(trial.calls):
             if call.call_id == event.call_id and call.lane_id == event.lane_id:
                 del trial.calls[position]
+                trial.current = False  # it may have changed the trial
                 self._core.report_call(trial, call.call_id, event.result, event.failure)
                 return trial
         return None

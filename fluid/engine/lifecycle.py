@@ -44,6 +44,11 @@ class Lifecycle:
             self._launch(trial)
         elif trial.lanes == (trial.resident,):
             self._resume(trial)
+        elif trial.current:
+            # The lane that keeps it may be busy for long. Calls that it was told to make are made where it goes on.
+            self._residency.let_go(trial)
+            self._calls.recall(trial)
+            self._launch(trial)
         else:
             self._residency.save_out(trial)  # it goes on here once its state has been fetched, see saved()
 
@@ -71,6 +76,7 @@ class Lifecycle:
         if event.iteration > trial.done:
             raise core.error(trial, f"started at iteration {event.iteration}, beyond its checkpoint's {trial.done}")
         trial.asked -= trial.done - event.iteration
+        trial.current &= event.iteration == trial.done
         trial.done = event.iteration
         core.become(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
         core.report_start(trial)
@@ -99,7 +105,7 @@ class Lifecycle:
         progress = event.iteration - trial.done
         if progress != 1 and not (progress == 0 and event.finished):
             raise core.error(trial, f"reports iteration {event.iteration} after {trial.done}")
-        trial.done = event.iteration
+        trial.done, trial.current = event.iteration, False
         if progress:
             self._learn(trial, event)
             self._report(trial, event)

@@ -112,6 +112,7 @@ class TrialRecord:
         saving: whether that lane was told to save it and let it go, and has not answered.
         checkpoint: newest one.
         durable: newest one that outlives its host's memory.
+        current: whether the newest one is the state it is in: nothing was done, and no call answered, since.
         failures: times it failed and was queued again.
         failure: the last one.
         confined: most devices it is given since it could not be set up on further ones; ``None`` if it never was so.
@@ -147,6 +148,7 @@ class TrialRecord:
     saving: bool = False
     checkpoint: Checkpoint | None = None
     durable: Checkpoint | None = None
+    current: bool = False
     failures: int = 0
     failure: Failure | None = None
     confined: int | None = None

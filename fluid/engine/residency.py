@@ -138,6 +138,7 @@ class Residency:
             return  # by a lane it has left, whose last reports do not count: those iterations are run again
         if trial.checkpoint is None or checkpoint.iteration >= trial.checkpoint.iteration:
             trial.checkpoint = checkpoint
+            trial.current = checkpoint.iteration == trial.done
         if checkpoint.in_memory:
             return
         if trial.durable is None or checkpoint.iteration >= trial.durable.iteration:
@@ -159,7 +160,7 @@ class Residency:
         for trial in self._core.trials.values():
             checkpoint = trial.checkpoint
             if checkpoint is not None and checkpoint.in_memory and checkpoint.host == host:
-                trial.checkpoint = trial.durable
+                trial.checkpoint, trial.current = trial.durable, False
 
     def make_room(self) -> list[TrialRecord]:
         """Evicts residents where nothing but their memory keeps a queued trial from a device.

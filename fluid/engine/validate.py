@@ -158,6 +158,8 @@ def _trial(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield from _move(state, trial)
     if (trial.move is not None) != (trial.state is TrialState.RESIZING):
         yield "is being resized, or RESIZING, but not both"
+    if trial.current and (trial.checkpoint is None or trial.checkpoint.iteration != trial.done):
+        yield f"its state after {trial.done} iterations is taken to be that of {trial.checkpoint}"
     if trial.resident is not None:
         if trial.resident not in state.lanes:
             yield f"its state is in lane {trial.resident}, which is gone"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import Report, ReportEnd, RunIteration, Save, StartLane, StartTrial, StopTrial
+from fluid.engine.commands import Call, Report, ReportEnd, RunIteration, Save, StartLane, StartTrial, StopTrial
 from fluid.engine.events import IterationDone, StopRequested, TrialReleased, TrialStarted
 from fluid.engine.state import EngineError
 from fluid.errors import InvalidFieldError
@@ -139,26 +139,65 @@ def test_an_iteration_out_of_order_is_an_error_that_tells_the_story() -> None:
         hand.do(IterationDone(1.0, "a", 0, 2, 1.0))
 
 
-def test_a_trial_whose_state_is_elsewhere_is_fetched_first() -> None:
+def done_where_another_runs() -> tuple[Hand, int, str]:
+    """A trial "a" that is done and kept in a lane where another one runs now, and a second one on the other device.
+
+    Returns:
+        The hand, that lane, and who runs on the other device.
+    """
     hand = Hand(devices=2, profile=Known(packing=1, width=1))
     hand.submit("a", budget=1)
     hand.started("a")
     hand.iterate("a")
-    hand.submit("b")
-    if hand.trial("b").lanes != (hand.trial("a").resident,):
-        hand.submit("c")
-    commands = hand.extend("a")
-    if hand.trial("a").state.value == "QUEUED":
-        home = (hand.trial("a").resident,)
-        other = next(name for name in "bc" if hand.trial(name).lanes not in ((), home))
-        commands = hand.stop(other) + hand.released(other, hand.lane(other))
-    save = only(commands, Save)
-    assert save.drop
-    start = only(hand.saved("a", save.lane_ids[0], 1, dropped=True), StartTrial)
+    home = hand.trial("a").resident
+    assert home is not None
+    hand.submit("b", "c", budget=5)
+    other = next(name for name in "bc" if hand.lane(name) != home)
+    hand.started(other)
+    return hand, home, other
+
+
+def test_a_trial_whose_state_is_elsewhere_is_fetched_first() -> None:
+    hand, home, other = done_where_another_runs()
+    hand.extend("a")
+    save = only(hand.stop(other) + hand.released(other, hand.lane(other)), Save)
+    assert save.drop and save.lane_ids == (home,)
+    start = only(hand.saved("a", home, 1, dropped=True), StartTrial)
     assert start.checkpoint is not None and start.checkpoint.iteration == 1
     hand.started("a", 1)
     hand.iterate("a", 2)
     assert hand.reports("a") == [1, 2, 3]
+
+
+def test_a_trial_that_was_saved_as_it_is_goes_on_elsewhere_at_once() -> None:
+    hand, home, other = done_where_another_runs()
+    hand.saved("a", home, 1)
+    hand.call("a")
+    hand.extend("a")
+    free = hand.lane(other)
+    commands = hand.iterate(other, 5)
+    assert none(commands, Save) and only(commands, StopTrial) == StopTrial("a", (home,))
+    start = only(commands, StartTrial)
+    assert start.lane_ids == (free,) and start.checkpoint is not None
+    hand.released("a", home)
+    # Its old lane may have been busy: what it was asked to call is called where the trial is.
+    assert only(hand.started("a", 1), Call).lane_ids == start.lane_ids
+    hand.called("a", home)
+    assert hand.answers("a") == []
+    hand.called("a", start.lane_ids[0])
+    hand.iterate("a", 2)
+    assert hand.reports("a") == [1, 2, 3] and hand.answers("a") == [(0, "")]
+
+
+@pytest.mark.parametrize("since", ["a call", "an older checkpoint"])
+def test_a_checkpoint_that_is_not_how_a_trial_is_now_does_not_do(since: str) -> None:
+    hand, home, other = done_where_another_runs()
+    hand.saved("a", home, 0 if since == "an older checkpoint" else 1)
+    if since == "a call":
+        hand.call("a")
+        hand.called("a", home)
+    hand.extend("a")
+    only(hand.iterate(other, 5), Save)
 
 
 def test_the_least_recently_used_resident_is_saved_when_there_are_too_many() -> None:
