@@ -40,7 +40,8 @@ def main() -> None:
     data = os.path.abspath(options.data) if options.data else None
     load_images(data)  # A folder without data is complained about here, and not by every trial.
     executor = FluidExecutor(devices=options.devices) if options.executor == "fluid" else None
-    ray.init(num_cpus=options.devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # On this machine, also if a cluster runs on it, or ran and left its address behind.
+    ray.init("local", num_cpus=options.devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     begun = time.monotonic()
     analysis = tune.run(
         ImageTrial,
