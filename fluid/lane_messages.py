@@ -34,9 +34,7 @@ class LaneOptions(NamedTuple):
         note: file that names the trial whose code runs, for whoever finds the lane dead; empty for none.
         save_after: a trial is not saved of the lane's own accord before this many seconds of unsaved work.
         save_ratio: nor before this many times what its last save took.
-        rest_after: one that comes to rest is saved after fewer seconds of unsaved work, so that another lane can go on
-            with it at once.
-        rest_ratio: and only after this many times what its last save took.
+        rest_after: the same as ``save_after`` for one that comes to rest: another lane can then go on with it at once.
         policy: which trial runs next if several have iterations left; see :mod:`fluid.lane_policy`.
         environment: variables that make it a client of MPS, with which lanes fail together; none without MPS.
         bounded: whether its device has so much memory and no more; that of a CPU is then measured, too.
@@ -55,7 +53,6 @@ class LaneOptions(NamedTuple):
     save_after: float = 1.0
     save_ratio: float = 20.0
     rest_after: float = 0.1
-    rest_ratio: float = 50.0
     policy: str = DEFAULT_POLICY
     environment: tuple[tuple[str, str], ...] = ()
     bounded: bool = False

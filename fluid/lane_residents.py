@@ -169,10 +169,10 @@ class Residents:
 
     def is_due(self, hosted: Hosted) -> bool:
         """Whether saving a trial costs little against the work it protects."""
-        options, cost = self._options, hosted.save_cost
-        due = hosted.unsaved >= max(options.save_after, options.save_ratio * cost)
+        options = self._options
         rests = not hosted.left and not hosted.finished
-        return due or (rests and hosted.unsaved >= max(options.rest_after, options.rest_ratio * cost))
+        after = min(options.save_after, options.rest_after) if rests else options.save_after
+        return hosted.unsaved >= max(after, options.save_ratio * hosted.save_cost)
 
     def save(self, hosted: Hosted) -> Saved:
         """Saves a trial.

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.resources import MemoryNeed
 
-#: Where a trial takes so many times as long on several devices as alone, two observations are enough: to make surer
-#: would cost more than it could bring.
+#: Where a trial takes so many times as long on several devices as alone, one observation is enough: to make surer would
+#: cost more than it could bring.
 HOPELESS = 1.5
 #: Observations after which a bucket needs no more measuring: their median outvotes two outliers.
 MIN_OBSERVATIONS = 5
@@ -110,7 +110,7 @@ class KeyProfile:
         if alone is None or not alone.measured:
             return False
         seconds = self.buckets[ids].seconds
-        return ids[1] > 1 and len(seconds) > 1 and min(seconds) > HOPELESS * alone.estimate
+        return ids[1] > 1 and bool(seconds) and min(seconds) > HOPELESS * alone.estimate
 
     def grow_memory(self, need: MemoryNeed) -> None:
         """Keeps the maximum of each part: an average would admit a trial that does not fit."""

@@ -307,7 +307,7 @@ def test_a_trial_is_not_saved_for_little(make_lane: Callable[..., Any]) -> None:
 
 
 def test_a_trial_that_comes_to_rest_is_saved_after_less(make_lane: Callable[..., Any]) -> None:
-    lane = make_lane(save_after=1e9, rest_after=0.0, rest_ratio=0.0)
+    lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
     lane.start("a", Counter, {}, 3)
     assert [lane.receive(Saved).iteration, lane.receive(Iterated).iteration] == [3, 1]
     lane.start("b", Counter, {"done_at": 2}, 3)  # Nobody goes on with one that has no more to do.
@@ -317,7 +317,7 @@ def test_a_trial_that_comes_to_rest_is_saved_after_less(make_lane: Callable[...,
 
 
 def test_what_saving_costs_is_known_of_trials_of_the_same_trainable(make_lane: Callable[..., Any]) -> None:
-    lane = make_lane(save_after=1e9, rest_after=0.0, rest_ratio=1e9)
+    lane = make_lane(save_after=1e9, save_ratio=1e9, rest_after=0.0)
     for name in "ab":
         lane.start(name, Counter, {}, 1)
         lane.receive(Iterated, name)

@@ -260,16 +260,16 @@ def test_only_a_trial_alone_on_one_device_tells_how_busy_it_keeps_it() -> None:
     assert profile.busy(KEY) is None
 
 
-def test_two_looks_are_enough_where_there_is_no_hope() -> None:
+def test_one_look_is_enough_where_there_is_no_hope() -> None:
     def limit(seconds: float, looks: int, alone: int = MIN_OBSERVATIONS) -> int:
         profile = Profile()
         feed(profile, [1.0] * alone)
         feed(profile, [seconds] * looks, width=2)
         return profile.width_limit(KEY, n=2, d_max=2)
 
-    assert limit(HOPELESS * 1.01, 2) == 1
-    assert limit(HOPELESS * 1.01, 1) == limit(HOPELESS * 0.99, 2) == 2, "it takes more to tell"
-    assert limit(9.0, 2, MIN_OBSERVATIONS - 1) == 2, "nothing to compare it with"
+    assert limit(HOPELESS * 1.01, 1) == 1
+    assert limit(HOPELESS * 0.99, 1) == 2, "it takes more to tell"
+    assert limit(9.0, 1, MIN_OBSERVATIONS - 1) == 2, "nothing to compare it with"
 
 
 def test_packing_honours_the_threshold() -> None:

@@ -100,6 +100,7 @@ class Core:
         trial.move = None
         trial.launched = trial.suspending = False
         trial.releasing.clear()
+        trial.former.clear()
         self.changed = True
 
     def drain(self, trial: TrialRecord, lane_ids: tuple[int, ...], *, told: bool = False) -> None:

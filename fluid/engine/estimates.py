@@ -13,6 +13,10 @@ from fluid.profile import Profile
 from fluid.resources import MemoryNeed
 from fluid.runtime_model import TOLERANCE, stretch_of
 
+#: Iterations left below which nothing new is tried: one goes by before a width can be looked at, one is looked at, and
+#: what those may cost must be made up for by the others.
+_LEAST_TO_TRY = 4
+
 
 class Estimates:
     """Answers what a trial needs and how long it takes.
@@ -56,7 +60,13 @@ class Estimates:
 
     def widest(self, trial: TrialRecord) -> int:
         """d for a trial: how far its key's ramp-up has come, at most what it is able to."""
-        return 1 if trial.pinned else min(self.facts(trial).width, trial.max_width)
+        facts = self.facts(trial)
+        width = facts.width if self.may_try(trial, facts.width) else facts.tried
+        return 1 if trial.pinned else min(width, trial.max_width)
+
+    def may_try(self, trial: TrialRecord, width: float) -> bool:
+        """Whether a trial runs for long enough for a width to pay for finding out what it is worth, if need be."""
+        return width <= self.facts(trial).tried or trial.iterations_left >= _LEAST_TO_TRY
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""

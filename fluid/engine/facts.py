@@ -23,6 +23,7 @@ class KeyFacts:
         packing: c: a key starts alone on a device, and one more co-resident is tried for as long as the last paid.
         width: d: a key starts at width 1, and twice the width is tried for as long as the last one was measured and
             beta allows.
+        tried: the widest of them that was measured.
     """
 
     key: str
@@ -33,6 +34,7 @@ class KeyFacts:
     beta: float = 1.0
     packing: int = 1
     width: int = 1
+    tried: int = 1
     memory: MemoryNeed | None = None
     #: (co-residents, width) -> iterations seen.
     observed: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -69,7 +71,10 @@ class KeyFacts:
 
     def _width(self, profile: Profile) -> int:
         limit = profile.width_limit(self.key, n=self.max_width, d_max=self.max_width)
-        width = 1
-        while width < limit and not profile.needs_measuring(self.key, width=width):
+        width = self.tried = 1
+        while not profile.needs_measuring(self.key, width=width):
+            self.tried = min(width, limit)
+            if width >= limit:
+                break
             width *= 2
         return min(width, limit)

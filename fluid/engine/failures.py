@@ -42,6 +42,8 @@ class Failures:
         self._max_failures = max_failures
         #: device -> lanes in a row that did not start
         self._false_starts: dict[int, int] = {}
+        #: Why the last device was given up, where no lane could be started on any; ``None`` otherwise.
+        self._why_nothing_starts: str | None = None
         self._devices_changed = False
 
     # -- trials that raise ---------------------------------------------------------------------------------
@@ -166,11 +168,13 @@ class Failures:
         if failed > self._max_failures:
             self.device_lost(DeviceLost(event.at, lane.device_id))
             if not core.scheduling.n:
-                self._nothing_starts(event.reason)
+                self._why_nothing_starts = event.reason
 
-    def _nothing_starts(self, reason: str) -> None:
-        """Fails all that waits: the last device was given up because no lane starts, and waiting will not help."""
-        core = self._core
+    def fail_what_waits(self) -> None:
+        """Fails all that waits if the last device was given up because no lane starts: waiting would not help."""
+        core, reason = self._core, self._why_nothing_starts
+        if reason is None:
+            return
         waiting = [*core.arrivals.values(), *(core.scheduling.records[row] for row in core.scheduling.queue)]
         for trial in waiting:
             core.unqueue(trial)
@@ -252,6 +256,7 @@ class Failures:
         """A device can be used: it is planned with, and a lane is warmed on it."""
         core = self._core
         core.scheduling.add_device(event.device)
+        self._why_nothing_starts = None
         self._false_starts.pop(event.device.index, None)
         core.lanes.start(event.device.index, core.commands)
         core.changed = self._devices_changed = True

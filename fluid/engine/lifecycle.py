@@ -97,11 +97,13 @@ class Lifecycle:
     def iteration_done(self, event: IterationDone) -> None:
         """Books an iteration; ends the trial if it was the last."""
         core = self._core
-        trial = core.holder(event.trial_id, event.lane_id)
-        if trial is None or trial.state is TrialState.STARTING:
+        trial = core.trials.get(event.trial_id)
+        if trial is None or not trial.launched or trial.state is TrialState.STARTING:
             return
-        if event.lane_id != trial.hosts[0]:
-            return  # rank 0 reports for all
+        if event.lane_id == trial.hosts[0]:
+            trial.former.clear()
+        elif event.lane_id not in trial.former:
+            return  # it has left that lane, or is led by another one: rank 0 reports for all
         progress = event.iteration - trial.done
         if progress != 1 and not (progress == 0 and event.finished):
             raise core.error(trial, f"reports iteration {event.iteration} after {trial.done}")

@@ -107,6 +107,7 @@ class TrialRecord:
         asked: iteration up to which its lanes were told to run.
         move: the resize under way; ``None`` unless RESIZING.
         releasing: lanes that were told to stop it and have not answered.
+        former: lanes that it lost and went on without; what they had reported may still be on its way.
         resident: lane that holds its state while it does not run; ``None`` if none does.
         home: device of that lane.
         saving: whether that lane was told to save it and let it go, and has not answered.
@@ -143,6 +144,7 @@ class TrialRecord:
     asked: int = 0
     move: Move | None = None
     releasing: set[int] = field(default_factory=set)
+    former: set[int] = field(default_factory=set)
     resident: int | None = None
     home: int | None = None
     saving: bool = False

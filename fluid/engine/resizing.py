@@ -159,9 +159,10 @@ class Resizing:
             left.pop(lane_id)
             trial.move.old_lanes, trial.move.old_devices = tuple(left), tuple(left.values())
         trial.move.after_loss = True
-        trial.lanes, trial.width, trial.asked = lanes, float(len(lanes)), max(trial.done, trial.limit)
+        trial.former.add(lane_id)
         if any(call.lane_id == lane_id for call in trial.calls):
-            self._calls.recall(trial)
+            self._calls.recall(trial)  # before it is told how far to run: what comes after a call waits for it
+        trial.lanes, trial.width, trial.asked = lanes, float(len(lanes)), max(trial.done, trial.limit)
         core.resizing[trial.row] = trial
         core.scheduling.set_aside(trial)
         core.become(trial, TrialState.RESIZING, f"goes on without lane {lane_id}, on devices {list(devices)}: {reason}")

@@ -328,6 +328,8 @@ class Scheduling:
 
     def _pays(self, trial: TrialRecord, width: float) -> bool:
         """Whether a wider trial ends sooner, though the iteration in flight is still run at the width it has."""
+        if not self.estimates.may_try(trial, width):
+            return False
         facts, speed = self.estimates.facts(trial), self.occupancy.speed(self.occupancy.held[trial.row])
         after = self.estimates.height(trial) * (1.0 - 1.0 / max(1, trial.iterations_left))
         moved = self.profile.epsilon + after * stretch_of(facts.alpha, facts.beta, width) / speed

@@ -223,6 +223,7 @@ class EngineState:
         """
         core, scheduling = self._core, self.scheduling
         if not scheduling.n:
+            self._failures.fail_what_waits()
             self._ticked = False
             return
         ramped = scheduling.take_ramps()

@@ -204,11 +204,20 @@ class FakeBackend:
         if lane_id not in command.lane_ids:
             return
         lane.hosted[command.trial_id] = Hosted(command.lane_ids, self.progress[command.trial_id])
+        if lane_id == command.lane_ids[0] and command.done is not None:
+            self._tell_what_was_reported(command.trial_id, lane)
         if lane_id != command.lane_ids[0] or self._fails(lane_id, lane, command.trial_id):
             return
         unheard = 0 if command.done is None else self.progress[command.trial_id] - command.done
         lane.hosted[command.trial_id].left = max(0, command.iterations - unheard)
         lane.outbox.append(ResizeDone(self.now, command.trial_id, 0.05, lane_id))
+
+    def _tell_what_was_reported(self, trial_id: str, lane: Lane) -> None:
+        """What lanes that are gone had reported of a trial comes before what is reported of it now."""
+        for other in self.gone:
+            known = [event for event in other.outbox if isinstance(event, IterationDone) and event.trial_id == trial_id]
+            lane.outbox.extend(known)
+            other.outbox = deque(event for event in other.outbox if event not in known)
 
     def _save(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted, drop: bool) -> None:
         if self._happens(self.chances.save_fails):

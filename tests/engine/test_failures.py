@@ -99,9 +99,10 @@ def test_a_lane_that_does_not_start_is_tried_again_and_its_device_given_up_at_la
     assert only(hand.lose(lane), NoteDeviceLost).device_id == 0
     assert hand.state.scheduling.n == 0
     assert hand.states()["a"] == "FAILED"
-    hand.submit("b", group="later")
+    assert only(hand.submit("b", group="later"), ReportEnd).failure is not None, "it would wait for ever"
     only(hand.add_device(0), StartLane)
-    assert hand.states()["b"] != "FAILED", "a device that comes back is tried again"
+    hand.submit("c", group="last")
+    assert hand.states() == {"a": "FAILED", "b": "FAILED", "c": "STARTING"}, "a device that comes back is tried again"
 
 
 def test_the_lane_of_a_resident_that_another_place_waits_for_dies() -> None:

@@ -123,13 +123,41 @@ def test_a_width_that_does_not_help_is_left_again() -> None:
     assert 2.0 in widths and hand.trial("a").width == 1.0
 
 
-def test_a_width_that_makes_it_far_slower_is_left_after_two_iterations_that_count() -> None:
+def test_a_width_that_makes_it_far_slower_is_left_after_one_iteration_that_counts() -> None:
     """The first one after a resize is not learnt from: it holds what the resize itself costs."""
     hand = Hand(devices=2, profile=Profile())
     hand.submit("a", budget=100, max_width=2)
     hand.started("a")
     widths = widths_of(hand, "a", lambda width: 5.0 if width > 1 else 1.0)
-    assert widths.count(2.0) == 3 and hand.trial("a").width == 1.0
+    assert widths.count(2.0) == 2 and hand.trial("a").width == 1.0
+
+
+@pytest.mark.parametrize(("left", "width"), [(3, 1.0), (4, 2.0)])
+def test_a_width_that_nobody_knows_is_not_tried_for_a_few_iterations(left: int, width: float) -> None:
+    hand = Hand(devices=2, profile=Profile())
+    hand.submit("a", budget=10, max_width=1)
+    hand.started("a")
+    hand.iterate("a", 10)
+    hand.submit("b", budget=left, max_width=2)
+    hand.started("b")
+    hand.tick()
+    assert (hand.trial("b").width, hand.trial("b").move) == (width, None)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_one_that_comes_for_a_few_iterations_starts_at_a_width_that_is_known(known: bool) -> None:
+    hand = Hand(devices=2, profile=Profile())
+    hand.submit("a", budget=60, max_width=2)
+    hand.started("a")
+    if known:
+        widths_of(hand, "a", lambda width: 1.0 / width)
+    else:
+        hand.iterate("a", 20)
+    hand.stop("a")
+    for lane_id in hand.trial("a").lanes:
+        hand.released("a", lane_id)
+    hand.submit("b", budget=3, max_width=2)
+    assert hand.trial("b").width == (2.0 if known else 1.0)
 
 
 def test_which_of_a_keys_trials_is_widened_does_not_count() -> None:
