@@ -214,6 +214,8 @@ class _Lane:
             self._tell(called)
         else:
             self._tell_raised(called, raised)
+        if hosted.saves_itself and hosted.member is None and not hosted.left:
+            self._save_if_due(hosted)
 
     # -- trials in several lanes ---------------------------------------------------------------------------
 

@@ -34,7 +34,8 @@ class LaneOptions(NamedTuple):
         note: file that names the trial whose code runs, for whoever finds the lane dead; empty for none.
         save_after: a trial is not saved of the lane's own accord before this many seconds of unsaved work.
         save_ratio: nor before this many times what its last save took.
-        rest_after: the same as ``save_after`` for one that comes to rest: another lane can then go on with it at once.
+        rest_after: one that has come to rest is saved before that, so that another lane can go on with it at once, if
+            its iterations take at least this many seconds, and ``save_ratio`` times what its last save took.
         policy: which trial runs next if several have iterations left; see :mod:`fluid.lane_policy`.
         environment: variables that make it a client of MPS, with which lanes fail together; none without MPS.
         bounded: whether its device has so much memory and no more; that of a CPU is then measured, too.

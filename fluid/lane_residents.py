@@ -168,11 +168,17 @@ class Residents:
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def is_due(self, hosted: Hosted) -> bool:
-        """Whether saving a trial costs little against the work it protects."""
-        options = self._options
-        rests = not hosted.left and not hosted.finished
-        after = min(options.save_after, options.rest_after) if rests else options.save_after
-        return hosted.unsaved >= max(after, options.save_ratio * hosted.save_cost)
+        """Whether saving a trial costs little against the work it protects.
+
+        Or, where it has come to rest, against an iteration: of another trial, for which a lane may have to wait that
+        is to go on with this one.
+        """
+        options, pace = self._options, hosted.pace
+        cost = options.save_ratio * hosted.save_cost
+        if hosted.unsaved >= max(options.save_after, cost):
+            return True
+        rests = not hosted.left and not hosted.finished and hosted.unsaved > 0.0
+        return rests and pace is not None and pace >= max(options.rest_after, cost)
 
     def save(self, hosted: Hosted) -> Saved:
         """Saves a trial.

@@ -306,23 +306,27 @@ def test_a_trial_is_not_saved_for_little(make_lane: Callable[..., Any]) -> None:
     assert not any(isinstance(message, Saved) for message in lane.messages)
 
 
-def test_a_trial_that_comes_to_rest_is_saved_after_less(make_lane: Callable[..., Any]) -> None:
+def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
     lane.start("a", Counter, {}, 3)
     assert [lane.receive(Saved).iteration, lane.receive(Iterated).iteration] == [3, 1]
+    lane.send(call("a", 1))  # It may have changed it.
+    assert lane.receive(Saved).iteration == 3
     lane.start("b", Counter, {"done_at": 2}, 3)  # Nobody goes on with one that has no more to do.
     assert [lane.receive(Iterated, "b").iteration for _ in range(2)] == [1, 2]
     lane.ask(after="1")
     assert not any(isinstance(message, Saved) for message in lane.messages)
 
 
-def test_what_saving_costs_is_known_of_trials_of_the_same_trainable(make_lane: Callable[..., Any]) -> None:
-    lane = make_lane(save_after=1e9, save_ratio=1e9, rest_after=0.0)
-    for name in "ab":
+@pytest.mark.parametrize("options", [{"rest_after": 9.0}, {"rest_after": 0.0, "save_ratio": 1e9}])
+def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable[..., Any], options: Any) -> None:
+    lane = make_lane(save_after=1e9, **options)
+    for name in "ab":  # What the first one's save costs is known of the second one.
         lane.start(name, Counter, {}, 1)
         lane.receive(Iterated, name)
     lane.ask(after="1")
-    assert [message.trial_id for message in lane.messages if isinstance(message, Saved)] == ["a"]
+    saved = [message.trial_id for message in lane.messages if isinstance(message, Saved)]
+    assert saved == ([] if options["rest_after"] else ["a"])
 
 
 def test_a_trial_that_cannot_be_saved_runs_on(make_lane: Callable[..., Any], tmp_path: Path) -> None:

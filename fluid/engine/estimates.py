@@ -7,14 +7,14 @@ from statistics import median_low
 
 from fluid.engine.board import Board
 from fluid.engine.facts import KeyFacts
-from fluid.engine.records import TrialRecord
+from fluid.engine.records import TrialRecord, TrialState
 from fluid.placement import Occupancy
 from fluid.profile import Profile
 from fluid.resources import MemoryNeed
 from fluid.runtime_model import TOLERANCE, stretch_of
 
-#: Iterations left below which nothing new is tried: one goes by before a width can be looked at, one is looked at, and
-#: what those may cost must be made up for by the others.
+#: Iterations at a width below which it is not tried if nobody knows it: one goes by before a width can be looked at,
+#: one is looked at, and what those may cost must be made up for by the others.
 _LEAST_TO_TRY = 4
 
 
@@ -66,7 +66,8 @@ class Estimates:
 
     def may_try(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial runs for long enough for a width to pay for finding out what it is worth, if need be."""
-        return width <= self.facts(trial).tried or trial.iterations_left >= _LEAST_TO_TRY
+        at_that_width = trial.iterations_left - (trial.state is TrialState.RUNNING)
+        return width <= self.facts(trial).tried or at_that_width >= _LEAST_TO_TRY
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""
