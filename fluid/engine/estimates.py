@@ -65,9 +65,12 @@ class Estimates:
         return 1 if trial.pinned else min(width, trial.max_width)
 
     def may_try(self, trial: TrialRecord, width: float) -> bool:
-        """Whether a trial runs for long enough for a width to pay for finding out what it is worth, if need be."""
+        """Whether a trial runs for long enough for a width to pay for finding out what it is worth, if need be.
+
+        One whose state is in a lane goes on there at once: it tries while it runs, and need not wait for further lanes.
+        """
         at_that_width = trial.iterations_left - (trial.state is TrialState.RUNNING)
-        return width <= self.facts(trial).tried or at_that_width >= _LEAST_TO_TRY
+        return width <= self.facts(trial).tried or (at_that_width >= _LEAST_TO_TRY and trial.resident is None)
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from engine_helpers import Hand, Known, only
 
-from fluid.engine.commands import StartLane, StartTrial
+from fluid.engine.commands import Pause, RunIteration, StartLane, StartTrial
 from fluid.engine.events import BudgetExtended, DeviceAdded, GroupSubmitted, IterationDone, Tick, TrialAdded, TrialSpec
 from fluid.profile import Profile
 from fluid.resources import Device
@@ -142,6 +142,15 @@ def test_a_width_that_nobody_knows_is_not_tried_for_a_few_iterations(left: int, 
     hand.started("b")
     hand.tick()
     assert (hand.trial("b").width, hand.trial("b").move) == (width, None)
+
+
+def test_one_that_goes_on_where_its_state_is_tries_a_width_while_it_runs() -> None:
+    hand = Hand(devices=2, profile=Profile())
+    hand.submit("a", budget=10, max_width=2)
+    hand.started("a")
+    hand.iterate("a", 10)
+    assert only(hand.extend("a", 10), RunIteration).lane_ids == (hand.lane("a"),)
+    assert only(hand.tick(), Pause).trial_id == "a"
 
 
 @pytest.mark.parametrize("known", [False, True])
