@@ -393,8 +393,8 @@ def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
 
 @pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_decisions_come_in_the_same_order_as_simulated(name: str, tmp_path: Path) -> None:
-    """Runtimes differ by large parts of a second, so that no noise can swap two ends."""
-    lengths = {"a": 9, "b": 5, "c": 14, "d": 3, "e": 8, "f": 20, "g": 2}
+    """Ends on the two devices are most of a second apart, so that no noise can swap them."""
+    lengths = {"a": 9, "b": 5, "c": 12, "d": 3, "e": 8, "f": 20, "g": 2}
 
     def decisions(kind: str) -> list[tuple[str, str]]:
         driver = BACKENDS[kind](tmp_path / kind)
