@@ -255,6 +255,7 @@ class FluidExecutor:
             trial.memory,
             can_save(trial.trainable),
             trial.retry_errors,
+            trial.leads_to,
         )
 
     def _controls(self) -> Controls:
@@ -295,9 +296,9 @@ class FluidExecutor:
     def _stop(self, trial_id: str, outcome: str | None) -> None:
         self._pump.call(lambda: self._pump.handle(StopRequested(self._backend.now(), trial_id, outcome)))
 
-    def _extend(self, trial_id: str, budget: int) -> None:
+    def _extend(self, trial_id: str, budget: int, leads_to: int) -> None:
         def extend() -> None:
-            self._pump.handle(BudgetExtended(self._backend.now(), trial_id, budget))
+            self._pump.handle(BudgetExtended(self._backend.now(), trial_id, budget, leads_to))
             trial = self._state.trials[trial_id]
             if not trial.state.ended:
                 self._pump.tell(partial(self._pump.handles[trial.group_id].reopen, trial_id))

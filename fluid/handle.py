@@ -30,7 +30,7 @@ class Controls:
         *,
         add: Callable[[str, list[Trial]], None],
         stop: Callable[[str, str | None], None],
-        extend: Callable[[str, int], None],
+        extend: Callable[[str, int, int], None],
         call: Callable[[str, int, str, bytes], None],
         forget: Callable[[str], None],
         eta: Callable[[str], float | None],
@@ -135,14 +135,21 @@ class TrialGroupHandle:
         self._controls.stop(trial_id, outcome)
         self._group.stop(trial_id)
 
-    def extend(self, trial_id: str, budget: int) -> None:
+    def extend(self, trial_id: str, budget: int, *, leads_to: int = 0) -> None:
         """Gives a trial ``budget`` further iterations; one that was done goes on where it was.
 
+        Args:
+            trial_id: a trial of this group.
+            budget: how many more.
+            leads_to: what may be asked for after those (:class:`fluid.Trial`).
+
         Raises:
-            InvalidFieldError: the trial is unknown, stopped or failed, or the budget is below 1.
+            InvalidFieldError: the trial is unknown, stopped or failed, the budget is below 1, or ``leads_to`` below 0.
         """
-        self._controls.extend(trial_id, require_integer("budget", budget, at_least=1))
-        self._group.extend(trial_id, budget)
+        budget = require_integer("budget", budget, at_least=1)
+        leads_to = require_integer("leads_to", leads_to, at_least=0)
+        self._controls.extend(trial_id, budget, leads_to)
+        self._group.extend(trial_id, budget, leads_to=leads_to)
 
     def add(self, *trials: Trial) -> None:
         """Adds trials to the group; they are planned together.

@@ -168,6 +168,8 @@ class _Lane:
         if hosted is not None:
             self._residents.halt(hosted)
             self._tell(Paused(self._clock.now(), hosted.trial_id, hosted.iteration))
+            if message.rests and hosted.saves_itself and hosted.member is None:
+                self._save_if_due(hosted)
 
     def _save(self, message: Save) -> None:
         hosted = self._residents.get(message.trial_id)

@@ -107,9 +107,10 @@ class Run(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Run a resident no further, and keep it."""
+    """Run a resident no further, and keep it; where it ``rests``, it may go on later, and elsewhere."""
 
     trial_id: str
+    rests: bool = False
 
 
 class Save(NamedTuple):

@@ -30,6 +30,9 @@ class Planner(ABC):
 
     #: The planner's public name, as ``FluidExecutor(planner=...)`` and ``fluid plan --planner`` take it.
     name: str
+    #: Whether trials that lead to more come first, and running ones make way for those that would end late
+    #: (:mod:`fluid.turns`).
+    takes_turns: bool = False
 
     def __init__(self, c: int = DEFAULT_MAX_PACKING, d: int = DEFAULT_MAX_WIDTH) -> None:
         self.c = require_integer("c", c, at_least=1)

@@ -44,6 +44,7 @@ class Portfolio(Planner):
     """
 
     name = "portfolio"
+    takes_turns = True
 
     def __init__(
         self,

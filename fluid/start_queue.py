@@ -1,12 +1,15 @@
-"""Trials that wait for a device, in starting order: by descending priority, then descending width, then as queued."""
+"""Trials that wait for a device, in starting order.
+
+By descending priority; of one priority, those that lead to more first; then by descending width, then as queued.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
-#: (-priority, -width)
-_Class = tuple[float, float]
+#: (-priority, whether nothing is to follow, -width)
+_Class = tuple[float, bool, float]
 
 
 class StartQueue:
@@ -33,16 +36,35 @@ class StartQueue:
             for _, row in sorted(entry for rows in self._classes[key].values() for entry in rows):
                 yield row
 
-    def push(self, row: int, width: float, priority: float = 1.0, kind: Hashable = None) -> None:
-        """Queues a row behind those of its priority and width."""
-        key = (-priority, -width)
+    def push(
+        self,
+        row: int,
+        width: float,
+        priority: float = 1.0,
+        kind: Hashable = None,
+        *,
+        leads: bool = False,
+        again: bool = False,
+    ) -> None:
+        """Queues a row behind those of its priority and width that are like it.
+
+        Args:
+            row: a row that does not wait.
+            width: of a device, or in devices.
+            priority: a higher one starts first.
+            kind: what else placement goes by.
+            leads: whether more is to follow once it is done.
+            again: whether it was first before, and is to be so again.
+        """
+        key = (-priority, not leads, -width)
         self._tickets += 1
-        self._where[row] = (key, kind, self._tickets)
-        kinds = self._classes.setdefault(key, {})
-        if kind in kinds:
-            kinds[kind].append((self._tickets, row))
+        ticket = -self._tickets if again else self._tickets
+        self._where[row] = (key, kind, ticket)
+        rows = self._classes.setdefault(key, {}).setdefault(kind, deque())
+        if again:
+            rows.appendleft((ticket, row))
         else:
-            kinds[kind] = deque([(self._tickets, row)])
+            rows.append((ticket, row))
 
     def priority(self, row: int) -> float:
         """The priority with which a row was queued."""
@@ -62,8 +84,8 @@ class StartQueue:
         self._where.clear()
 
     def widths(self) -> list[float]:
-        """The widths that are waited for, each priority's from the widest."""
-        return [-key[1] for key in sorted(self._classes)]
+        """The widths that are waited for, in starting order; one may come several times."""
+        return [-key[2] for key in sorted(self._classes)]
 
     def start(self, place: Callable[[int], bool]) -> list[int]:
         """Offers rows to ``place``, in starting order, and takes out those it accepts.
@@ -82,7 +104,7 @@ class StartQueue:
         refused: dict[float, set[Hashable]] = {}
         for key in sorted(self._classes):
             kinds = self._classes[key]
-            unfit = refused.setdefault(key[1], set())
+            unfit = refused.setdefault(key[2], set())
             while kinds:
                 kind = self._next_kind(kinds, unfit)
                 if kind in unfit:

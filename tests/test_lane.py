@@ -318,6 +318,18 @@ def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., A
     assert not any(isinstance(message, Saved) for message in lane.messages)
 
 
+def test_a_trial_that_makes_way_is_saved_as_it_is_unless_it_goes_on_at_once(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
+    for name, rests in (("moved", False), ("makes way", True)):
+        lane.start(name, Counter, {}, 10**6)
+        lane.receive(Iterated, name)
+        lane.send(Pause(name, rests))
+        paused = lane.receive(Paused)
+        if rests:
+            assert lane.receive(Saved).iteration == paused.iteration
+    assert not any(isinstance(message, Saved) for message in lane.messages)
+
+
 @pytest.mark.parametrize("options", [{"rest_after": 9.0}, {"rest_after": 0.0, "save_ratio": 1e9}])
 def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable[..., Any], options: Any) -> None:
     lane = make_lane(save_after=1e9, **options)

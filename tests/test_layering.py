@@ -46,7 +46,7 @@ LAYERS = (
     layer(0, "trialgroup resources errors _clock _imports _experimental _version report.palette report.words"),
     layer(1, "runtime_model measurements profile instance placement arrangement share strips start_queue", "numpy"),
     layer(1, "narrowest bounds", "numpy"),
-    layer(1, "planner planners fifo static_fluid dynamic_fluid replan concentrate portfolio", "numpy"),
+    layer(1, "planner planners fifo static_fluid dynamic_fluid replan concentrate portfolio turns", "numpy"),
     layer(2, "scenario workloads fates results engine.*", "numpy"),
     layer(2, "lane_policy mps mps_control mps_keeper mps_link mps_support"),
     layer(2, "nvml", "pynvml"),

@@ -373,7 +373,7 @@ class ElasticTrials:
         if trial.alone is not None:
             if not trial.told and (settled or not self._left.get(trial.trial_id, 0)):
                 trial.told = True
-                self._lanes.send(trial.alone, m.Pause(trial.trial_id))
+                self._lanes.send(trial.alone, m.Pause(trial.trial_id, rests=not goal.then))
         elif controller.phase is Phase.RUNNING:
             if settled:
                 self._halt(trial)

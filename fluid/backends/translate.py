@@ -44,7 +44,7 @@ def message_of(
     if isinstance(command, RunIteration):
         return m.Run(command.trial_id, command.iterations)
     if isinstance(command, Pause):
-        return m.Pause(command.trial_id)
+        return m.Pause(command.trial_id, rests=not command.then)
     if isinstance(command, Save):
         return m.Save(command.trial_id, command.drop)
     if isinstance(command, Call):

@@ -99,6 +99,7 @@ class Core:
         trial.lanes = ()
         trial.move = None
         trial.launched = trial.suspending = False
+        trial.successor = None
         trial.releasing.clear()
         trial.former.clear()
         self.changed = True
@@ -121,6 +122,12 @@ class Core:
         self.arrivals[trial.row] = trial
         if trial.home is not None:
             self.scheduling.occupancy.look_at(trial.home)  # its state may leave now
+
+    def queue_again(self, trial: TrialRecord, why: str) -> None:
+        """Queues a trial that was interrupted: at the width it has, before those it was ahead of."""
+        self.become(trial, TrialState.QUEUED, why)
+        self.scheduling.enqueue(trial, trial.width, again=True)
+        self.changed = True
 
     def unqueue(self, trial: TrialRecord) -> None:
         """Takes a queued trial out of the queue."""

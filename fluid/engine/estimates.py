@@ -75,7 +75,7 @@ class Estimates:
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""
         pace = trial.pace if trial.pace is not None else self.facts(trial).pace
-        return trial.iterations_left * (pace if pace is not None else self._usual_pace())
+        return trial.iterations_left * (pace if pace is not None else self.usual_pace())
 
     def seconds_left(self, trial: TrialRecord) -> float:
         """Predicted seconds of running at the width it has, or is to have."""
@@ -120,7 +120,7 @@ class Estimates:
         devices = trial.move.old_devices if trial.move is not None else self._occupancy.held[trial.row]
         return len(self._occupancy.residents[devices[0]])
 
-    def _usual_pace(self) -> float:
-        """The pace of a key that nobody has measured: the median of the others, so that widths are not absurd."""
+    def usual_pace(self) -> float:
+        """The pace of those that nobody has measured: the median of the others, so that widths are not absurd."""
         paces = [facts.pace for facts in self._by_key.values() if facts.pace is not None]
         return median_low(paces) if paces else 1.0

@@ -155,11 +155,21 @@ class Lifecycle:
 
     # -- make way ------------------------------------------------------------------------------------------
 
-    def suspend(self, trial: TrialRecord) -> None:
-        """Has a trial pause that hinders its neighbours more than it gets done; it goes on where it is later on."""
+    def suspend(self, trial: TrialRecord, successor: TrialRecord | None = None) -> None:
+        """Has a trial pause after its iteration, and go on later, where it is if that is free.
+
+        Args:
+            trial: one that runs.
+            successor: the trial that is to run in its place; ``None`` if it hinders its neighbours more than it gets
+                done, and leaves the device to them.
+        """
         core = self._core
         trial.suspending = True
         core.commands.append(Pause(trial.trial_id, trial.lanes))
+        if successor is not None:
+            trial.successor = successor.row
+            core.tell(trial, f"is to make way for {successor.trial_id!r}")
+            return
         core.tell(trial, f"is to make way: {core.scheduling.estimates.co_residents(trial)} on a device are too many")
 
     def paused(self, event: TrialPaused) -> bool:
@@ -168,7 +178,7 @@ class Lifecycle:
         trial = core.holder(event.trial_id, event.lane_id)
         if trial is None or not trial.suspending:
             return False
-        trial.suspending = False
+        successor, trial.suspending, trial.successor = trial.successor, False, None
         if trial.stopping:
             return True
         if event.iteration != trial.done:
@@ -179,8 +189,18 @@ class Lifecycle:
         (lane_id,) = trial.lanes
         core.free(trial)
         self._residency.settle_in(trial, lane_id)
-        core.queue(trial, "made way")
+        if successor is None:
+            core.queue(trial, "made way")
+        else:
+            core.queue_again(trial, "made way")
+            self._take_over(successor, core.lanes[lane_id].device_id)
         return True
+
+    def _take_over(self, row: int, device: int) -> None:
+        """Starts the trial for which another one made way, if it still waits."""
+        scheduling = self._core.scheduling
+        if row in scheduling.queue and scheduling.take_over(scheduling.records[row], device):
+            self.start(scheduling.records[row])
 
     # -- stop ----------------------------------------------------------------------------------------------
 

@@ -125,7 +125,9 @@ class TrialRecord:
         alone: seconds per iteration alone on one device, as seen of late; ``None`` where it never was.
         disturbed: whether co-residency changed since its iteration began, so that its seconds say nothing.
         calls: of its methods, in the order asked for; those that a lane was told to make come first.
-        suspending: whether it was told to pause, to make way for its neighbours, and has not answered.
+        suspending: whether it was told to pause, to make way for others, and has not answered.
+        successor: row of the trial that is to have its device then; ``None`` if those that are there are to.
+        leads_to: iterations that may be asked for once its budget is used up, of it or of others.
         woken: whether it was done, and is not any more only because its state is needed for a call.
         outcome: what came of it, as whoever stopped it has it; ``None`` if that was not said.
         story: its latest transitions, for error messages.
@@ -162,6 +164,8 @@ class TrialRecord:
     disturbed: bool = True
     calls: list[PendingCall] = field(default_factory=list)
     suspending: bool = False
+    successor: int | None = None
+    leads_to: int = 0
     woken: bool = False
     outcome: str | None = None
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))

@@ -31,6 +31,8 @@ _LEAST_HEIGHT = 1e-9
 #: Seconds of work left per device below which packing is not tried any further: a lane for one more trial costs up to
 #: half a second of the processor, and what was tried must be made up for by what is left.
 _WORTH_TRYING_S = 5.0
+#: How much longer a trial has to be than what others lead to in order to start before those: paces are estimates.
+_LONG = 1.1
 
 
 class Scheduling:
@@ -175,8 +177,9 @@ class Scheduling:
             # Where all start and devices are left idle, they are handed out before anything runs, free of epsilon.
             started = start(instance, arrangement)
             widths = [started.width(position) for position in range(len(trials))]
+        self._note_paths(trials)
         for position in arrangement.order.tolist():
-            self._enqueue(trials[position], float(widths[position]))
+            self.enqueue(trials[position], float(widths[position]))
 
     def plan_queue_again(self) -> None:
         """Gives queued trials the widths that fit what is known by now."""
@@ -215,6 +218,39 @@ class Scheduling:
         self.enter(trial)
         return True
 
+    def take_over(self, trial: TrialRecord, device: int) -> bool:
+        """Places a queued trial on just that device, ahead of those that wait for longer; returns whether it fits."""
+        if not self._place_near(trial, device, only=True):
+            return False
+        self.queue.remove(trial.row)
+        self.enter(trial)
+        return True
+
+    def enqueue(self, trial: TrialRecord, width: float, *, again: bool = False) -> None:
+        """Queues a trial to be given that width; one that is queued again comes before those like it."""
+        if again:
+            self._note_paths([trial])
+        # One that only its lane can go on with takes what there is.
+        trial.width = min(width, 1.0) if trial.pinned else width
+        need = self.estimates.need(trial)
+        # Where its state is, a trial fits although others that need as much do not.
+        kind: Hashable = trial.row if trial.pinned or (trial.home is not None and need is not None) else need
+        self.note_work(trial)
+        leads = self.planner.takes_turns and self._is_pressing(trial)
+        self.queue.push(trial.row, trial.width, trial.spec.priority, kind, leads=leads, again=again)
+
+    def _note_paths(self, trials: Sequence[TrialRecord]) -> None:
+        """Notes how far it is to the end of what trials lead to, which go on at nobody knows whose pace."""
+        leading = [trial for trial in trials if trial.leads_to > 0]
+        pace = self.estimates.usual_pace() if leading else 0.0
+        for trial in leading:
+            self.work.note_path(trial.row, self.estimates.height(trial) + trial.leads_to * pace)
+
+    def _is_pressing(self, trial: TrialRecord) -> bool:
+        """Whether more is to follow from a trial, or it is by itself longer than all that follows from any."""
+        path = self.work.longest_path
+        return path > 0.0 and (trial.leads_to > 0 or self.work.by_row[trial.row] > _LONG * path)
+
     def withdraw(self, trial: TrialRecord) -> None:
         """Takes a trial out of the queue, if it is there."""
         if trial.row in self.queue:
@@ -230,30 +266,24 @@ class Scheduling:
         if trial.move is not None and trial.move.ghost in self.occupancy.held:
             self.occupancy.release(trial.move.ghost)
 
-    def _enqueue(self, trial: TrialRecord, width: float) -> None:
-        # One that only its lane can go on with takes what there is.
-        trial.width = min(width, 1.0) if trial.pinned else width
-        need = self.estimates.need(trial)
-        # Where its state is, a trial fits although others that need as much do not.
-        kind: Hashable = trial.row if trial.pinned or (trial.home is not None and need is not None) else need
-        self.queue.push(trial.row, trial.width, trial.spec.priority, kind)
-        self.note_work(trial)
-
     def _place(self, row: int) -> bool:
         trial = self.records[row]
-        need = self.estimates.need(trial)
         if trial.pinned and self._lane_is_busy(trial):
             return False
-        near = trial.home if not trial.saving else None
-        if near is None or not self.occupancy.reserved:
-            return self.occupancy.place(row, trial.width, need, near=near, only=trial.pinned) is not None
+        return self._place_near(trial, trial.home if not trial.saving else None, only=trial.pinned)
+
+    def _place_near(self, trial: TrialRecord, near: int | None, *, only: bool) -> bool:
+        """Places a trial, on that device if it fits there; where ``only`` is set, on no other one."""
+        need, occupancy = self.estimates.need(trial), self.occupancy
+        if near is None or near != trial.home or not occupancy.reserved:
+            return occupancy.place(trial.row, trial.width, need, near=near, only=only) is not None
         # Where it stays, the memory of its state is counted with it and not twice.
         kept = 0.0 if trial.resident is None else self._lanes.kept_bytes(trial.resident, trial.trial_id)
-        self.occupancy.reserve(near, -kept)
-        placed = self.occupancy.place(row, trial.width, need, near=near, only=True)
-        self.occupancy.reserve(near, kept)
-        if placed is None and not trial.pinned:
-            placed = self.occupancy.place(row, trial.width, need)
+        occupancy.reserve(near, -kept)
+        placed = occupancy.place(trial.row, trial.width, need, near=near, only=True)
+        occupancy.reserve(near, kept)
+        if placed is None and not only:
+            placed = occupancy.place(trial.row, trial.width, need)
         return placed is not None
 
     def _lane_is_busy(self, trial: TrialRecord) -> bool:
@@ -362,7 +392,7 @@ class Scheduling:
             trial = self.records[row]
             if trial.width > max(1, self.n):
                 self.queue.remove(row)
-                self._enqueue(trial, float(max(1, self.n)))
+                self.enqueue(trial, float(max(1, self.n)))
         return device
 
     # -- what planners look at -----------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.submissions import Submissions
+from fluid.engine.turns import Turns
 from fluid.errors import FluidError, require_integer
 from fluid.placement import Occupancy
 from fluid.planner import Planner
@@ -111,6 +112,7 @@ class EngineState:
         most = require_integer("max_failures", max_failures, at_least=0)
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
         self._submissions = Submissions(self._core, self._lifecycle)
+        self._turns = Turns(self._core, planner.takes_turns)
         self._ticked = False
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             GroupSubmitted: self._submissions.group_submitted,
@@ -188,6 +190,7 @@ class EngineState:
                 raise core.error(trial, f"{event!r} cannot be: {error!r}") from error
         if core.changed or core.arrivals or self._ticked or self.scheduling.ramped:
             self._settle()
+        self.wants_tick |= self._turns.are_due()
         self._residency.relieve()
         return core.commands
 
@@ -224,7 +227,7 @@ class EngineState:
         core, scheduling = self._core, self.scheduling
         if not scheduling.n:
             self._failures.fail_what_waits()
-            self._ticked = False
+            self._ticked = self.wants_tick = False
             return
         ramped = scheduling.take_ramps()
         if core.changed or core.arrivals or ramped:
@@ -250,6 +253,8 @@ class EngineState:
             self._resizing.begin(trial, width)
         if self.scheduling.queue:
             self._dispatch()
+        for leaving, coming in self._turns.take():
+            self._lifecycle.suspend(leaving, coming)
         self._core.changed = False
 
     def _dispatch(self) -> None:

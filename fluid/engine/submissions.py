@@ -104,6 +104,7 @@ class Submissions:
             self._core.tell(trial, "was extended at the instant it ended")
             return  # the submitter hears of its end
         trial.budget += event.iterations
+        self._note_what_follows(trial, event.leads_to)
         if trial.woken:  # its submitter waits for it again
             trial.woken = False
             if trial.launched and trial.state is not TrialState.STARTING:
@@ -130,9 +131,16 @@ class Submissions:
             self._lifecycle.stop(trial)
         self._lifecycle.forget(trial)
 
+    def _note_what_follows(self, trial: TrialRecord, leads_to: int) -> None:
+        """Notes what a trial leads to, by which those that wait are ordered."""
+        trial.leads_to = leads_to
+        if trial.row in self._core.scheduling.queue:
+            self._core.unqueue(trial)
+            self._core.queue(trial, "extended")
+
     def _admit(self, group_id: str, spec: TrialSpec) -> TrialRecord:
         core = self._core
-        trial = TrialRecord(spec, core.next_row(), group_id, spec.budget)
+        trial = TrialRecord(spec, core.next_row(), group_id, spec.budget, leads_to=spec.leads_to)
         core.trials[spec.trial_id] = trial
         core.scheduling.records[trial.row] = trial
         group = core.groups[group_id]
@@ -169,6 +177,7 @@ class _Asked:
         require_integer("budget", spec.budget, at_least=1)
         require_integer("max_width", spec.max_width, at_least=1)
         require_number("priority", spec.priority, at_least=float("-inf"))
+        require_integer("leads_to", spec.leads_to, at_least=0)
         if not self._core.scheduling.estimates.could_hold(spec.memory):
             raise InvalidFieldError("memory", spec.memory, f"trial {spec.trial_id!r} fits on no device")
         self._trials.add(spec.trial_id)
@@ -185,6 +194,7 @@ class _Asked:
     def extension(self, event: BudgetExtended) -> None:
         trial = self._known(event.trial_id)
         require_integer("iterations", event.iterations, at_least=1)
+        require_integer("leads_to", event.leads_to, at_least=0)
         if event.trial_id in self._stopped:
             raise InvalidFieldError("trial_id", event.trial_id, "has been stopped and cannot be extended")
         if trial is None:

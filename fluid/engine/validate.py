@@ -184,6 +184,8 @@ def _progress(trial: TrialRecord) -> Iterator[str]:
         yield f"{trial.done} done, asked up to {trial.asked} of {trial.budget}"
     if trial.suspending and trial.state is not TrialState.RUNNING:
         yield "is to make way, and does not run"
+    if trial.successor is not None and not trial.suspending:
+        yield f"has row {trial.successor} for a successor, and is not to make way"
     at_work = trial.state is TrialState.RUNNING and not trial.stopping and not trial.suspending
     if at_work and trial.asked < trial.limit:
         yield f"asked up to {trial.asked} only, of {trial.limit}"

@@ -118,14 +118,20 @@ class Trials:
         self._sign = sign
         self.resume = resume
 
-    def trial(self, job: Any) -> Trial:
-        """A trial that has run nothing yet."""
-        return Trial(self._trainable, dict(job.kwargs["config"]), budget=self.iterations(job))
+    def trial(self, job: Any, stages: Any) -> Trial:
+        """A trial that has run nothing yet; ``stages`` is the iteration of Successive Halving that it belongs to."""
+        config, leads_to = dict(job.kwargs["config"]), self.leads_to(job, stages)
+        return Trial(self._trainable, config, budget=self.iterations(job), leads_to=leads_to)
 
     def iterations(self, job: Any) -> int:
         """How many iterations a trial has done when it has had its budget."""
         iterations: int = round(job.kwargs["budget"])
         return iterations
+
+    def leads_to(self, job: Any, stages: Any) -> int:
+        """How many iterations the stages after this one have for those that get there."""
+        last: int = round(stages.budgets[-1])
+        return max(0, last - self.iterations(job))
 
     def result(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """HpBandSter's result from what a trial reported.
@@ -164,11 +170,14 @@ class WorkerTrials(Trials):
         }
         self._name = worker.__qualname__
 
-    def trial(self, job: Any) -> Trial:
-        iteration, first_stage, _ = job.id
-        budgets = [float(budget) for budget in self._books.iterations[iteration].budgets[first_stage:]]
+    def trial(self, job: Any, stages: Any) -> Trial:
+        budgets = [float(budget) for budget in stages.budgets[job.id[1] :]]
         own = {"config_id": job.id, "config": job.kwargs["config"], "budgets": budgets}
-        return Trial(self._trainable, {**self._shared, **own}, budget=1, profile_key=self._name)
+        config, leads_to = {**self._shared, **own}, self.leads_to(job, stages)
+        return Trial(self._trainable, config, budget=1, profile_key=self._name, leads_to=leads_to)
+
+    def leads_to(self, job: Any, stages: Any) -> int:
+        return len(stages.budgets) - 1 - int(stages.stage)
 
     def iterations(self, job: Any) -> int:
         iteration, first_stage, _ = job.id
@@ -259,7 +268,7 @@ class _Run(TrialListener):
             if trial_id is not None:
                 self._extend(trial_id, job)
                 continue
-            trial = self.trials.trial(job)
+            trial = self.trials.trial(job, self.books.iterations[job.id[0]])
             self.ids[job.id] = trial.id
             self.known[trial.id] = _Trial(job, trial.budget)
             self.under_way.add(trial.id)
@@ -276,7 +285,8 @@ class _Run(TrialListener):
         further = self.trials.iterations(job) - trial.iterations
         trial.job, trial.iterations = job, trial.iterations + further
         self.under_way.add(trial_id)
-        trial.handle.extend(trial_id, further)
+        leads_to = self.trials.leads_to(job, self.books.iterations[job.id[0]])
+        trial.handle.extend(trial_id, further, leads_to=leads_to)
 
     def _let_go(self) -> None:
         """Drops trials that will not go on."""

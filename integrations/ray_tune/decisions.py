@@ -70,6 +70,8 @@ class Decision:
         stops: whether Tune is sure to stop the trial at ``at``.
         lock_step: whether the scheduler decides for a whole group at the same iteration, or never. If so, all the
             group can be asked for at once; if not, the order in which results come in matters.
+        leads_to: iterations that may be asked for after ``at``, of this trial or of one that waits for it. 0 where
+            that cannot be told.
     """
 
     at: int | None
@@ -77,6 +79,7 @@ class Decision:
     likely_save: bool = False
     stops: bool = False
     lock_step: bool = False
+    leads_to: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class _Horizon:
     #: Whether a checkpoint is asked for at ``at``.
     save: bool = False
     likely_save: bool = False
+    #: Iteration up to which it lets trials go on that wait for this one; 0 where that cannot be told.
+    upto: float = 0
 
 
 _Foresee = Callable[[Any, Any, Any, int], _Horizon]
@@ -147,7 +152,9 @@ def next_decision(controller: Any, scheduler: Any, trial: Any, iteration: int) -
     save = (stops and bool(trial.checkpoint_at_end)) or (asked and verdict.save and not may_end)
     likely = asked and not save and (verdict.save or verdict.likely_save)
     saves = Saves(_frequency(trial), frozenset([at] if save else []))
-    return Decision(at, saves, likely and at not in saves, stops, lock_step)
+    upto = min([verdict.upto, *(end.at for end in ends if end.at is not None)])
+    leads_to = max(0, math.ceil(upto) - at) if math.isfinite(upto) else 0
+    return Decision(at, saves, likely and at not in saves, stops, lock_step, leads_to)
 
 
 def had_run_its_course(controller: Any, scheduler: Any, trial: Any, iteration: int) -> bool:
@@ -261,7 +268,8 @@ def _hyperband(controller: Any, scheduler: Any, trial: Any, iteration: int) -> _
     filled = bracket.filled()
     waits = behind or (not filled and _deciding_method(scheduler) is HyperBandForBOHB.on_trial_result)
     last = not waits and filled
-    return _Horizon(at, stops=last and bracket._halves == 0, save=waits, likely_save=not last)
+    upto = bracket._max_t_attr if bracket._halves else 0
+    return _Horizon(at, stops=last and bracket._halves == 0, save=waits, likely_save=not last, upto=upto)
 
 
 def _asha_is_last(scheduler: Any, trial: Any, iteration: int) -> bool:
@@ -288,7 +296,7 @@ def _population(controller: Any, scheduler: Any, trial: Any, iteration: int) -> 
         and scheduler._trial_state[other].last_train_time < scheduler._next_perturbation_sync
         for other in controller.get_live_trials()
     )
-    return _Horizon(at, save=waits, likely_save=True)
+    return _Horizon(at, save=waits, likely_save=True, upto=math.inf)
 
 
 def _replay(controller: Any, scheduler: Any, trial: Any, iteration: int) -> _Horizon:
@@ -308,7 +316,7 @@ def _synchronous(controller: Any, scheduler: Any, trial: Any, iteration: int) ->
     if rung is None:
         return _Horizon(iteration + 1)
     at, stops = rung
-    return _Horizon(_reached(at, iteration), stops=stops, save=not stops)
+    return _Horizon(_reached(at, iteration), stops=stops, save=not stops, upto=scheduler.last_rung(trial))
 
 
 def _synchronous_is_last(scheduler: Any, trial: Any, iteration: int) -> bool:

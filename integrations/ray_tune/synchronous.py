@@ -170,6 +170,11 @@ class SuccessiveHalvingScheduler(FIFOScheduler):  # type: ignore[misc]
             return None
         return cohort.rung, cohort.at_last_rung and self._at_the_end == TrialScheduler.STOP
 
+    def last_rung(self, trial: Trial) -> float:
+        """Where the trials that a trial is compared with end; 0 if it is with none."""
+        cohort = self._cohort_of.get(trial)
+        return 0 if cohort is None else cohort.bracket.rungs[-1]
+
     def is_over(self, trial: Trial, time: float) -> bool:
         """Whether a trial is at its last rung by then, from which none goes on."""
         cohort = self._cohort_of.get(trial)

@@ -74,10 +74,29 @@ class Sours(Known):
 
 
 class Session:
-    """Takes steps, and checks the engine after each."""
+    """Takes steps, and checks the engine after each.
 
-    def __init__(self, rng: random.Random, chances: Chances, planner: str = "portfolio", **options: Any) -> None:
+    Args:
+        rng: decides.
+        chances: of mishaps.
+        planner: its name.
+        undivided: whether trials can neither be packed nor widened, so that they take turns.
+        options: of the engine.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        chances: Chances,
+        planner: str = "portfolio",
+        *,
+        undivided: bool = False,
+        **options: Any,
+    ) -> None:
         self.rng = rng
+        self.undivided = undivided
+        if undivided:
+            options["max_packing"] = 1
         self.backend = FakeBackend(rng, chances)
         profile = rng.choice([Known(), Known(), Sours(rng.randint(1, 30)), Profile()])
         self.state = EngineState(
@@ -99,7 +118,7 @@ class Session:
         self._next_group = 0
         self._next_trial = 0
         self.memory = rng.choice([None, 100.0])
-        for _ in range(rng.choice([1, 2, 4])):
+        for _ in range(rng.choice([2, 3] if undivided else [1, 2, 4])):
             self.add_device()
 
     # -- steps ---------------------------------------------------------------------------------------------
@@ -146,13 +165,14 @@ class Session:
         memory = MemoryNeed(rng.choice([0.0, 20.0]), rng.choice([5.0, 30.0, 60.0])) if rng.random() < 0.3 else None
         return TrialSpec(
             f"t{self._next_trial}",
-            budget=rng.randint(1, 8),
+            budget=rng.randint(1, 15 if self.undivided else 8),
             priority=rng.choice([1.0, 1.0, 2.0]),
             profile_key=rng.choice(["a", "b"]),
-            max_width=rng.choice([1, 1, 2, 4]),
+            max_width=1 if self.undivided else rng.choice([1, 1, 2, 4]),
             memory=memory,
-            can_save=rng.random() < 0.7,
+            can_save=rng.random() < (0.9 if self.undivided else 0.7),
             retry_errors=rng.random() < 0.8,
+            leads_to=rng.choice([0, 0, 9]),
         )
 
     def submit(self, count: int) -> None:
@@ -168,7 +188,8 @@ class Session:
         if self.state.trials:
             trial_id = self.rng.choice(list(self.state.trials))
             trial = self.state.trials[trial_id]
-            event = BudgetExtended(self.backend.now, trial_id, self.rng.randint(1, 5))
+            leads_to = self.rng.choice([0, 0, 6])
+            event = BudgetExtended(self.backend.now, trial_id, self.rng.randint(1, 5), leads_to)
             refuse = trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.given_up or trial.exhausted
             if refuse:
                 self.refused(event)
@@ -313,10 +334,15 @@ def random_session(seed: int, steps: int) -> Session:
         memory=rng.choice([0.0, 0.1]),
         own_bytes=rng.choice([0.0, 4.0, 12.0]),
     )
-    session = Session(rng, chances, rng.choice(["portfolio", "dynamic", "static", "fifo"]))
+    undivided = rng.random() < 0.3
+    planner = "portfolio" if undivided else rng.choice(["portfolio", "dynamic", "static", "fifo"])
+    session = Session(rng, chances, planner, undivided=undivided)
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense]
     for _ in range(steps):
-        pick = rng.random()
+        # Where trials take turns, a step is more often one of the backend's, and ticks come as they do in life.
+        if undivided and session.state.wants_tick:
+            session.tick()
+        pick = rng.random() if not undivided or rng.random() < 0.3 else rng.uniform(0.3, 0.9)
         if pick < 0.04:
             session.submit(rng.randint(1, 6))
         elif pick < 0.06:
