@@ -41,6 +41,13 @@ ALONE = {"lr": 0.01, "seconds": SECONDS, "wide": 12}
 SCORE = {"metric": "loss", "mode": "min"}
 TIMED = {"time_attr": "training_iteration"}
 RATES = [0.02, 0.003, 0.001]
+
+
+def slow(rate: float) -> Any:
+    """Seconds of a batch: so many more for the trial of that rate that the others have long ended when it runs."""
+    return tune.sample_from(lambda config: (4.0 if config["lr"] == rate else 1.0) * SECONDS)
+
+
 Run = Callable[..., Sweep]
 
 
@@ -91,7 +98,10 @@ def checkpoints(trial: Left) -> list[Path]:
 
 
 def test_the_straggler_of_a_sweep_is_widened_and_stays_one_trial(run: Run) -> None:
-    done = run(stop={"training_iteration": 24}, checkpoint_config=CheckpointConfig(checkpoint_frequency=8))
+    config = {"lr": tune.grid_search(RATES), "seconds": slow(RATES[-1])}
+    done = run(
+        config=config, stop={"training_iteration": 24}, checkpoint_config=CheckpointConfig(checkpoint_frequency=8)
+    )
     assert done.statuses == ["TERMINATED"] * 3
     for trial in done.trials:
         as_alone(trial, 24)
@@ -109,14 +119,14 @@ def test_the_straggler_of_a_sweep_is_widened_and_stays_one_trial(run: Run) -> No
         # The best one comes last, is left alone, and goes on until it has been wide.
         (
             lambda: ASHAScheduler(**TIMED, **SCORE, max_t=900, grace_period=8, reduction_factor=2),
-            {"lr": tune.grid_search([0.01, 0.001, 0.0003, 0.02]), "wide": 6},
+            {"lr": tune.grid_search([0.01, 0.001, 0.0003, 0.02]), "seconds": SECONDS, "wide": 6},
             900,
             {8},
         ),
         # A bracket of two trials, which are never compared, and one of three, of which one goes on.
         (
             lambda: HyperBandScheduler(**TIMED, **SCORE, max_t=20, reduction_factor=10),
-            {"lr": tune.grid_search([0.01, 0.03, *RATES])},
+            {"lr": tune.grid_search([0.01, 0.03, *RATES]), "seconds": slow(0.03)},
             20,
             {2, 20},
         ),
@@ -126,7 +136,7 @@ def test_the_straggler_of_a_sweep_is_widened_and_stays_one_trial(run: Run) -> No
 def test_trials_that_are_stopped_and_paused_by_their_scheduler(
     run: Run, make: Any, config: dict[str, Any], most: int, lengths: set[int]
 ) -> None:
-    done = run(config={**config, "seconds": SECONDS}, scheduler=make(), stop={"training_iteration": most})
+    done = run(config=config, scheduler=make(), stop={"training_iteration": most})
     assert set(done.statuses) == {"TERMINATED"}
     assert {len(trial.rows) for trial in done.trials} >= lengths
     for trial in done.trials:
