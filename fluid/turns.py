@@ -28,6 +28,7 @@ class Claim(NamedTuple):
         after: predicted seconds, on one device, of what can only begin then.
         step: predicted seconds of one of its iterations.
         width: of a device, or in devices.
+        cost: seconds that it takes to interrupt it and to go on with it elsewhere, if it runs.
         yields: whether it may be interrupted, if it runs, or may take another's place, if it waits.
     """
 
@@ -36,6 +37,7 @@ class Claim(NamedTuple):
     after: float
     step: float
     width: float = 1.0
+    cost: float = 0.0
     yields: bool = True
 
     @property
@@ -63,14 +65,13 @@ class Turns(NamedTuple):
     again_in: float
 
 
-def take_turns(running: Sequence[Claim], waiting: Sequence[Claim], n: int, cost: float = 0.0) -> Turns:
+def take_turns(running: Sequence[Claim], waiting: Sequence[Claim], n: int) -> Turns:
     """Says which running trials make way now.
 
     Args:
         running: the trials that hold devices.
         waiting: those that do not, in starting order.
         n: number of devices.
-        cost: seconds that an interruption costs.
     """
     everyone = (*running, *waiting)
     if not running or not waiting:
@@ -84,21 +85,21 @@ def take_turns(running: Sequence[Claim], waiting: Sequence[Claim], n: int, cost:
     swaps: list[Swap] = []
     again_in = math.inf
     for claim in sorted(waiting, key=lambda claim: -claim.level):
-        slack = horizon - claim.level
-        place = max(0, ahead[claim.row] - len(swaps))
-        natural = ends[place] if place < len(ends) else math.inf
-        if not claim.yields or natural - slack <= _ROUNDING * claim.step + cost:
-            continue
         if not victims:
             break
         victim = min(victims, key=lambda other: other.level)
+        worth = _ROUNDING * victim.step + victim.cost
+        slack = horizon - claim.level
+        place = max(0, ahead[claim.row] - len(swaps))
+        starts_in = ends[place] if place < len(ends) else math.inf
+        if not claim.yields or starts_in - slack <= worth:
+            continue
         spare = (1.0 + _ROUNDING) * victim.step
         if slack > spare:
             again_in = min(again_in, slack - spare)
             continue
         # By when it has made way, the slack of the one that waits is less by an iteration.
-        gain = claim.level - victim.level + victim.step
-        if gain < _ROUNDING * victim.step + cost:
+        if claim.level - victim.level + victim.step < worth:
             again_in = min(again_in, victim.step)
             continue
         swaps.append(Swap(victim.row, claim.row))

@@ -85,10 +85,11 @@ def test_nothing_is_done_where_it_would_not_help(running: list[Claim], waiting: 
 
 
 def test_an_interruption_that_costs_more_than_it_brings_is_not_made() -> None:
-    running = [Claim(0, 5.0, 0.0, 1.0), Claim(1, 5.0, 0.0, 1.0)]
     waiting = [Claim(2, 9.0, 0.0, 1.0)]
-    assert take_turns(running, waiting, 2, cost=1.0).swaps
-    assert take_turns(running, waiting, 2, cost=5.0) == Turns([], math.inf)
+    for cost, pays in ((1.0, True), (5.0, False)):
+        turns = take_turns([Claim(row, 5.0, 0.0, 1.0, cost=cost) for row in range(2)], waiting, 2)
+        assert bool(turns.swaps) is pays
+    assert turns == Turns([], math.inf)
 
 
 def test_the_one_with_most_time_to_spare_makes_way() -> None:

@@ -51,7 +51,8 @@ class Calls:
         if trial is None:
             return None
         for position, call in enumerate(trial.calls):
-            if call.call_id == event.call_id and call.lane_id == event.lane_id:
+            # What a lane that is gone had answered counts, as what it had reported does.
+            if call.call_id == event.call_id and (call.lane_id == event.lane_id or event.lane_id in trial.former):
                 del trial.calls[position]
                 trial.current = False  # it may have changed the trial
                 self._core.report_call(trial, call.call_id, event.result, event.failure)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from fluid.profile import Profile
 from fluid.resources import MemoryNeed
@@ -12,6 +14,8 @@ _TOO_SHORT_TO_PACK = 1e-3
 #: The first iterations at each co-residency or width are all learnt from, later ones only now and then.
 _OBSERVE_ALL = 64
 _OBSERVE_EVERY = 8
+#: Starts and saves that say how long the next will take: the first in a process load what the others find there.
+_LATEST = 5
 
 
 @dataclass(slots=True)
@@ -36,8 +40,17 @@ class KeyFacts:
     width: int = 1
     tried: int = 1
     memory: MemoryNeed | None = None
+    #: Seconds that the latest starts of its trials took, from checkpoints or afresh, and the latest saves.
+    starts: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    saves: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     #: (co-residents, width) -> iterations seen.
     observed: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def interruption(self) -> float:
+        """Seconds to save a trial and to go on with it elsewhere; a save that nobody has seen is taken for a start."""
+        start = median_low(self.starts) if self.starts else 0.0
+        return start + (median_low(self.saves) if self.saves else start)
 
     def worth_observing(self, co_residents: int, width: int) -> bool:
         """Counts an iteration; returns whether the profile should hear of it."""

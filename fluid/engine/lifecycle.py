@@ -75,6 +75,7 @@ class Lifecycle:
             return
         if event.iteration > trial.done:
             raise core.error(trial, f"started at iteration {event.iteration}, beyond its checkpoint's {trial.done}")
+        core.scheduling.estimates.facts(trial).starts.append(event.seconds)
         trial.asked -= trial.done - event.iteration
         trial.current &= event.iteration == trial.done
         trial.done = event.iteration
@@ -108,11 +109,13 @@ class Lifecycle:
         if progress != 1 and not (progress == 0 and event.finished):
             raise core.error(trial, f"reports iteration {event.iteration} after {trial.done}")
         trial.done, trial.current = event.iteration, False
+        trial.asked = max(trial.asked, trial.done)  # by a lane that is gone it may have been asked for more
         if progress:
             self._learn(trial, event)
             self._report(trial, event)
         if event.finished:
             trial.exhausted, trial.budget = True, trial.done
+            self._residency.forget_later_checkpoints(trial)
         core.scheduling.note_work(trial)
         if trial.calls:
             self._calls.deliver(trial)  # some wait until it is as far as it was before it lost its lane

@@ -122,6 +122,7 @@ class Residency:
         """Notes a checkpoint; returns the trial if its state has left the lane that kept it."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
+            self._core.scheduling.estimates.facts(trial).saves.append(event.seconds)
             self._note_checkpoint(trial, event.checkpoint)
         if not event.dropped:
             return None
@@ -143,6 +144,13 @@ class Residency:
             return
         if trial.durable is None or checkpoint.iteration >= trial.durable.iteration:
             trial.durable = checkpoint
+
+    def forget_later_checkpoints(self, trial: TrialRecord) -> None:
+        """Forgets checkpoints of iterations that a trial, run again from an older one, has not got to this time."""
+        if trial.durable is not None and trial.durable.iteration > trial.done:
+            trial.durable = None
+        if trial.checkpoint is not None and trial.checkpoint.iteration > trial.done:
+            trial.checkpoint, trial.current = trial.durable, False
 
     def lose(self, trial: TrialRecord, why: str) -> None:
         """Sets a trial whose state is gone back to its newest checkpoint."""

@@ -158,6 +158,7 @@ class Resizing:
             left = dict(zip(trial.move.old_lanes, trial.move.old_devices, strict=True))
             left.pop(lane_id)
             trial.move.old_lanes, trial.move.old_devices = tuple(left), tuple(left.values())
+            trial.move.old_width = float(len(left))
         trial.move.after_loss = True
         trial.former.add(lane_id)
         if any(call.lane_id == lane_id for call in trial.calls):

@@ -75,7 +75,7 @@ class Scheduling:
         self.estimates = Estimates(profile, occupancy, self._board, max_packing=max_packing, max_width=max_width)
         #: whether a device may hold more trials than are of use there.
         self._crowded = False
-        #: whether c or d of a key changed while its trials run or wait.
+        #: whether c or d of a key changed, or its pace is known at last, while its trials run or wait.
         self.ramped = False
         self.work = Work()
 
@@ -139,6 +139,7 @@ class Scheduling:
     def _note_pace(self, facts: KeyFacts, pace: float) -> None:
         """Notes how long the iterations of a key take, of which until now only a guess went into the work left."""
         facts.pace = pace
+        self.ramped = True
         for row in list(self.work.by_row):
             trial = self.records.get(row)
             if trial is not None and trial.spec.profile_key == facts.key:
@@ -149,7 +150,7 @@ class Scheduling:
         return self.work.total >= _WORTH_TRYING_S * self.n
 
     def take_ramps(self) -> bool:
-        """Whether c or d of a key that is being measured changed since this was last asked."""
+        """Whether what is known of a key that is being measured changed since this was last asked."""
         ramped, self.ramped = self.ramped, False
         return ramped
 

@@ -133,8 +133,8 @@ class Submissions:
 
     def _note_what_follows(self, trial: TrialRecord, leads_to: int) -> None:
         """Notes what a trial leads to, by which those that wait are ordered."""
-        trial.leads_to = leads_to
-        if trial.row in self._core.scheduling.queue:
+        before, trial.leads_to = trial.leads_to, leads_to
+        if leads_to != before and trial.row in self._core.scheduling.queue:
             self._core.unqueue(trial)
             self._core.queue(trial, "extended")
 

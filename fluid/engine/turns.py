@@ -50,7 +50,6 @@ class Turns:
             [self._claim(trial, pace, self._may_make_way(trial, first)) for trial in running],
             [self._claim(trial, pace, self._may_step_in(trial, first)) for trial in waiting],
             scheduling.n,
-            scheduling.profile.epsilon,
         )
         self._due = core.now + turns.again_in
         swaps = [(scheduling.records[swap.running], scheduling.records[swap.waiting]) for swap in turns.swaps]
@@ -62,7 +61,8 @@ class Turns:
         holds = trial.row in self._core.scheduling.occupancy.held
         width = 1.0 / estimates.co_residents(trial) if holds and trial.width < 1.0 else trial.width
         step = seconds / max(1, trial.iterations_left)
-        return Claim(trial.row, seconds, trial.leads_to * usual_pace, step, width, yields)
+        cost = estimates.facts(trial).interruption
+        return Claim(trial.row, seconds, trial.leads_to * usual_pace, step, width, cost, yields)
 
     def _may_make_way(self, trial: TrialRecord, first: float) -> bool:
         if trial.state is not TrialState.RUNNING or trial.stopping or trial.suspending or trial.calls:

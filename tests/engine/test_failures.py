@@ -5,6 +5,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import (
     NoteDeviceLost,
+    Report,
     ReportEnd,
     Resize,
     RunIteration,
@@ -14,7 +15,7 @@ from fluid.engine.commands import (
     StopLane,
     StopTrial,
 )
-from fluid.engine.events import BudgetExtended, GroupSubmitted, LaneLost, StopRequested, TrialSpec
+from fluid.engine.events import BudgetExtended, GroupSubmitted, IterationDone, LaneLost, StopRequested, TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 
@@ -237,6 +238,54 @@ def test_a_wide_trial_that_loses_a_lane_goes_on_in_the_others(lost: int) -> None
     assert hand.states() == {"a": "RUNNING"} and hand.trial("a").width == 2.0
     hand.iterate("a", 6)
     assert hand.reports("a") == list(range(1, 10)) and hand.end("a") == "DONE"
+
+
+def test_what_a_lost_leader_had_answered_and_reported_counts_when_it_is_heard_of() -> None:
+    hand = Hand(devices=3, profile=Known(packing=1, width=3))
+    hand.submit("a", budget=2, max_width=3)
+    hand.started("a")
+    hand.call("a", 7)
+    hand.extend("a", 4)
+    hand.iterate("a", 2)
+    leader, *left = hand.trial("a").lanes
+    hand.lose(leader)
+    hand.called("a", leader, 7)
+    assert hand.answers("a") == [(7, "")]
+    hand.do(IterationDone(hand.now, "a", leader, 3, 1.0))
+    hand.resized("a")
+    hand.iterate("a", 3)
+    assert hand.reports("a") == [1, 2, 3, 4, 5, 6] and hand.end("a") == "DONE"
+
+
+def test_what_is_lost_of_a_wide_trial_twice_in_a_row_is_not_counted_in_its_width() -> None:
+    hand = Hand(devices=3, profile=Known(packing=1, width=3))
+    hand.submit("a", budget=9, max_width=3)
+    hand.started("a")
+    first, second, last = hand.trial("a").lanes
+    for lane in (first, second):
+        hand.lose(lane)
+    hand.do(IterationDone(hand.now, "a", first, 1, 1.0))
+    report = only(hand.log, Report)
+    assert (report.width, len(report.device_ids)) == (1.0, 1)
+    hand.resized("a")
+    assert hand.trial("a").lanes == (last,)
+
+
+def test_checkpoints_of_iterations_that_a_trial_does_not_get_to_again_are_not_gone_on_from() -> None:
+    hand = Hand()
+    hand.submit("a", budget=9)
+    hand.started("a")
+    hand.iterate("a", 5)
+    hand.saved("a", 0, 5)
+    lane = only(hand.lose(0), StartLane).lane_id
+    hand.ready(lane)
+    hand.started("a", 0)  # from an older one, as that cannot be read
+    hand.now += 1.0
+    hand.do(IterationDone(hand.now, "a", lane, 1, 1.0, finished=True))
+    assert hand.end("a") == "DONE"
+    hand.lose(lane)
+    hand.call("a")
+    assert hand.trial("a").checkpoint is None and hand.trial("a").done == 0
 
 
 def test_losing_lane_after_lane_a_wide_trial_fails_in_the_end() -> None:

@@ -6,6 +6,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Pause, RunIteration, StartTrial
 from fluid.engine.events import BudgetExtended, GroupSubmitted, TrialSpec
+from fluid.profile import Profile
 from fluid.resources import MemoryNeed
 
 #: Nothing is packed or widened; iterations take a second.
@@ -47,6 +48,18 @@ def test_it_makes_way_when_the_other_is_pressed_and_goes_on_from_its_checkpoint(
     hand.iterate("c", 4)
     assert set(hand.states().values()) == {"DONE"}
     assert hand.reports(leaving) == hand.reports("c") == [1, 2, 3, 4]
+
+
+def test_they_take_turns_as_soon_as_it_is_known_how_long_iterations_take() -> None:
+    hand = Hand(devices=2, profile=Profile(), max_packing=1)
+    hand.submit("a", "b", "c", budget=4)
+    for trial_id in "ab":
+        hand.started(trial_id)
+    hand.tick()
+    assert not hand.state.wants_tick
+    hand.iterate("a", 2)  # the first one says nothing: others came meanwhile
+    assert hand.state.wants_tick
+    assert only(hand.tick(), Pause).trial_id in "ab"
 
 
 def test_it_goes_on_in_its_lane_if_the_other_has_gone_meanwhile() -> None:
