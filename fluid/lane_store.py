@@ -4,6 +4,10 @@ Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane th
 that were written longest ago go to disk, and whoever looks for one finds it there. A checkpoint is written under
 another name and then renamed: a lane killed while it saves leaves the older one untouched. The last two of a trial
 are kept, because the driver may act on the last but one while it has not heard of the last.
+
+A trial may go on in another lane before the one it leaves has heard of it, which may save it once more then: after
+calls that are made again elsewhere. So what is of a later iteration, or being read, is not deleted; and where a
+checkpoint is gone, another one of the same iteration will do.
 """
 
 from __future__ import annotations
@@ -68,7 +72,7 @@ class CheckpointStore:
         if stored is None:
             folder, _ = _fill(self._disk(trial_id), name, write)
             stored = Stored(folder, False)
-        self._delete_but(trial_id, {name, self._last.get(trial_id, "")})
+        self._delete_older(trial_id, iteration, {name, self._last.get(trial_id, "")})
         self._last[trial_id] = name
         return stored
 
@@ -78,8 +82,13 @@ class CheckpointStore:
 
         One in memory goes to disk where others need the room, or when its driver ends, see :func:`settle`.
         """
-        with hold(path) as held:
-            yield path if held else settled_path(path, self._run_folder)
+        on_disk = settled_path(path, self._run_folder)
+        for place in _as_good_as(path, on_disk):
+            with hold(place) as held:
+                if held:
+                    yield place
+                    return
+        yield on_disk  # whoever reads it says what is missing
 
     def restored(self, trial_id: str, path: str) -> None:
         """Notes that a trial was restored from ``path``, which must outlive its next save."""
@@ -92,7 +101,12 @@ class CheckpointStore:
 
     def delete(self, trial_id: str) -> None:
         """Deletes every checkpoint of a trial."""
-        self._delete_but(trial_id, set())
+        for root in self._roots(trial_id):
+            for path in _within(root):
+                shutil.rmtree(path, ignore_errors=True)
+                self._in_memory.pop(path, None)
+            with suppress(OSError):
+                os.rmdir(root)
         self.released(trial_id)
 
     def _save_in_memory(self, trial_id: str, name: str, write: Callable[[str], None]) -> Stored | None:
@@ -123,22 +137,11 @@ class CheckpointStore:
 
     def _spill(self, path: str) -> bool:
         """Moves a checkpoint to disk; returns whether it is not in memory any more."""
-        try:
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:  # Another lane has deleted it.
-            self._in_memory.pop(path, None)
-            return True
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _copy(path, os.path.dirname(settled_path(path, self._run_folder)))
-        except (OSError, shutil.Error):  # Somebody reads it, or the disk is full.
+        target = os.path.dirname(settled_path(path, self._run_folder))
+        if not _delete(path, first=lambda: _copy(path, target)):  # Somebody reads it, or the disk is full.
             return False
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-            self._in_memory.pop(path, None)
-            return True
-        finally:
-            os.close(folder)
+        self._in_memory.pop(path, None)
+        return True
 
     def _has_room(self, size: int, of_which_written: int = 0) -> bool:
         if not self._memory_folder:
@@ -159,20 +162,16 @@ class CheckpointStore:
     def _disk(self, trial_id: str) -> str:
         return _on_disk(self._run_folder, folder_name(trial_id))
 
-    def _delete_but(self, trial_id: str, kept: set[str]) -> None:
-        for root in (self._memory(trial_id), self._disk(trial_id)) if self._memory_folder else (self._disk(trial_id),):
-            try:
-                names = os.listdir(root)
-            except OSError:
-                continue
-            for name in names:
-                path = os.path.join(root, name)
-                if name not in kept:
-                    shutil.rmtree(path, ignore_errors=True)
+    def _roots(self, trial_id: str) -> list[str]:
+        """The folders where checkpoints of a trial are."""
+        return [self._memory(trial_id)] * bool(self._memory_folder) + [self._disk(trial_id)]
+
+    def _delete_older(self, trial_id: str, iteration: int, kept: set[str]) -> None:
+        """Deletes what a trial has of iterations up to that one, but for what is kept or being read."""
+        for root in self._roots(trial_id):
+            for path in _within(root):
+                if os.path.basename(path) not in kept and _iteration_of(path) <= iteration and _delete(path):
                     self._in_memory.pop(path, None)
-            if not kept:
-                with suppress(OSError):
-                    os.rmdir(root)
 
 
 def settle(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
@@ -224,6 +223,60 @@ def hold(path: str) -> Iterator[bool]:
         yield os.path.isdir(path)  # It may just have gone.
     finally:
         os.close(folder)
+
+
+def _delete(path: str, first: Callable[[], None] = lambda: None) -> bool:
+    """Deletes a checkpoint that nobody reads, when something was done; returns whether it is not there any more."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # Another lane has deleted it.
+        return True
+    try:
+        with suppress(OSError):  # A disk that knows no locks, where nobody reads under one.
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        first()
+    except (OSError, shutil.Error):
+        return False
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+    finally:
+        os.close(folder)
+
+
+def _within(root: str) -> list[str]:
+    """The paths of what is in a folder, newest first; none if it is not there."""
+    try:
+        with os.scandir(root) as entries:
+            return [entry.path for entry in sorted(entries, key=_written_at, reverse=True)]
+    except OSError:
+        return []
+
+
+def _written_at(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_mtime_ns
+    except OSError:  # it has just gone
+        return 0
+
+
+def _iteration_of(path: str) -> int:
+    """The iteration of a checkpoint, or of the draft of one; 0 for anything else."""
+    number = os.path.basename(path).lstrip(".").partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _as_good_as(*paths: str) -> Iterator[str]:
+    """Gives these paths of one checkpoint, then the others beside them that are of its iteration, newest first."""
+    yield from paths
+    for path in paths:
+        for other in _within(os.path.dirname(path)):
+            is_draft = os.path.basename(other).startswith(".")
+            if not is_draft and _iteration_of(other) == _iteration_of(path):
+                yield other
 
 
 def _copy(checkpoint: str, target: str) -> None:

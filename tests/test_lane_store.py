@@ -83,6 +83,28 @@ def test_the_checkpoint_a_trial_came_from_is_kept(tmp_path: Path) -> None:
     assert [os.path.exists(path) for path in (origin, lost, saved)] == [True, False, True]
 
 
+def test_a_lane_that_a_trial_has_left_deletes_nothing_of_where_it_goes_on(tmp_path: Path) -> None:
+    left, here = make(tmp_path, budget=1e6), make(tmp_path, budget=1e6, lane_id=1)
+    path = left.save("a", 3, writes(10)).path
+    later = here.save("a", 4, writes(30)).path
+    for size in (11, 12):
+        newest = left.save("a", 3, writes(size)).path
+    assert os.path.isdir(later) and os.path.isdir(newest) and not os.path.isdir(path)
+    assert where(here, path) == newest, "what was saved since, of the same iteration"
+    assert where(here, path.replace("00000003", "00000002")).startswith(str(tmp_path / "run")), "there is none"
+
+
+def test_what_is_being_read_is_not_deleted(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=1e6), make(tmp_path, budget=1e6, lane_id=1)
+    path = store.save("a", 3, writes(10)).path
+    with other.reading(path) as folder:
+        for _ in range(2):
+            store.save("a", 3, writes(10))
+        assert Path(folder, "data").stat().st_size == 10
+    store.save("a", 4, writes(10))
+    assert not os.path.isdir(path)
+
+
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     store = make(tmp_path, budget=1e6)
     good = store.save("a", 1, writes(1)).path

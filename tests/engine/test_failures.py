@@ -247,7 +247,7 @@ def test_what_a_lost_leader_had_answered_and_reported_counts_when_it_is_heard_of
     hand.call("a", 7)
     hand.extend("a", 4)
     hand.iterate("a", 2)
-    leader, *left = hand.trial("a").lanes
+    leader = hand.trial("a").lanes[0]
     hand.lose(leader)
     hand.called("a", leader, 7)
     assert hand.answers("a") == [(7, "")]
