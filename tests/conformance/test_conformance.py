@@ -371,6 +371,22 @@ def test_what_cannot_be_is_refused_and_changes_nothing(session: Session) -> None
     assert session.iterations("a") == [1, 2, 3]
 
 
+def test_trials_that_are_left_over_take_turns_and_lose_nothing(session: Session) -> None:
+    session.submit("first", x=(3, 0.15), y=(3, 0.15))  # From then on it is known how long they take.
+    session.run_to_the_end()
+    session.submit("g", a=(12, 0.15), b=(12, 0.15), c=(12, 0.15))
+    session.run_to_the_end()
+    reports = [c for c in session.commands if isinstance(c, Report)]
+    for trial_id in "abc":
+        own = [report for report in reports if report.trial_id == trial_id]
+        assert [report.iteration for report in own] == list(range(1, 13))
+        if not isinstance(session.driver, Simulated):
+            assert [report.metrics["step"] for report in own] == list(range(1, 13)), "it went on from its state"
+    ended = next(at for at, c in enumerate(session.commands) if isinstance(c, ReportEnd) and c.trial_id in "abc")
+    begun = {c.trial_id for c in session.commands[:ended] if isinstance(c, Report)}
+    assert begun >= set("abc"), "the third one did not wait until another one had ended"
+
+
 def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
     session.driver.register("wide", 0.05, elastic=True)
     session.tell(GroupSubmitted(session.driver.now(), "g", (TrialSpec("wide", 10**6, max_width=2),)))

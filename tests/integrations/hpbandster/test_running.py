@@ -17,6 +17,7 @@ import numpy as np
 
 from fluid import FluidExecutor
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.handle import TrialGroupHandle
 from fluid.integrations.hpbandster import run
 from fluid.integrations.hpbandster.optimizers import BY_NAME, Job, Master, Worker, quiet
 
@@ -225,6 +226,26 @@ def test_the_next_iteration_begins_when_the_last_is_complete_or_when_devices_are
     heard = recorder.heard
     last_result, next_config = len(heard) - 1 - heard[::-1].index(("result", 0)), heard.index(("config", 1))
     assert (next_config > last_result) == synchronous
+
+
+def test_trials_lead_to_the_stages_after_theirs(
+    space: Any, executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    submit, extend = executor.submit_trialgroup, TrialGroupHandle.extend
+
+    def note_submit(group: Any, **options: Any) -> Any:
+        told.extend((trial.budget, trial.leads_to) for trial in group)
+        return submit(group, **options)
+
+    def note_extend(self: Any, trial_id: str, budget: int, *, leads_to: int = 0) -> None:
+        told.append((budget, leads_to))
+        extend(self, trial_id, budget, leads_to=leads_to)
+
+    monkeypatch.setattr(executor, "submit_trialgroup", note_submit)
+    monkeypatch.setattr(TrialGroupHandle, "extend", note_extend)
+    run("HyperBand", space, Descent, max_budget=9, executor=executor, seed=1, synchronous=True)
+    assert told == [(1, 8)] * 9 + [(2, 6)] * 3 + [(6, 0)]
 
 
 def test_nothing_of_pyro_is_started(space: Any, executor: FluidExecutor) -> None:
