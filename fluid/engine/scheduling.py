@@ -179,8 +179,11 @@ class Scheduling:
             started = start(instance, arrangement)
             widths = [started.width(position) for position in range(len(trials))]
         self._note_paths(trials)
-        for position in arrangement.order.tolist():
-            self.enqueue(trials[position], float(widths[position]))
+        order = arrangement.order.tolist()
+        early = self._to_start_early([trials[position] for position in order])
+        for position in order:
+            trial = trials[position]
+            self.enqueue(trial, float(widths[position]), early=trial.row in early)
 
     def plan_queue_again(self) -> None:
         """Gives queued trials the widths that fit what is known by now."""
@@ -227,8 +230,15 @@ class Scheduling:
         self.enter(trial)
         return True
 
-    def enqueue(self, trial: TrialRecord, width: float, *, again: bool = False) -> None:
-        """Queues a trial to be given that width; one that is queued again comes before those like it."""
+    def enqueue(self, trial: TrialRecord, width: float, *, again: bool = False, early: bool = False) -> None:
+        """Queues a trial to be given that width.
+
+        Args:
+            trial: one that does not wait.
+            width: of a device, or in devices.
+            again: whether it was interrupted, and is to come before those like it.
+            early: whether it is to start with those that lead to more.
+        """
         if again:
             self._note_paths([trial])
         # One that only its lane can go on with takes what there is.
@@ -237,7 +247,7 @@ class Scheduling:
         # Where its state is, a trial fits although others that need as much do not.
         kind: Hashable = trial.row if trial.pinned or (trial.home is not None and need is not None) else need
         self.note_work(trial)
-        leads = self.planner.takes_turns and self._is_pressing(trial)
+        leads = self.planner.takes_turns and (early or self._is_pressing(trial))
         self.queue.push(trial.row, trial.width, trial.spec.priority, kind, leads=leads, again=again)
 
     def _note_paths(self, trials: Sequence[TrialRecord]) -> None:
@@ -246,6 +256,19 @@ class Scheduling:
         pace = self.estimates.usual_pace() if leading else 0.0
         for trial in leading:
             self.work.note_path(trial.row, self.estimates.height(trial) + trial.leads_to * pace)
+
+    def _to_start_early(self, trials: Sequence[TrialRecord]) -> set[int]:
+        """The first of those that nobody waits for: with those that run, on their share of the devices by work.
+
+        The others fill the devices at the end; but results of whole trials are of use from the beginning.
+        """
+        heights = {trial.row: self.estimates.height(trial) for trial in trials}
+        others = [trial.row for trial in trials if trial.leads_to == 0]
+        if len(others) == len(trials) or not others:
+            return set()
+        share = sum(heights[row] for row in others) / sum(heights.values())
+        running = sum(self.records[row].leads_to == 0 for row in self.running)
+        return set(others[: max(0, round(share * self.n) - running)])
 
     def _is_pressing(self, trial: TrialRecord) -> bool:
         """Whether more is to follow from a trial, or it is by itself longer than all that follows from any."""
