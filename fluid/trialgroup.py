@@ -77,7 +77,8 @@ class Trial:
         budget: iterations to run, a whole number of at least 1.
         priority: trials of a higher priority start before those of a lower one.
         leads_to: iterations that may be asked for once this budget is used up, of this trial or of others that wait for
-            it, such as those of the rungs after this one. Of one priority, trials that lead to more start first.
+            it, such as those of the rungs after this one. Of one priority, trials that lead to more start first, beside
+            some of those that do not.
         trial_id: unique name; made up where it is ``None``.
         profile_key: trials of one key share measured overheads; ``None`` stands for the trainable's name.
         max_width: most devices this trial may span; ``None`` for no bound of its own, 1 if it is not elastic.
