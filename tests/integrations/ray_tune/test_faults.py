@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,7 @@ def test_a_slow_save_in_hyperband_while_another_trial_ends(executor: Any, tmp_pa
 
 LENGTH = 24
 DRIVER = """
+import os
 import sys
 import threading
 
@@ -183,7 +186,7 @@ class Teller(tune.Callback):
             # Nothing is half uploaded while this waits: from a file that Tune was writing nobody could go on.
             await_uploads()
             print("READY", flush=True)
-            threading.Event().wait(0.3)
+            threading.Event().wait(float(os.environ.get("PAUSE", "0.3")))
 
 
 if __name__ == "__main__":
@@ -209,13 +212,15 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def driver(cluster: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def driver(cluster: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A driver in a process group of its own, in mid-run: checkpoints are there, and Tune has noted them."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER, encoding="utf-8")
     command = [sys.executable, str(script), cluster, str(tmp_path), str(tmp_path / "fluid"), str(LENGTH)]
     # Tune notes how it stands after every step.
     environment = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0"}
+    # A busy machine takes its time to kill it, and it must not have gone on by then.
+    environment["PAUSE"] = "3.0" if "killed" in request.node.name else "0.3"
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, errors="replace"
     )
@@ -267,10 +272,23 @@ def assert_goes_on(tmp_path: Path, executor: Any, *, logs_are_whole: bool = True
     assert max(begun) > 1, "every trial began anew"
 
 
+def is_noted_whole(sweep: Path) -> bool:
+    """Whether what Tune has noted of a sweep can be read: it writes it in place, and half of it helps nobody."""
+    notes = [path.read_text() for path in sweep.glob("experiment_state-*.json")]
+    try:
+        return bool(notes) and all(json.loads(note) for note in notes)
+    except ValueError:
+        return False
+
+
 def test_a_killed_driver_leaves_a_sweep_that_goes_on(
     driver: subprocess.Popen[str], executor: Any, tmp_path: Path, processes: Any
 ) -> None:
     processes.watch(*descendants(driver.pid))
+    deadline = time.monotonic() + PATIENCE
+    while not is_noted_whole(tmp_path / "sweep"):  # It writes no more than what it has begun to.
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     driver.kill()
     driver.wait(PATIENCE)
     assert processes.have_ended(within=PATIENCE), "lanes outlived their driver"
