@@ -128,6 +128,8 @@ class Core:
         self.become(trial, TrialState.QUEUED, why)
         self.scheduling.enqueue(trial, trial.width, again=True)
         self.changed = True
+        if trial.home is not None:
+            self.scheduling.occupancy.look_at(trial.home)  # its state may leave now
 
     def unqueue(self, trial: TrialRecord) -> None:
         """Takes a queued trial out of the queue."""
