@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fluid.backends.local import LocalBackend
+from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import (
     Command,
     Pause,
@@ -55,10 +55,10 @@ from fluid.engine.events import (
 )
 from fluid.engine.state import EngineState
 from fluid.executor import FluidExecutor
-from fluid.planners import make_planner
-from fluid.profile import Profile
+from fluid.planners.by_name import make_planner
+from fluid.planning.profile import Profile
 from fluid.resources import Device
-from fluid.results import Result, TrialListener
+from fluid.session.results import Result, TrialListener
 from fluid.trialgroup import Trial, TrialGroup
 
 TRIALS = 1_000

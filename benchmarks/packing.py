@@ -144,7 +144,7 @@ def fluid(name: str, size: Size, gpu: bool) -> dict[str, Any]:
     These are from the first result on: what it takes to import PyTorch is the same for both.
     """
     from fluid import FluidExecutor, Trial, TrialGroup
-    from fluid.backends.local import LocalBackend
+    from fluid.backends.local.backend import LocalBackend
 
     figures: dict[str, Any] = {}
     budget = 0
@@ -196,8 +196,8 @@ def ways_to_share(gpu: str | None) -> Generator[tuple[str, dict[str, str]], None
     if gpu is None:
         yield "one core", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         return
+    from fluid.gpu.nvml import describe_gpus
     from fluid.mps import start_or_explain
-    from fluid.nvml import describe_gpus
 
     yield "time slices", {"CUDA_VISIBLE_DEVICES": gpu}
     daemon, _ = start_or_explain([state for state in describe_gpus() if state.token == gpu])  # logs why not
@@ -273,7 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
     parser.add_argument("--one", choices=list(WORKLOADS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    from fluid.nvml import describe_gpus
+    from fluid.gpu.nvml import describe_gpus
 
     gpus = [] if options.device == "cpu" else describe_gpus()
     if options.device == "gpu" and not gpus:

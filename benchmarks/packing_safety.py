@@ -205,7 +205,7 @@ def fault(device: Device, sharing: str) -> dict[str, Any]:
 
 def find_device(kind: str) -> tuple[Device, str, list[str]]:
     """The device to use, what it is, and the ways to share it."""
-    from fluid.nvml import describe_gpus, driver_version
+    from fluid.gpu.nvml import describe_gpus, driver_version
 
     gpus = [] if kind == "cpu" else describe_gpus()
     if kind == "gpu" and not gpus:
@@ -213,7 +213,7 @@ def find_device(kind: str) -> tuple[Device, str, list[str]]:
     if not gpus:
         name = f"one core of {os.cpu_count()} of {platform.machine()}, {CPU_MEMORY / MIB:.0f} MiB"
         return Device(0, kind="cpu", memory_bytes=CPU_MEMORY), name, ["timeslice"]
-    from fluid.mps_support import why_not_here
+    from fluid.gpu.mps_support import why_not_here
 
     ways = ["timeslice"] if why_not_here(gpus[:1]) else ["timeslice", "mps"]
     name = f"{gpus[0].name}, driver {driver_version()}"

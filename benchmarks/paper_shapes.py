@@ -21,13 +21,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fluid.bounds import malleable_lower_bound
-from fluid.instance import Instance
-from fluid.planners import PLANNERS, make_planner
+from fluid.planners.by_name import PLANNERS, make_planner
+from fluid.planning.bounds import malleable_lower_bound
+from fluid.planning.instance import Instance
+from fluid.planning.rollout import rollout
 from fluid.resources import Cluster
-from fluid.scenario import Runtimes, Scenario, Workload
-from fluid.simulation import SimulationResult, simulate
-from fluid.strips import rollout
+from fluid.simulation.scenario import Runtimes, Scenario, Workload
+from fluid.simulation.simulate import SimulationResult, simulate
 
 #: Chosen overheads of the three workloads, from the smallest model to the largest: the smaller the model, the less
 #: of a device one trial fills, and the more a further device costs it.

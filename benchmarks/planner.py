@@ -25,18 +25,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fluid.arrangement import Arrangement, KeepWidths
-from fluid.bounds import malleable_lower_bound
 from fluid.dynamic_fluid import ReallocateByShare
-from fluid.instance import Instance
-from fluid.planner import Plan
-from fluid.planners import PLANNERS, make_planner
-from fluid.portfolio import Portfolio
-from fluid.replan import WaterFill
+from fluid.planners.by_name import PLANNERS, make_planner
+from fluid.planners.portfolio import Portfolio
+from fluid.planners.water_fill import WaterFill
+from fluid.planning.arrangement import Arrangement, KeepWidths
+from fluid.planning.bounds import malleable_lower_bound
+from fluid.planning.instance import Instance
+from fluid.planning.planner import Plan
+from fluid.planning.rollout import Strips, rollout, start
 from fluid.resources import Cluster
-from fluid.scenario import Runtimes, Scenario, Workload
-from fluid.simulation import simulate
-from fluid.strips import Strips, rollout, start
+from fluid.simulation.scenario import Runtimes, Scenario, Workload
+from fluid.simulation.simulate import simulate
 
 DEVICES = (4, 8, 16, 32)
 TRIALS_PER_DEVICE = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)

@@ -17,38 +17,38 @@ if TYPE_CHECKING:
     from fluid.dynamic_fluid import DynamicFluid
     from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
     from fluid.executor import FluidExecutor, submit_trialgroup
-    from fluid.fifo import Fifo
-    from fluid.handle import TrialGroupHandle
-    from fluid.instance import Instance
-    from fluid.portfolio import Portfolio
-    from fluid.profile import Profile
+    from fluid.planners.fifo import Fifo
+    from fluid.planners.portfolio import Portfolio
+    from fluid.planning.instance import Instance
+    from fluid.planning.profile import Profile
     from fluid.resources import Cluster, Device, MemoryNeed, Placement
-    from fluid.results import CallFailedError, Result, TrialFailedError, TrialListener
+    from fluid.session.handle import TrialGroupHandle
+    from fluid.session.results import CallFailedError, Result, TrialFailedError, TrialListener
     from fluid.static_fluid import StaticFluid
     from fluid.trialgroup import Trial, TrialGroup
 
 _HOME = {
-    "CallFailedError": "fluid.results",
+    "CallFailedError": "fluid.session.results",
     "Cluster": "fluid.resources",
     "Device": "fluid.resources",
     "DynamicFluid": "fluid.dynamic_fluid",
-    "Fifo": "fluid.fifo",
+    "Fifo": "fluid.planners.fifo",
     "FluidError": "fluid.errors",
     "FluidExecutor": "fluid.executor",
-    "Instance": "fluid.instance",
+    "Instance": "fluid.planning.instance",
     "InvalidFieldError": "fluid.errors",
     "MemoryNeed": "fluid.resources",
     "MissingDependencyError": "fluid.errors",
     "Placement": "fluid.resources",
-    "Portfolio": "fluid.portfolio",
-    "Profile": "fluid.profile",
-    "Result": "fluid.results",
+    "Portfolio": "fluid.planners.portfolio",
+    "Profile": "fluid.planning.profile",
+    "Result": "fluid.session.results",
     "StaticFluid": "fluid.static_fluid",
     "Trial": "fluid.trialgroup",
-    "TrialFailedError": "fluid.results",
+    "TrialFailedError": "fluid.session.results",
     "TrialGroup": "fluid.trialgroup",
-    "TrialGroupHandle": "fluid.handle",
-    "TrialListener": "fluid.results",
+    "TrialGroupHandle": "fluid.session.handle",
+    "TrialListener": "fluid.session.results",
     "submit_trialgroup": "fluid.executor",
 }
 

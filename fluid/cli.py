@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fluid.report.run import Run
-    from fluid.scenario import Scenario
-    from fluid.simulation import SimulationResult
+    from fluid.simulation.scenario import Scenario
+    from fluid.simulation.simulate import SimulationResult
 
 _PLANNERS = "fifo, static, dynamic or portfolio"
 #: From this many characters on a terminal has room for every column of a table.
@@ -69,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    from fluid.instance import Instance
-    from fluid.planner import Plan
-    from fluid.planners import make_planner
+    from fluid.planners.by_name import make_planner
+    from fluid.planning.instance import Instance
+    from fluid.planning.planner import Plan
 
     planner = make_planner(arguments.planner)
     instance = Instance.from_json(_read(arguments.instance))
@@ -105,8 +105,8 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    from fluid.planners import PLANNERS, make_planner
-    from fluid.scenario import Scenario
+    from fluid.planners.by_name import PLANNERS, make_planner
+    from fluid.simulation.scenario import Scenario
 
     # Everything asked for is checked before anything is run.
     planners = [make_planner(name).name for name in dict.fromkeys(arguments.planner or PLANNERS)]
@@ -160,9 +160,9 @@ def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments
 
 
 def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
-    from fluid.planners import make_planner
+    from fluid.planners.by_name import make_planner
     from fluid.report.progress import track
-    from fluid.simulation import simulate
+    from fluid.simulation.simulate import simulate
 
     return [
         simulate(scenario, make_planner(name, c=scenario.c, d=scenario.d), record=record)
@@ -171,7 +171,7 @@ def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[Simu
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from fluid.report.reading import load_run
+    from fluid.report.loader import load_run
     from fluid.report.run_table import as_json, run_tables
 
     run = load_run(arguments.run)
@@ -200,8 +200,8 @@ def _write_report(run: Run, arguments: argparse.Namespace) -> list[str]:
 
         save_html(html, run)
     if png:
+        from fluid.display.format import count
         from fluid.report.gantt import GanttPanel, save_gantt
-        from fluid.report.words import count
 
         panel = GanttPanel(
             str(run.session.get("planner", "run")), run.timeline, count(run.resizes, "resize") if run.resizes else ""
@@ -222,8 +222,8 @@ def _why_no_picture(run: Run) -> str:
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
-    from fluid.doctor import advise, examine
-    from fluid.report.machine import as_json, machine_report
+    from fluid.report.doctor import advise, examine
+    from fluid.report.doctor_report import as_json, machine_report
 
     machine = examine()
     advice = advise(machine)
@@ -238,7 +238,7 @@ def _doctor(arguments: argparse.Namespace) -> None:
 
 def _read(path: str) -> dict[str, Any]:
     """Reads a JSON object from a file, or from stdin where the path is ``-``."""
-    from fluid.instance import read_json_object
+    from fluid.planning.instance import read_json_object
 
     if path != "-":
         return read_json_object(path)

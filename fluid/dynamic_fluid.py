@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fluid.arrangement import Arrangement, Replanner, Resize, Running
-from fluid.instance import Instance
-from fluid.planner import Planner
-from fluid.runtime_model import TOLERANCE, FloatArray, stretch_of
-from fluid.share import make_room, static_widths
+from fluid.planning.arrangement import Arrangement, Replanner, Resize, Running
+from fluid.planning.instance import Instance
+from fluid.planning.planner import Planner
+from fluid.planning.proportional_share import make_room, static_widths
+from fluid.planning.runtime_model import TOLERANCE, FloatArray, stretch_of
 from fluid.static_fluid import StaticFluid
 
 
@@ -57,7 +57,7 @@ class ReallocateByShare:
         return resizes
 
     def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
-        """Returns what :func:`fluid.share.make_room` says."""
+        """Returns what :func:`fluid.planning.proportional_share.make_room` says."""
         return make_room(running, waiting)
 
     @staticmethod

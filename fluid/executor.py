@@ -1,4 +1,4 @@
-"""FluidExecutor: runs TrialGroups on real devices. What is asked of it, the thread of its :mod:`fluid.pump` does."""
+"""FluidExecutor: runs TrialGroups on real devices. The thread of its :mod:`fluid.session.pump` does the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fluid.backend_choice import make_backend
 from fluid.backends.base import Backend
 from fluid.elastic.messages import require_process_group
 from fluid.engine.events import (
@@ -27,18 +26,19 @@ from fluid.engine.events import (
 )
 from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
-from fluid.handle import Controls, TrialGroupHandle
-from fluid.lane_policy import DEFAULT_POLICY, POLICIES
-from fluid.planners import make_planner
-from fluid.profile import Profile
-from fluid.pump import Pump
+from fluid.lane.policy import DEFAULT_POLICY, POLICIES
+from fluid.planners.by_name import make_planner
+from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import Device
-from fluid.results import TrialListener
-from fluid.resuming import LeftSession, read_session
-from fluid.run_folder import RunFolder
-from fluid.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
-from fluid.status import Status, eta_of, status_of
-from fluid.trainable import can_save, is_elastic
+from fluid.session.backend_choice import make_backend
+from fluid.session.handle import Controls, TrialGroupHandle
+from fluid.session.pump import Pump
+from fluid.session.results import TrialListener
+from fluid.session.resume import LeftSession, read_session
+from fluid.session.run_folder import RunFolder
+from fluid.session.status import Status, eta_of, status_of
+from fluid.trainables.trainable import can_save, is_elastic
 from fluid.trialgroup import Trial, TrialGroup
 
 BACKENDS = ("auto", "local", "ray")
@@ -357,6 +357,6 @@ def lent(given: FluidExecutor | None) -> Iterator[FluidExecutor]:
 
 
 def _make_view(executor: FluidExecutor) -> Any:
-    from fluid.live import LiveView
+    from fluid.display.live import LiveView
 
     return LiveView(executor.status) if LiveView.wanted() else None

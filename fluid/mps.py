@@ -20,7 +20,7 @@ from types import TracebackType
 
 from fluid._clock import MonotonicClock
 from fluid.errors import InvalidFieldError, require_number
-from fluid.mps_control import (
+from fluid.gpu.mps_control import (
     LOG_VARIABLE,
     MEMORY_VARIABLE,
     OUTPUT_LOG,
@@ -35,9 +35,9 @@ from fluid.mps_control import (
     percentage_text,
     stray_processes,
 )
-from fluid.mps_link import Keeper
-from fluid.mps_support import why_not_here
-from fluid.nvml import GpuState, describe_gpus
+from fluid.gpu.mps_supervisor import Keeper
+from fluid.gpu.mps_support import why_not_here
+from fluid.gpu.nvml import GpuState, describe_gpus
 
 _log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class MpsDaemon:
         return None if self._keeper is None else self._keeper.pid
 
     def servers(self) -> dict[int, str]:
-        """Returns the servers by process, and their state; see :meth:`fluid.mps_control.Control.servers`."""
+        """Returns the servers by process, and their state; see :meth:`fluid.gpu.mps_control.Control.servers`."""
         servers = self._control.servers()
         self._servers = list(servers)
         return servers

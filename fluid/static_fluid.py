@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fluid.arrangement import Arrangement, KeepWidths, start_order
-from fluid.instance import Instance
-from fluid.planner import Planner
-from fluid.share import static_widths
+from fluid.planning.arrangement import Arrangement, KeepWidths, start_order
+from fluid.planning.instance import Instance
+from fluid.planning.planner import Planner
+from fluid.planning.proportional_share import static_widths
 
 
 class StaticFluid(Planner):

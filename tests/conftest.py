@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fluid.backends.forkserver import ForkServer
-from fluid.backends.wire import Wire
-from fluid.lane_messages import Failed, Iterated, LaneOptions, Ship, Start
-from fluid.pickling import dump_config, dump_trainable
+from fluid.backends.lanes.forkserver import ForkServer
+from fluid.backends.lanes.wire import Wire
+from fluid.lane.messages import Failed, Iterated, LaneOptions, Ship, Start
+from fluid.trainables.pickling import dump_config, dump_trainable
 
 # Tests are imported in importlib mode, which leaves sys.path alone; helpers such as brute_force.py live here.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

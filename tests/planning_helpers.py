@@ -9,13 +9,13 @@ import numpy as np
 from brute_force import Group, Job, Member, outcome
 from hypothesis import strategies as st
 
-from fluid.arrangement import Arrangement, Resize, Running
-from fluid.instance import Instance
-from fluid.planner import Plan
-from fluid.planners import PLANNERS
+from fluid.planners.by_name import PLANNERS
+from fluid.planning.arrangement import Arrangement, Resize, Running
+from fluid.planning.instance import Instance
+from fluid.planning.planner import Plan
+from fluid.planning.rollout import Strips
+from fluid.planning.runtime_model import width_limit
 from fluid.resources import Cluster, Device
-from fluid.runtime_model import width_limit
-from fluid.strips import Strips
 
 #: Relative tolerance of comparisons between two ways to work out one number.
 CLOSE = 1e-9

@@ -14,9 +14,9 @@ import pytest
 from fluid._imports import try_import
 from fluid._version import __version__
 from fluid.cli import main
-from fluid.instance import _DEVICE_FIELDS, _INSTANCE_FIELDS, _TRIAL_FIELDS
-from fluid.planners import PLANNERS
-from fluid.scenario import _SCENARIO_FIELDS, Runtimes, Workload
+from fluid.planners.by_name import PLANNERS
+from fluid.planning.instance import _DEVICE_FIELDS, _INSTANCE_FIELDS, _TRIAL_FIELDS
+from fluid.simulation.scenario import _SCENARIO_FIELDS, Runtimes, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -419,6 +419,6 @@ def test_interrupts_end_with_status_130(monkeypatch: pytest.MonkeyPatch, capsys:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fluid.instance.Instance.from_json", interrupted)
+    monkeypatch.setattr("fluid.planning.instance.Instance.from_json", interrupted)
     assert main(["plan", TOY]) == 130
     assert capsys.readouterr().out == ""

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import Case, Scene, cases, scenes, started
 
-from fluid.arrangement import Resize
 from fluid.dynamic_fluid import DynamicFluid, ReallocateByShare
-from fluid.instance import Instance
-from fluid.share import make_room
+from fluid.planning.arrangement import Resize
+from fluid.planning.instance import Instance
+from fluid.planning.proportional_share import make_room
 from fluid.static_fluid import StaticFluid
 
 

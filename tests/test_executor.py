@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 import fluid.executor
-from fluid.backends.forkserver import ForkServer
-from fluid.backends.local import LocalBackend
+from fluid.backends.lanes.forkserver import ForkServer
+from fluid.backends.local.backend import LocalBackend
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, submit_trialgroup
-from fluid.lane_messages import LaneOptions
-from fluid.report.reading import load_run
+from fluid.lane.messages import LaneOptions
+from fluid.report.loader import load_run
 from fluid.resources import Device
-from fluid.results import Result, TrialFailedError
+from fluid.session.results import Result, TrialFailedError
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
@@ -413,8 +413,8 @@ def test_the_session_says_how_devices_are_shared(make: Callable[..., FluidExecut
 
 
 def test_the_session_says_so_when_mps_is_given_up(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.backends.mps_guard._MOST_RESTARTS", 0)
-    monkeypatch.setattr("fluid.backends.mps_guard._CHECK_S", 0.05)
+    monkeypatch.setattr("fluid.backends.lanes.mps_watchdog._MOST_RESTARTS", 0)
+    monkeypatch.setattr("fluid.backends.lanes.mps_watchdog._CHECK_S", 0.05)
     backend = LocalBackend([Device(0, kind="cpu")], preload=[], sharing="mps", _mps_program=str(fake.program))
     with FluidExecutor(backend, packing="mps", run_dir=tmp_path / "run", verbose=0) as executor:
         handle = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"seconds": 0.01}, budget=10**6)]))

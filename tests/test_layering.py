@@ -365,27 +365,27 @@ LAZY_TORCH = Import("torch", "lazy")
 BAD = [
     (check_known, {"fluid.surprise": []}),
     (check_known, {"fluid.backend.local": []}),
-    (check_known, {"fluid.planners.extra": []}),
-    (check_downward, {"fluid.errors": [Import("fluid.instance")]}),
-    (check_downward, {"fluid.portfolio": [Import("fluid.engine.state", "lazy")]}),
+    (check_known, {"fluid.planners.by_name.extra": []}),
+    (check_downward, {"fluid.errors": [Import("fluid.planning.instance")]}),
+    (check_downward, {"fluid.planners.portfolio": [Import("fluid.engine.state", "lazy")]}),
     (check_downward, {"fluid.engine.state": [Import("fluid.backends.base", "typing")]}),
-    (check_downward, {"fluid.backends.local": [Import("fluid.executor")]}),
+    (check_downward, {"fluid.backends.local.backend": [Import("fluid.executor")]}),
     (check_downward, {"fluid.executor": [Import("fluid.cli")]}),
-    (check_downward, {"fluid.errors": [Import("fluid.portfolio", "typing")]}),
+    (check_downward, {"fluid.errors": [Import("fluid.planners.portfolio", "typing")]}),
     (check_packages, {"fluid.trialgroup": [Import("numpy")]}),
-    (check_packages, {"fluid.portfolio": [Import("scipy.optimize")]}),
+    (check_packages, {"fluid.planners.portfolio": [Import("scipy.optimize")]}),
     (check_packages, {"fluid.engine.state": [LAZY_TORCH]}),
     (check_packages, {"fluid": [LAZY_TORCH]}),
-    (check_packages, {"fluid.backends.local": [Import("ray")]}),
+    (check_packages, {"fluid.backends.local.backend": [Import("ray")]}),
     (check_packages, {"fluid.tune": [Import("ray.tune", "lazy")]}),
     (check_packages, {"fluid.integrations.optuna": [Import("ray")]}),
     (check_packages, {"fluid.cli": [Import("matplotlib.pyplot", "typing")]}),
-    (check_facade, {"fluid": [Import("fluid.portfolio")]}),
+    (check_facade, {"fluid": [Import("fluid.planners.portfolio")]}),
     (check_facade, {"fluid.cli": [Import("fluid", "lazy")]}),
-    (check_backends, {"fluid.backends.local": [Import("fluid.backends.ray", "lazy")]}),
-    (check_backends, {"fluid.backends.base": [Import("fluid.backends.local")]}),
-    (check_backends, {"fluid.backends.local.pipes": [Import("fluid.backends.simulated")]}),
-    (check_backends, {"fluid.backends.local": [Import("fluid.backends")]}),
+    (check_backends, {"fluid.backends.local.backend": [Import("fluid.backends.ray", "lazy")]}),
+    (check_backends, {"fluid.backends.base": [Import("fluid.backends.local.backend")]}),
+    (check_backends, {"fluid.backends.local.backend.pipes": [Import("fluid.backends.simulated")]}),
+    (check_backends, {"fluid.backends.local.backend": [Import("fluid.backends")]}),
     (check_integrations, {"fluid.tune": [Import("fluid.integrations.ray_tune")]}),
     (check_integrations, {"fluid.executor": [Import("fluid.integrations", "lazy")]}),
     (check_integrations, {"fluid": [Import("fluid.integrations", "lazy")]}),
@@ -397,15 +397,18 @@ BAD = [
     (check_cycles, {"fluid.a": [Import("fluid.b")], "fluid.b": [Import("fluid.a")]}),
 ]
 GOOD = {
-    "fluid": [Import("importlib"), Import("fluid._version"), Import("fluid.portfolio", "typing")],
+    "fluid": [Import("importlib"), Import("fluid._version"), Import("fluid.planners.portfolio", "typing")],
     "fluid._version": [],
     "fluid._clock": [Import("time"), Import("fluid.errors")],
     "fluid.errors": [Import("fluid._clock", "lazy"), Import("fluid.trialgroup", "typing")],
-    "fluid.portfolio": [Import("numpy.typing"), Import("fluid.bounds"), Import("fluid.trialgroup")],
+    "fluid.planners.portfolio": [Import("numpy.typing"), Import("fluid.planning.bounds"), Import("fluid.trialgroup")],
     "fluid.elastic.group": [Import("torch.distributed"), Import("horovod.torch", "lazy")],
-    "fluid.backends.ray": [Import("ray"), Import("fluid.backends.base"), Import("fluid.lane")],
-    "fluid.backends.local.pipes": [Import("fluid.backends.local.process"), Import("fluid.backends.base")],
-    "fluid.executor": [Import("fluid.backends.local", "lazy")],
+    "fluid.backends.ray": [Import("ray"), Import("fluid.backends.base"), Import("fluid.lane.serve")],
+    "fluid.backends.local.backend.pipes": [
+        Import("fluid.backends.local.backend.process"),
+        Import("fluid.backends.base"),
+    ],
+    "fluid.executor": [Import("fluid.backends.local.backend", "lazy")],
     "fluid.tune": [Import("fluid.integrations.ray_tune", "lazy")],
     "fluid.integrations.ray_tune.runner": [Import("fluid"), Import("ray.tune"), Import("fluid.executor")],
 }
@@ -440,7 +443,7 @@ try:
 except ImportError:
     json = None
 if TYPE_CHECKING:
-    from fluid.instance import Instance
+    from fluid.planning.instance import Instance
 else:
     import numpy
 class A:
@@ -466,7 +469,7 @@ def test_reading_imports() -> None:
         ("fluid.backends", "load"),
         (".", "load"),
         ("json", "load"),
-        ("fluid.instance", "typing"),
+        ("fluid.planning.instance", "typing"),
         ("numpy", "load"),
         ("math", "load"),
         ("torch", "lazy"),

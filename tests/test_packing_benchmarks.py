@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fluid import nvml
-from fluid.nvml import GpuState
+from fluid.gpu import nvml
+from fluid.gpu.nvml import GpuState
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 GPU = GpuState("GPU-1", "a GPU", 8e9, 0.0, 0.0, False, "DEFAULT", (9, 0), ())

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from fluid.planning.rollout import Segment
 from fluid.report.timeline import Timeline
 from fluid.resources import Device
-from fluid.strips import Segment
 
 
 class Iteration(NamedTuple):

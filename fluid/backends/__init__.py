@@ -1,1 +1,6 @@
-"""Backends: where trials run. Each one is a module of its own and knows no other backend."""
+"""What runs the engine's commands: ``simulated`` (a virtual clock), ``local`` (processes), ``ray`` (a cluster).
+
+:mod:`fluid.backends.lanes` holds what the real backends share. Backends never import each other, and decide nothing.
+They import :mod:`fluid.engine` (events, commands), :mod:`fluid.lane` (messages) and lower packages.
+Start reading in :mod:`fluid.backends.base`, the interface.
+"""

@@ -96,7 +96,7 @@ class LaneExited(NamedTuple):
 
 
 class Guard(Protocol):
-    """Watches something that all lanes depend on: see :class:`fluid.backends.mps_guard.MpsGuard`. Never waits."""
+    """Watches what all lanes depend on (:class:`fluid.backends.lanes.mps_watchdog.MpsGuard`). Never waits."""
 
     @property
     def problem(self) -> str:
@@ -131,7 +131,7 @@ class Guard(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts processes that run :func:`fluid.lane.serve`. No method waits, but ``close``."""
+    """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, but ``close``."""
 
     @property
     def wants_to_write(self) -> bool:

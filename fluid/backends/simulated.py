@@ -35,9 +35,9 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.planning.rollout import Segment
+from fluid.planning.runtime_model import stretch_of
 from fluid.resources import Device
-from fluid.runtime_model import stretch_of
-from fluid.strips import Segment
 
 #: Events closer together than this share of the time are one instant.
 _SAME_INSTANT = 1e-12

@@ -27,8 +27,8 @@ from fluid.elastic.controller import (
 )
 from fluid.elastic.messages import End, Left, Prepare, Save, Saved
 from fluid.errors import FluidError, require_integer
-from fluid.lane_messages import Packed
-from fluid.pickling import dump_config, dump_trainable
+from fluid.lane.messages import Packed
+from fluid.trainables.pickling import dump_config, dump_trainable
 
 #: How long processes that were told to end may take for it, seconds.
 _END_S = 10.0

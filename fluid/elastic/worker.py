@@ -24,8 +24,8 @@ import torch
 from fluid._clock import MonotonicClock
 from fluid.elastic.group import make_group
 from fluid.elastic.member import ElasticMember
+from fluid.elastic.member_protocol import Seat
 from fluid.elastic.messages import Abort, End, Failed, Leave, Left, Prepare, Prepared, Save, Saved
-from fluid.elastic.seat import Seat
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.elastic.tune import elastic_class
 from fluid.errors import FluidError

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from statistics import median_low
 
-from fluid.engine.board import Board
-from fluid.engine.facts import KeyFacts
+from fluid.engine.key_estimates import KeyFacts
 from fluid.engine.records import TrialRecord, TrialState
-from fluid.placement import Occupancy
-from fluid.profile import Profile
+from fluid.engine.running_table import Board
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import TOLERANCE, stretch_of
 from fluid.resources import MemoryNeed
-from fluid.runtime_model import TOLERANCE, stretch_of
 
 #: Iterations at a width below which it is not tried if nobody knows it: one goes by before a width can be looked at,
 #: one is looked at, and what those may cost must be made up for by the others.

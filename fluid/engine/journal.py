@@ -38,7 +38,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.errors import InvalidFieldError
-from fluid.profile import Profile
+from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed
 
 #: Version of what :func:`encode` makes.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.records import LaneRecord
-from fluid.placement import Occupancy
+from fluid.planning.occupancy import Occupancy
 
 
 class Lanes:

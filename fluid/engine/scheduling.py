@@ -10,21 +10,21 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from fluid.arrangement import Replanner, Resize, Running
-from fluid.engine.board import Board
 from fluid.engine.estimates import Estimates
-from fluid.engine.facts import KeyFacts
+from fluid.engine.key_estimates import KeyFacts
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord, TrialState
-from fluid.engine.work import Work
-from fluid.instance import Instance
-from fluid.placement import Occupancy
-from fluid.planner import Planner
-from fluid.profile import Profile
+from fluid.engine.remaining_work import Work
+from fluid.engine.running_table import Board
+from fluid.planning.arrangement import Replanner, Resize, Running
+from fluid.planning.instance import Instance
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.planner import Planner
+from fluid.planning.profile import Profile
+from fluid.planning.rollout import start
+from fluid.planning.runtime_model import TOLERANCE, stretch_of
+from fluid.planning.start_queue import StartQueue
 from fluid.resources import Cluster, Device, MemoryNeed
-from fluid.runtime_model import TOLERANCE, stretch_of
-from fluid.start_queue import StartQueue
-from fluid.strips import start
 
 #: A trial about to end still has some work left, to the planner.
 _LEAST_HEIGHT = 1e-9

@@ -38,18 +38,18 @@ from fluid.engine.events import (
 from fluid.engine.failures import Failures
 from fluid.engine.lanes import Lanes
 from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.preemption import Turns
 from fluid.engine.records import GroupRecord, TrialRecord, TrialState
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.submissions import Submissions
-from fluid.engine.turns import Turns
 from fluid.errors import FluidError, require_integer
-from fluid.placement import Occupancy
-from fluid.planner import Planner
-from fluid.profile import Profile
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.planner import Planner
+from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
 from fluid.resources import DEFAULT_MEMORY_WATERMARK
-from fluid.runtime_model import DEFAULT_MAX_PACKING
 
 DEFAULT_MAX_FAILURES = 2
 DEFAULT_RESIDENT_LIMIT = 8

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fluid.engine.core import EngineError
 from fluid.engine.records import LaneRecord, Stage, TrialRecord, TrialState
 from fluid.engine.state import EngineState
-from fluid.runtime_model import residents_at
+from fluid.planning.runtime_model import residents_at
 
 _ROUNDING = 1e-6
 

@@ -16,10 +16,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fluid.report.words import duration, durations, figures, number, percent, times
+from fluid.display.format import duration, durations, figures, number, percent, times
 
 if TYPE_CHECKING:
-    from fluid.simulation import SimulationResult
+    from fluid.simulation.simulate import SimulationResult
 
 #: A further device paid if its step brought at least this share of what perfect scaling would have.
 _PAID = 0.5

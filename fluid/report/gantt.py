@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fluid._imports import try_import
-from fluid.errors import InvalidFieldError
-from fluid.report.comparison import Advice, advise, unit_name
-from fluid.report.palette import colour, ink
-from fluid.report.timeline import Block, Timeline
-from fluid.report.words import (
+from fluid.display.format import (
     duration,
     percent,
     printable,
@@ -28,6 +24,10 @@ from fluid.report.words import (
     unit_for,
     width_name,
 )
+from fluid.display.palette import colour, ink
+from fluid.errors import InvalidFieldError
+from fluid.report.comparison import Advice, advise, unit_name
+from fluid.report.timeline import Block, Timeline
 
 with try_import("matplotlib", extra="plot") as _imports:
     from matplotlib.axes import Axes
@@ -37,9 +37,9 @@ with try_import("matplotlib", extra="plot") as _imports:
     from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullLocator
 
 if TYPE_CHECKING:
-    from fluid.planner import Plan
-    from fluid.simulation import SimulationResult
-    from fluid.strips import Segment
+    from fluid.planning.planner import Plan
+    from fluid.planning.rollout import Segment
+    from fluid.simulation.simulate import SimulationResult
 
 _WIDTH = 12.0  # inches, of every figure
 _LEFT, _RIGHT = 0.85, 0.35  # inches beside the axes

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from fluid.display.format import count, duration, number, percent, place, short_names, width_name, widths_name
+from fluid.display.palette import colour, ink
 from fluid.errors import InvalidFieldError
-from fluid.report.palette import colour, ink
 from fluid.report.run import KeyFacts, Run, TrialRun, is_number
-from fluid.report.words import count, duration, number, percent, place, short_names, width_name, widths_name
 
 #: Points of all curves together, and the least and most of one curve.
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400

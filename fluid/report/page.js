@@ -29,7 +29,7 @@
   }
   const clear = (node) => { node.textContent = ""; return node; };
 
-  // --- Words, as fluid/report/words.py has them
+  // --- Words, as fluid/display/format.py has them
 
   const unitFor = (span) => (span <= 300 ? ["s", 1] : span <= 10800 ? ["min", 60] : ["h", 3600]);
   function number(value) {

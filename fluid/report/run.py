@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fluid.report.steps import Step
+from fluid.report.segments import Step
 from fluid.report.timeline import Timeline
 from fluid.trialgroup import Search
 

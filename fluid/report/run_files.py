@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fluid.display.format import count
 from fluid.engine.journal import Recovered, replay
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.profile import Profile
-from fluid.report.words import count
+from fluid.planning.profile import Profile
 from fluid.resources import Device
 
 

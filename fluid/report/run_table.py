@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fluid.report.palette import colour
+from fluid.display.format import count, duration, durations, number, percent, printable, shortened, widths_name
+from fluid.display.palette import colour
 from fluid.report.run import GroupRun, KeyFacts, Run, TrialRun, is_number
-from fluid.report.words import count, duration, durations, number, percent, printable, shortened, widths_name
 
 #: Rows of a table that people still read.
 DEFAULT_TABLE_ROWS = 20

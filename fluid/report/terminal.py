@@ -1,6 +1,6 @@
 """A plan for the terminal: its trials as a table, and what it comes to in one line.
 
-The picture of the strips is in :mod:`fluid.report.picture`.
+The picture of the strips is in :mod:`fluid.report.text_gantt`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fluid.planner import Plan
-from fluid.report.palette import mark
-from fluid.report.picture import StripsPicture, trial_style
+from fluid.display.format import duration, durations, fraction, percent, place, times
+from fluid.display.palette import mark
+from fluid.planning.planner import Plan
+from fluid.planning.rollout import Segment
+from fluid.report.text_gantt import StripsPicture, trial_style
 from fluid.report.timeline import Timeline
-from fluid.report.words import duration, durations, fraction, percent, place, times
-from fluid.strips import Segment
 
 __all__ = ["StripsPicture", "strips_table", "summary"]
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fluid.planning.rollout import Segment
+from fluid.planning.runtime_model import FloatArray
 from fluid.resources import Cluster, Device
-from fluid.runtime_model import FloatArray
-from fluid.strips import Segment
 
 if TYPE_CHECKING:
-    from fluid.planner import Plan
-    from fluid.simulation import SimulationResult
+    from fluid.planning.planner import Plan
+    from fluid.simulation.simulate import SimulationResult
 
 #: A device lost (``False``) or gained (``True``) at a time in seconds.
 DeviceChange = tuple[float, int, bool]

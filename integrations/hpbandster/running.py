@@ -14,11 +14,11 @@ import numpy as np
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.executor import FluidExecutor, lent
-from fluid.handle import TrialGroupHandle
 from fluid.integrations.hpbandster.optimizers import Books, Chance, Job, Worker, make, quiet
 from fluid.integrations.hpbandster.worker_trial import WorkerTrial
-from fluid.results import Result, TrialListener
-from fluid.trainable import kind_of
+from fluid.session.handle import TrialGroupHandle
+from fluid.session.results import Result, TrialListener
+from fluid.trainables.trainable import kind_of
 from fluid.trialgroup import Trial, TrialGroup
 
 _runs = itertools.count()

@@ -21,11 +21,11 @@ from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.handle import TrialGroupHandle
-from fluid.integrations.optuna import seam
-from fluid.integrations.optuna.left_trials import claim, retry_left_trials, this_run
+from fluid.integrations.optuna import private_api as seam
 from fluid.integrations.optuna.running import RunningTrial
-from fluid.results import Result, TrialListener
+from fluid.integrations.optuna.stale_trials import claim, retry_left_trials, this_run
+from fluid.session.handle import TrialGroupHandle
+from fluid.session.results import Result, TrialListener
 from fluid.trialgroup import Trial, TrialGroup
 
 with try_import("Optuna", extra="optuna"):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError
-from fluid.integrations.optuna import seam
-from fluid.results import Result, TrialFailedError
+from fluid.integrations.optuna import private_api as seam
+from fluid.session.results import Result, TrialFailedError
 
 with try_import("Optuna", extra="optuna"):
     from optuna import TrialPruned

@@ -9,8 +9,8 @@ from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.executor import FluidExecutor, lent
 from fluid.integrations.optuna.loop import Job, Loop, Space
-from fluid.pickling import dump_trainable
-from fluid.trainable import kind_of
+from fluid.trainables.pickling import dump_trainable
+from fluid.trainables.trainable import kind_of
 
 with try_import("Optuna", extra="optuna") as _imports:
     import optuna

@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.tune.schedulers import HyperBandScheduler
 
-from fluid.integrations.ray_tune.seam import Trial
+from fluid.integrations.ray_tune.private_api import Trial
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fluid.integrations.ray_tune.decisions import next_decision
 from fluid.integrations.ray_tune.lane_trial import Saves
-from fluid.integrations.ray_tune.seam import Trial
+from fluid.integrations.ray_tune.private_api import Trial
 
 #: Iterations given to a trial of which nobody knows when it ends, before any like it has.
 _FIRST_GUESS = 100

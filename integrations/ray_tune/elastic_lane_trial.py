@@ -11,9 +11,9 @@ from typing import Any
 
 from fluid.elastic.tune import hosts_elastic
 from fluid.integrations.ray_tune.lane_trial import SAVED, LaneTrial, SavableLaneTrial
-from fluid.integrations.ray_tune.seam import STDERR_FILE, STDOUT_FILE, Trainable, newest_checkpoint_index
-from fluid.integrations.ray_tune.shipping import Parcel, Shipped
-from fluid.trainable import can_save
+from fluid.integrations.ray_tune.private_api import STDERR_FILE, STDOUT_FILE, Trainable, newest_checkpoint_index
+from fluid.integrations.ray_tune.serialization import Parcel, Shipped
+from fluid.trainables.trainable import can_save
 
 #: What a Trainable counts and remembers, beside what the user's code does.
 _BOOKS = (

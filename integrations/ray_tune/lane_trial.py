@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from ray.tune import Checkpoint
 
 from fluid._clock import MonotonicClock
-from fluid.integrations.ray_tune.seam import (
+from fluid.integrations.ray_tune.private_api import (
     DONE,
     RESULT_DUPLICATE,
     FunctionTrainable,
@@ -25,7 +25,7 @@ from fluid.integrations.ray_tune.seam import (
     make_quietly,
     session_module,
 )
-from fluid.integrations.ray_tune.shipping import Parcel, Shipped
+from fluid.integrations.ray_tune.serialization import Parcel, Shipped
 
 #: Keys of what :meth:`LaneTrial.step` reports.
 RESULT, SAVED = "result", "saved"

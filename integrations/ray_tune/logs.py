@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.fs
 
-from fluid.integrations.ray_tune.seam import Trial
+from fluid.integrations.ray_tune.private_api import Trial
 
 _log = logging.getLogger(__name__)
 #: What Tune replaces by its uploaded copies whenever a trial with a checkpoint starts.

@@ -12,12 +12,12 @@ from typing import Any
 
 import ray
 
-from fluid.integrations.ray_tune.faults import as_task_error
-from fluid.integrations.ray_tune.handover import Handover
-from fluid.integrations.ray_tune.hosted import Hosted, Task, tell
+from fluid.integrations.ray_tune.actor_handle import StandIn
+from fluid.integrations.ray_tune.controller_bridge import Handover
+from fluid.integrations.ray_tune.errors import as_task_error
 from fluid.integrations.ray_tune.logs import save_logs
-from fluid.integrations.ray_tune.seam import TRIAL_INFO, RayActorManager, TrackedActor, Trial
-from fluid.integrations.ray_tune.stand_in import StandIn
+from fluid.integrations.ray_tune.private_api import TRIAL_INFO, RayActorManager, TrackedActor, Trial
+from fluid.integrations.ray_tune.tune_trial import Hosted, Task, tell
 
 #: How long a turn waits for Fluid's news, in seconds, where actors of Ray's own are to be looked after too.
 _SHARED_WAIT_S = 0.01

@@ -19,10 +19,10 @@ from ray.tune.schedulers import (
 
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import FluidExecutor, executor_in_force
-from fluid.integrations.ray_tune import seam
+from fluid.integrations.ray_tune import private_api as seam
 from fluid.integrations.ray_tune.decisions import all_known_at_once
 from fluid.integrations.ray_tune.manager import FluidActorManager
-from fluid.integrations.ray_tune.seam import Trial
+from fluid.integrations.ray_tune.private_api import Trial
 from fluid.integrations.ray_tune.synchronous import SuccessiveHalvingScheduler
 
 #: Schedulers that decide over trials at the same point of each, or never: all may be under way at once.

@@ -21,8 +21,8 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.utils.util import flatten_dict
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.integrations.ray_tune.cohorts import ROUNDING, Bracket, Cohort, Standing
-from fluid.integrations.ray_tune.seam import controller_of
+from fluid.integrations.ray_tune.private_api import controller_of
+from fluid.integrations.ray_tune.rungs import ROUNDING, Bracket, Cohort, Standing
 
 logger = logging.getLogger(__name__)
 

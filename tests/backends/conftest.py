@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fluid.backends.local import LocalBackend
+from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import Command, StartLane
 from fluid.engine.events import Event, LaneReady
 

@@ -17,8 +17,8 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.planning.rollout import Segment
 from fluid.resources import Device
-from fluid.strips import Segment
 
 
 def backend(devices: int = 1, *, epsilon: float = 0.0, speed: float = 1.0, **truth: float) -> SimulatedBackend:

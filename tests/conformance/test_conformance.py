@@ -32,9 +32,9 @@ from fluid.engine.events import (
 from fluid.engine.state import EngineState
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
-from fluid.pickling import dump_arguments
-from fluid.planners import make_planner
+from fluid.planners.by_name import make_planner
 from fluid.resources import Device
+from fluid.trainables.pickling import dump_arguments
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
@@ -152,7 +152,7 @@ class Real:
 
 
 def local(folder: Path) -> Driver:
-    from fluid.backends.local import LocalBackend
+    from fluid.backends.local.backend import LocalBackend
 
     return Real(LocalBackend([Device(0), Device(1)], run_dir=folder))
 

@@ -20,7 +20,7 @@ from elastic.trainables import LanguageModel, Regression  # noqa: E402
 from fluid.elastic import ElasticTrainable  # noqa: E402
 from fluid.elastic.member import ElasticMember  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  # noqa: E402
-from fluid.trainable import can_save, is_elastic, kind_of, make_resident  # noqa: E402
+from fluid.trainables.trainable import can_save, is_elastic, kind_of, make_resident  # noqa: E402
 
 
 def made(cls: type[ElasticTrainable] = Regression, **config: Any) -> Any:

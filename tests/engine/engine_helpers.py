@@ -31,8 +31,8 @@ from fluid.engine.events import (
 )
 from fluid.engine.state import EngineState
 from fluid.engine.validate import validate_state
-from fluid.planners import make_planner
-from fluid.profile import Profile
+from fluid.planners.by_name import make_planner
+from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed
 
 AnyCommand = TypeVar("AnyCommand", bound=Command)

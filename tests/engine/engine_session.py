@@ -25,8 +25,8 @@ from fluid.engine.records import TrialState
 from fluid.engine.state import EngineState
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
-from fluid.planners import make_planner
-from fluid.profile import Profile
+from fluid.planners.by_name import make_planner
+from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed
 
 #: Steps after which what can end must have ended.

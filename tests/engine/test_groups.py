@@ -9,7 +9,7 @@ from engine_helpers import Hand, Known, only
 
 from fluid.engine.commands import Pause, RunIteration, StartLane, StartTrial
 from fluid.engine.events import BudgetExtended, DeviceAdded, GroupSubmitted, IterationDone, Tick, TrialAdded, TrialSpec
-from fluid.profile import Profile
+from fluid.planning.profile import Profile
 from fluid.resources import Device
 
 

@@ -28,7 +28,7 @@ from fluid.engine.events import (
 from fluid.engine.journal import encode, encode_profile, replay
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError
-from fluid.profile import Profile
+from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed
 
 SPEC = TrialSpec("a", 5, 2.0, "key", 4, MemoryNeed(1.0, 2.0), can_save=False, retry_errors=False)

@@ -9,7 +9,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Save, StartLane, StartTrial, StopLane, StopTrial
 from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady, TrialSpec
-from fluid.profile import Profile
+from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
 
 GB = 1e9

@@ -11,8 +11,8 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Notice, Pause, RunIteration
 from fluid.engine.events import DeviceAdded, GroupSubmitted, Tick, TrialPaused, TrialSpec
 from fluid.engine.state import EngineState
-from fluid.planners import make_planner
-from fluid.profile import Profile
+from fluid.planners.by_name import make_planner
+from fluid.planning.profile import Profile
 from fluid.resources import Device
 
 

@@ -7,7 +7,7 @@ from fluid.engine.commands import NoteResize, Pause, Report, Resize, RunIteratio
 from fluid.engine.events import TrialPaused
 from fluid.engine.records import Stage
 from fluid.engine.state import EngineError
-from fluid.profile import Profile
+from fluid.planning.profile import Profile
 
 
 def widening(devices: int = 2, **options: object) -> Hand:

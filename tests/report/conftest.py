@@ -13,8 +13,8 @@ import pytest
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Failure, GroupSubmitted, StopRequested, TrialForgotten, TrialSpec
 from fluid.engine.journal import encode
-from fluid.profile import Profile
-from fluid.run_folder import RunFolder
+from fluid.planning.profile import Profile
+from fluid.session.run_folder import RunFolder
 from fluid.trialgroup import Search, Trial
 
 #: When sessions begin on their clock; what is read from them begins at 0.

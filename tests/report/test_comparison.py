@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 
 from fluid.report.comparison import advice_text, advise, as_json, comparison_table, sweep_table
 from fluid.resources import Cluster
-from fluid.simulation import SimulationResult
+from fluid.simulation.simulate import SimulationResult
 
 
 def result(planner: str, n: int, makespan: float, **fields: Any) -> SimulationResult:

@@ -9,16 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from fluid.display.palette import colour
 from fluid.errors import InvalidFieldError
-from fluid.instance import Instance
-from fluid.planner import Plan
-from fluid.planners import PLANNERS, make_planner
+from fluid.planners.by_name import PLANNERS, make_planner
+from fluid.planning.instance import Instance
+from fluid.planning.planner import Plan
+from fluid.planning.rollout import Segment
 from fluid.report.gantt import GanttPanel, draw_gantt, draw_sweep, save_gantt, save_sweep, short_names
-from fluid.report.palette import colour
 from fluid.report.timeline import Timeline
 from fluid.resources import Cluster
-from fluid.simulation import SimulationResult
-from fluid.strips import Segment
+from fluid.simulation.simulate import SimulationResult
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 from fluid.errors import InvalidFieldError
 from fluid.report.html import page_data, render_html, save_html
-from fluid.report.reading import load_run
+from fluid.report.loader import load_run
 from fluid.trialgroup import Trial
 
 Sessions = Callable[..., Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluid.report.words import clock_time, count, printable, shortened, width_name, widths_name
+from fluid.display.format import clock_time, count, printable, shortened, width_name, widths_name
 
 
 @pytest.mark.parametrize(

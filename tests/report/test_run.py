@@ -13,12 +13,12 @@ from rich.console import Console
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded, Failure
 from fluid.errors import InvalidFieldError
+from fluid.planning.rollout import Segment
 from fluid.report.html import render_html
-from fluid.report.reading import load_run
+from fluid.report.loader import load_run
 from fluid.report.run import Run, TrialRun, less_is_better
 from fluid.report.run_table import as_json, run_tables
 from fluid.resources import Device
-from fluid.strips import Segment
 from fluid.trialgroup import Search, Shown, Trial
 
 Sessions = Callable[..., Any]

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from fluid.instance import Instance
-from fluid.planner import Plan
-from fluid.planners import make_planner
-from fluid.report.picture import StripsPicture
+from fluid.planners.by_name import make_planner
+from fluid.planning.instance import Instance
+from fluid.planning.planner import Plan
+from fluid.planning.rollout import Segment
 from fluid.report.terminal import strips_table, summary, width_in_words
+from fluid.report.text_gantt import StripsPicture
 from fluid.report.timeline import Timeline
 from fluid.resources import Cluster
-from fluid.strips import Segment
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.instance import Instance
-from fluid.planner import Plan
-from fluid.planners import make_planner
+from fluid.planners.by_name import make_planner
+from fluid.planning.instance import Instance
+from fluid.planning.planner import Plan
+from fluid.planning.rollout import Segment
 from fluid.report.timeline import Bar, DeviceChange, Timeline
 from fluid.resources import Cluster
-from fluid.strips import Segment
 
 
 def timeline(

@@ -8,9 +8,9 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fluid.backends.gpu_sharing import Sharing
-from fluid.backends.pool import DEFAULT_GRACE_S, LanePool
-from fluid.backends.pooled import PooledBackend, make_run_folder, modules_to_load, require_lane_options
+from fluid.backends.lanes.backend import PooledBackend, make_run_folder, modules_to_load, require_lane_options
+from fluid.backends.lanes.gpu_sharing import Sharing
+from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.backends.ray.cluster import RayDevices
 from fluid.backends.ray.folders import HERE, Session, host_of
 from fluid.backends.ray.launcher import RayLauncher
@@ -18,7 +18,7 @@ from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import DeviceAdded, DeviceLost, Event, LaneLost, TrialSaved
 from fluid.errors import InvalidFieldError, require_number
-from fluid.lane_policy import DEFAULT_POLICY
+from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device
 
 #: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
@@ -48,7 +48,7 @@ class RayBackend(PooledBackend):
         timeout: seconds to wait for devices that others use.
         spares: whether to keep a process ready beside each GPU, or on each machine without, for the next lane there.
         lane_policy: which trial a lane runs next if several have iterations left there; see
-            :mod:`fluid.lane_policy`.
+            :mod:`fluid.lane.policy`.
         process_group: what the devices of one trial talk through: see :class:`fluid.executor.FluidExecutor`.
 
     Raises:

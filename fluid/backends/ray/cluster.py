@@ -13,11 +13,11 @@ from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
-from fluid.backends.ray.doorman import answers
 from fluid.backends.ray.folders import HERE
+from fluid.backends.ray.lane_listener import answers
 from fluid.backends.ray.remote import call
 from fluid.errors import FluidError, InvalidFieldError, require_integer
-from fluid.nvml import find_gpus
+from fluid.gpu.nvml import find_gpus
 from fluid.resources import Cluster, Device
 
 with try_import("Ray", extra="ray") as ray_imports:

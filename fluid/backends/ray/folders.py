@@ -1,8 +1,8 @@
 """Where the lanes on a machine keep what they write, and who clears it away.
 
-Checkpoints are kept in host memory or on disk, see :mod:`fluid.lane_store`. Their paths tell which machine wrote
-them and are never the same on two machines, so a lane that is told to restore one finds that very one or none. The
-driver's machine uses the run's folder itself; so do others that share it with the driver.
+Checkpoints are kept in host memory or on disk (:mod:`fluid.lane.checkpoint_store`). Their paths tell which machine
+wrote them and are never the same on two machines, so a lane that is told to restore one finds that very one or none.
+The driver's machine uses the run's folder itself; so do others that share it with the driver.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextlib import suppress
 from io import BytesIO
 from typing import NamedTuple
 
-from fluid.backends import host_memory
-from fluid.lane_messages import folder_name, trials_folder
-from fluid.lane_store import hold, settle
+from fluid.backends.lanes import host_memory
+from fluid.lane.checkpoint_store import hold, settle
+from fluid.lane.messages import folder_name, trials_folder
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
 HERE = "localhost"

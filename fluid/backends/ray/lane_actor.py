@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from fluid._imports import try_import
 from fluid.backends.ray.cluster import PIN_SHARE
-from fluid.backends.ray.doorman import Address, answers, ring
 from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
+from fluid.backends.ray.lane_listener import Address, answers, ring
 from fluid.backends.ray.remote import call
-from fluid.lane import serve
-from fluid.lane_channel import Connection as LaneConnection
-from fluid.lane_device import bind
-from fluid.lane_messages import LaneOptions, Start, decode, encode
+from fluid.lane.channel import Connection as LaneConnection
+from fluid.lane.device import bind
+from fluid.lane.messages import LaneOptions, Start, decode, encode
+from fluid.lane.serve import serve
 
 with try_import("Ray", extra="ray"):
     import ray

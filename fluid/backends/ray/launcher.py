@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from fluid.backends.base import LaneConnected, LaneExited
 from fluid.backends.ray.cluster import RayDevices
-from fluid.backends.ray.doorman import Arrival, Doorman
 from fluid.backends.ray.folders import HERE, Home, Session
 from fluid.backends.ray.helper import Helper
 from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
+from fluid.backends.ray.lane_listener import Arrival, Doorman
 from fluid.backends.ray.processes import Processes
-from fluid.lane_messages import encode
-from fluid.lane_note import read_note
-from fluid.lane_policy import DEFAULT_POLICY
+from fluid.lane.culprit_note import read_note
+from fluid.lane.messages import encode
+from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device
 
 _LOOPBACK = "127.0.0.1"

@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
-from fluid.backends.ray.doorman import birth_of
+from fluid.backends.ray.lane_listener import birth_of
 
 #: Seconds for killed processes to vanish.
 _END_S = 5.0

@@ -17,9 +17,9 @@ import numpy as np
 
 from fluid import FluidExecutor
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.handle import TrialGroupHandle
 from fluid.integrations.hpbandster import run
 from fluid.integrations.hpbandster.optimizers import BY_NAME, Job, Master, Worker, quiet
+from fluid.session.handle import TrialGroupHandle
 
 BUDGETS: dict[str, Any] = {"min_budget": 1, "max_budget": 9, "n_iterations": 3}
 OPTIMIZERS = pytest.mark.parametrize("optimizer", list(BY_NAME))

@@ -14,7 +14,7 @@ from fluid._clock import VirtualClock
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, is_in_force
 from fluid.integrations.optuna import optimize
-from fluid.results import TrialFailedError
+from fluid.session.results import TrialFailedError
 
 optuna = pytest.importorskip("optuna")
 

@@ -22,7 +22,7 @@ from fluid import FluidExecutor, Trial, TrialGroup, tune  # noqa: E402
 from fluid.elastic.state import Snapshot  # noqa: E402
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for  # noqa: E402
 from fluid.integrations.ray_tune.lane_trial import JOB, RESULT, SAVED, Job, Saves  # noqa: E402
-from fluid.integrations.ray_tune.shipping import Shipped, Surroundings, pack  # noqa: E402
+from fluid.integrations.ray_tune.serialization import Shipped, Surroundings, pack  # noqa: E402
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

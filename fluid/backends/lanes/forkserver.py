@@ -1,0 +1,253 @@
+"""The driver's end of the fork server: see :mod:`fluid.backends.lanes.forkserver_main`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fluid._version
+from fluid.errors import FluidError
+from fluid.lane.messages import LaneOptions
+
+_log = logging.getLogger(__name__)
+
+#: One thread each, so that there are no threads that a fork would lose. A lane sets its own numbers.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    # Makes torch.cuda.is_available() ask NVML, not CUDA, which must not be initialised before a fork.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+_PROGRAM = "fluid.backends.lanes.forkserver_main"
+#: Holds the server's state; not an argument, which would clutter every list of processes.
+STATE_VARIABLE = "FLUID_FORK_SERVER"
+_LARGEST_ANSWER = 1 << 20
+#: Bytes a lane may be ahead of the driver. Little, so that answers are not stuck behind thousands of reports.
+_LANE_BUFFER = 1 << 14
+#: Seconds the server has to kill everything below it, before it is killed itself.
+_END_S = 5.0
+
+
+class Exited(NamedTuple):
+    """A lane has ended, or could not be forked; ``reason`` is to be read after "lane 3"."""
+
+    lane_id: int
+    reason: str
+
+
+class ForkServer:
+    """Forks lanes from a process that has loaded what they need. Started at once, and again should it die.
+
+    Args:
+        run_folder: folder of the run; logs of the server and of the lanes go to ``logs`` there.
+        memory_folder: folder of the checkpoints in host memory; empty if there is none.
+        temporary: whether nobody needs these folders once the driver is gone.
+        preload: modules to load first.
+    """
+
+    def __init__(
+        self, run_folder: str, *, memory_folder: str = "", temporary: bool = False, preload: Sequence[str] = ()
+    ) -> None:
+        self._run_folder = run_folder
+        self._memory_folder = memory_folder
+        self._temporary = temporary
+        self._modules: list[str] = list(dict.fromkeys(preload))
+        #: register() of a trial may preload from another thread than the one that polls.
+        self._lock = threading.RLock()
+        self._requests: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._lanes: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._closed = False
+        self._log_folder = os.path.join(run_folder, "logs")
+        os.makedirs(self._log_folder, exist_ok=True)
+        self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process; ``None`` while it has none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether requests wait for the server to read."""
+        return bool(self._requests) and self._control is not None
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when there is news; -1 while the server does not run."""
+        return -1 if self._control is None else self._control.fileno()
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Has modules loaded before the next lane is forked. Those that cannot be are left out."""
+        with self._lock:
+            new = [name for name in dict.fromkeys(modules) if name not in self._modules]
+            if new:
+                self._modules += new
+                self._request("preload", new)
+
+    def fork(self, options: LaneOptions) -> socket.socket:
+        """Forks a lane; returns the driver's end of its connection. The lane need not be there yet.
+
+        Raises:
+            FluidError: the server was closed, or cannot be started.
+        """
+        with self._lock:
+            if self._control is None:
+                self._start()
+            ours, theirs = socket.socketpair()
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LANE_BUFFER)
+            self._lanes.add(options.lane_id)
+            self._request("fork", tuple(options), theirs)
+            return ours
+
+    def kill(self, lane_id: int) -> None:
+        """Kills a lane, if it is there."""
+        with self._lock:
+            self._request("kill", lane_id)
+
+    def news(self) -> list[Exited]:
+        """Returns the lanes that have ended since it was last asked."""
+        ended: list[Exited] = []
+        with self._lock:
+            self._flush()
+            while self._control is not None:
+                try:
+                    answer = self._control.recv(_LARGEST_ANSWER)
+                except (BlockingIOError, InterruptedError):
+                    break
+                except OSError:
+                    answer = b""
+                if not answer:
+                    return ended + self._bury()
+                ended += self._read(pickle.loads(answer))
+        return ended
+
+    def close(self) -> None:
+        """Ends the server and every process below it; none is left when it returns."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+            if process is not None:
+                # Before the connection ends, which alone would mean that the driver has died.
+                process.terminate()
+            self._disconnect()
+        if process is not None:
+            try:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_S)
+            finally:  # Also when interrupted.
+                process.kill()  # If it still runs. Its lanes die with it.
+                process.wait()
+
+    def abandon(self) -> None:
+        """Called in a process forked from the driver: lets go of the server, which is not its own."""
+        self._closed = True
+        self._disconnect()
+        if self._process is not None:
+            self._process.returncode = 0  # Not its child: it must not wait for it.
+            self._process = None
+
+    def _start(self) -> None:
+        if self._closed:
+            raise FluidError("the fork server was closed")
+        if not sys.executable:
+            raise FluidError("sys.executable is empty: there is no Python to start lanes with")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, open(os.path.join(self._log_folder, "forkserver.log"), "ab") as log:
+            state = {
+                "control": theirs.fileno(),
+                "driver": os.getpid(),
+                "python_path": os.environ.get("PYTHONPATH"),
+                "sys_path": sys.path,
+                "run_folder": self._run_folder,
+                "memory_folder": self._memory_folder,
+                "temporary": self._temporary,
+            }
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _PROGRAM],
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path(), STATE_VARIABLE: json.dumps(state)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # No Ctrl-C reaches it: the driver decides what that means.
+            )
+        ours.setblocking(False)
+        self._control = ours
+        if self._modules:
+            self._request("preload", self._modules)
+
+    def _request(self, name: str, argument: Any, connection: socket.socket | None = None) -> None:
+        if self._control is not None:
+            self._requests.append((pickle.dumps((name, argument)), connection))
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._requests and self._control is not None:
+            data, connection = self._requests[0]
+            try:
+                descriptors = [] if connection is None else [connection.fileno()]
+                socket.send_fds(self._control, [data], descriptors)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                return  # It is gone; news() will find out.
+            self._requests.popleft()
+            if connection is not None:
+                connection.close()
+
+    def _read(self, answer: tuple[Any, ...]) -> list[Exited]:
+        if answer[0] == "exited":
+            _, lane_id, reason = answer
+            self._lanes.discard(lane_id)
+            return [Exited(lane_id, reason)]
+        if answer[0] == "preloaded":
+            _, name, seconds, error = answer
+            if error:
+                _log.info("lanes start without %s: %s", name, error)
+            else:
+                _log.debug("%s was loaded for all lanes in %.3f s", name, seconds)
+        return []
+
+    def _bury(self) -> list[Exited]:
+        """Takes note that the server has died: its lanes have died with it."""
+        self._disconnect()
+        process, self._process = self._process, None
+        reason = "lost the fork server it came from"
+        if process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            process.kill()
+            process.wait()
+            reason += f", which ended with status {process.returncode}; see {self._log_folder}/forkserver.log"
+        ended = [Exited(lane_id, reason) for lane_id in sorted(self._lanes)]
+        self._lanes.clear()
+        return ended
+
+    def _disconnect(self) -> None:
+        for _, connection in self._requests:
+            if connection is not None:
+                connection.close()
+        self._requests.clear()
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+def _python_path() -> str:
+    """Makes sure that the server finds the very same Fluid."""
+    root = str(Path(fluid._version.__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

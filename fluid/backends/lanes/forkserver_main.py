@@ -1,0 +1,420 @@
+"""The fork server: a process that has loaded what trials import, and forks a lane whenever it is asked.
+
+Run by :mod:`fluid.backends.lanes.forkserver` with its state, as JSON, in the environment. It never touches CUDA: a
+process forked from one that did cannot use it. Should a module that it loads do so, or start a thread (which
+the lanes would not have), then the server replaces itself, by ``exec``, with one that leaves that module out.
+
+It is the parent of all lanes, so it can tell how they end, and of whatever processes they leave behind, which
+it kills. It ends, and everything below it, as soon as the driver is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import pickle
+import select
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from fluid._clock import MonotonicClock
+from fluid.backends.lanes import host_memory
+from fluid.lane import serve as lane
+from fluid.lane.checkpoint_store import settle
+from fluid.lane.messages import LaneOptions
+
+#: As in fluid.backends.lanes.forkserver, which a lane has no use for.
+STATE_VARIABLE = "FLUID_FORK_SERVER"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+#: Seconds that processes left behind by a lane have to end by themselves.
+_ORPHAN_GRACE_S = 0.5
+#: Seconds between two looks for the driver while a module is loaded.
+_DRIVER_CHECK_S = 1.0
+#: Seconds to wait for killed processes to vanish.
+_KILL_WAIT_S = 2.0
+_LARGEST_REQUEST = 1 << 20
+
+
+class State:
+    """What survives an ``exec``.
+
+    Attributes:
+        control: descriptor of the socket to the driver.
+        driver: the driver's process.
+        python_path: the driver's ``PYTHONPATH``; the server's own may differ.
+        sys_path: the driver's ``sys.path``.
+        loaded: modules to load.
+        refused: modules not to load, with the reason.
+        run_folder: folder of the run.
+        memory_folder: folder of the checkpoints in host memory; empty if there is none.
+        temporary: whether nobody needs either after the driver's death.
+        lanes: the lanes there are, by process.
+        waiting: lanes to fork: their options, pickled, and the descriptor of their end of the connection.
+    """
+
+    def __init__(self, text: str) -> None:
+        fields: dict[str, Any] = json.loads(text)
+        self.control = int(fields["control"])
+        self.driver = int(fields["driver"])
+        self.python_path: str | None = fields["python_path"]
+        self.sys_path: list[str] = fields["sys_path"]
+        self.run_folder = str(fields["run_folder"])
+        self.memory_folder = str(fields["memory_folder"])
+        self.temporary = bool(fields["temporary"])
+        self.loaded: list[str] = fields.get("loaded", [])
+        self.refused: dict[str, str] = fields.get("refused", {})
+        self.lanes = {int(process): int(lane_id) for process, lane_id in fields.get("lanes", {}).items()}
+        self.waiting: list[tuple[str, int]] = [(options, fd) for options, fd in fields.get("waiting", [])]
+
+    def dump(self) -> str:
+        return json.dumps(vars(self))
+
+
+class ForkServer:
+    """The server's main loop, :meth:`run`, and its :meth:`end`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._pid = os.getpid()
+        self._clock = MonotonicClock()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._control = socket.socket(fileno=state.control)
+        self._control.setblocking(True)
+        self._asked = select.poll()
+        self._asked.register(self._control, select.POLLIN)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._wake_reader, self._wake_writer = os.pipe()
+        for descriptor in (self._wake_reader, self._wake_writer):
+            os.set_blocking(descriptor, False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._driver_fd = self._watch_driver()
+        # Held by the lanes too, so that nobody sweeps the folder up while one of them is still ending.
+        self._memory_lock = self._enter_memory()
+        #: When to kill processes that lanes have left behind.
+        self._orphans_at: float | None = None
+
+    def run(self) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self.end(closing=True))
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._libc.prctl(_PR_SET_NAME, b"fluid-forks", 0, 0, 0)
+        if os.getppid() != self._state.driver:
+            self.end()  # It died before it could be watched.
+        self._load(list(self._state.loaded))
+        self._serve()
+        while True:
+            self._reap()
+            for key, _ in self._selector.select(self._until_orphans()):
+                if key.fileobj is self._control:
+                    self._serve()
+                elif key.fd == self._wake_reader:
+                    with suppress(BlockingIOError):
+                        os.read(self._wake_reader, 4096)
+                else:
+                    self.end()  # The driver has died.
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Does what was asked. What is to be loaded is, before lanes are forked, which would load it once each."""
+        modules = self._read_requests()
+        while modules:
+            self._load(modules)
+            modules = self._read_requests()
+        self._fork_waiting()
+
+    def _read_requests(self) -> list[str]:
+        """Reads all there is; returns the modules to load."""
+        modules: list[str] = []
+        while self._asked.poll(0):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
+            except ConnectionResetError:
+                data = b""  # The driver died with news unread.
+            if not data:
+                self.end()
+            name, argument = pickle.loads(data)
+            if name == "fork":
+                self._state.waiting.append((pickle.dumps(argument).hex(), descriptors[0]))
+            elif name == "preload":
+                modules += argument
+                self._state.loaded += argument
+            elif name == "kill":
+                self._fork_waiting()
+                for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
+                    os.kill(process, signal.SIGKILL)
+        return modules
+
+    def _tell(self, *news: Any) -> None:
+        try:
+            self._control.send(pickle.dumps(news))
+        except OSError:
+            self.end()
+
+    def _load(self, modules: list[str]) -> None:
+        for name in modules:
+            if name in sys.modules or name in self._state.refused:
+                continue
+            threads = threading.active_count()
+            error = ""
+            with self._watching_driver(), _without_collector():
+                begun = self._clock.now()
+                try:
+                    importlib.import_module(name)
+                except BaseException as raised:  # Also what a script without a main guard may do.
+                    error = f"{type(raised).__name__}: {raised}"
+                seconds = self._clock.now() - begun
+            if _has_touched_cuda():
+                self._start_over_without(name, "it uses CUDA when it is imported")
+            if threading.active_count() > threads:
+                self._start_over_without(name, "it starts a thread when it is imported")
+            self._tell("preloaded", name, seconds, error)
+        # Keeps the collector of each lane from writing to, and so copying, every page it shares with the others.
+        gc.freeze()
+
+    def _start_over_without(self, name: str, reason: str) -> NoReturn:
+        self._state.refused[name] = reason
+        self._state.loaded.remove(name)
+        self._tell("preloaded", name, 0.0, f"not loaded ahead: {reason}")
+        for descriptor in (self._state.control, *(connection for _, connection in self._state.waiting)):
+            os.set_inheritable(descriptor, True)
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in self._state.sys_path if path)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.environ[STATE_VARIABLE] = self._state.dump()
+        os.execv(sys.executable, [sys.executable, "-m", "fluid.backends.lanes.forkserver_main"])
+
+    # -- lanes -----------------------------------------------------------------------------------------------
+
+    def _fork_waiting(self) -> None:
+        while self._state.waiting:
+            options, connection = self._state.waiting.pop(0)
+            self._fork(LaneOptions(*pickle.loads(bytes.fromhex(options))), connection)
+
+    def _fork(self, options: LaneOptions, connection: int) -> None:
+        try:
+            process = os.fork()
+        except OSError as error:
+            os.close(connection)
+            self._tell("exited", options.lane_id, f"could not be forked: {error}")
+            return
+        if process == 0:
+            try:
+                self._be_lane(options, connection)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            os._exit(1)
+        os.close(connection)
+        self._state.lanes[process] = options.lane_id
+        with suppress(OSError):  # The child does the same; whoever comes first.
+            os.setpgid(process, process)
+
+    def _be_lane(self, options: LaneOptions, connection: int) -> NoReturn:
+        # A group of its own, so that what the lane starts can be killed with it, and no Ctrl-C reaches it.
+        with suppress(OSError):
+            os.setpgid(0, 0)
+        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        self._libc.prctl(_PR_SET_NAME, f"fluid-lane-{options.lane_id}".encode()[:15], 0, 0, 0)
+        if os.getppid() != self._pid:
+            os._exit(1)  # The server died before its death could be told.
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        self._control.close()
+        others = [descriptor for _, descriptor in self._state.waiting]
+        for descriptor in (self._wake_reader, self._wake_writer, self._driver_fd, *others):
+            if descriptor >= 0:
+                os.close(descriptor)
+        log = os.open(os.path.join(options.run_folder, "logs", f"lane-{options.lane_id}.log"), _APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        lane.run_as_process(Connection(connection), options)
+
+    def _reap(self) -> None:
+        """Tells the driver of every lane that has ended, and buries it."""
+        while (found := self._next_dead()) is not None:
+            if found in self._state.lanes:
+                # While it is not buried, its number and its group's stand for nobody else.
+                with suppress(OSError):
+                    os.killpg(found, signal.SIGTERM)
+                self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S
+            _, status = os.waitpid(found, 0)
+            lane_id = self._state.lanes.pop(found, None)
+            if lane_id is not None:
+                self._tell("exited", lane_id, _describe(os.waitstatus_to_exitcode(status)))
+        if self._orphans_at is not None and self._clock.now() >= self._orphans_at:
+            orphans = [process for process in _children() if process not in self._state.lanes]
+            for process in orphans:
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+            # Those may have children of their own, which come here when they die.
+            self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S if orphans else None
+
+    def _next_dead(self) -> int | None:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        return None if found is None else found.si_pid
+
+    def _until_orphans(self) -> float | None:
+        return None if self._orphans_at is None else max(0.0, self._orphans_at - self._clock.now())
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _watch_driver(self) -> int:
+        """Watches for the driver's death; the socket tells too, unless some other process holds a copy of it."""
+        if not hasattr(os, "pidfd_open"):
+            return -1
+        try:
+            descriptor = os.pidfd_open(self._state.driver)
+        except OSError:
+            return -1
+        self._selector.register(descriptor, selectors.EVENT_READ)
+        return descriptor
+
+    def _enter_memory(self) -> int:
+        state = self._state
+        if not state.memory_folder:
+            return -1
+        try:
+            return host_memory.enter(state.memory_folder, state.run_folder, temporary=state.temporary)
+        except OSError:
+            return -1
+
+    @contextmanager
+    def _watching_driver(self) -> Iterator[None]:
+        """Looks for the driver from time to time, while the loop cannot: loading a module may take long."""
+
+        def check(*_: object) -> None:
+            if os.getppid() != self._state.driver:
+                self.end()
+
+        signal.signal(signal.SIGALRM, check)
+        signal.setitimer(signal.ITIMER_REAL, _DRIVER_CHECK_S, _DRIVER_CHECK_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def end(self, *, closing: bool = False) -> NoReturn:
+        """Kills everything below this process, and ends.
+
+        Args:
+            closing: the driver said so, and sees to the run's folders itself.
+        """
+        if os.getpid() != self._pid:
+            os._exit(1)  # A lane that is told to end before it has become one.
+        for process in self._state.lanes:
+            with suppress(OSError):
+                os.killpg(process, signal.SIGKILL)
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        deadline = self._clock.now() + _KILL_WAIT_S
+        while self._clock.now() < deadline:
+            for process in _children():
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                break
+        # Of a driver that dies the connection ends first, and only then does this process get another parent.
+        if not closing or os.getppid() != self._state.driver:
+            settle(self._state.memory_folder, self._state.run_folder, temporary=self._state.temporary)
+        os._exit(0)
+
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(process) for process in file.read().split()]
+    except OSError:
+        return []
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Modules make many objects that stay: looking through them for cycles takes a quarter of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _has_touched_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    # The driver opens this when it is initialised by whatever library; asking NVML what there is does not.
+    for descriptor in _names("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia-uvm"):
+                return True
+    return False
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def main() -> NoReturn:
+    """Runs the server."""
+    state = State(os.environ.pop(STATE_VARIABLE))
+    sys.argv[:] = [""]
+    sys.path[:] = state.sys_path
+    os.environ.pop("PYTHONPATH", None)
+    if state.python_path is not None:
+        os.environ["PYTHONPATH"] = state.python_path
+    # What is written here must not be in a buffer that each lane would write again.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+    server = ForkServer(state)
+    try:
+        server.run()
+    except BaseException:
+        traceback.print_exc()
+        server.end()
+
+
+if __name__ == "__main__":
+    main()

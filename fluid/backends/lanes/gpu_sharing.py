@@ -1,0 +1,83 @@
+"""How the lanes of this machine share a GPU: in turns, or side by side under NVIDIA MPS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fluid.backends.lanes.mps_watchdog import MpsGuard
+from fluid.errors import InvalidFieldError
+from fluid.gpu.nvml import describe_gpus
+from fluid.mps import MpsDaemon, start_or_explain, start_or_why_not
+
+#: Ways to share, as they may be asked for.
+WAYS = ("auto", "mps", "timeslice")
+
+
+class Sharing(NamedTuple):
+    """How lanes share a GPU.
+
+    Attributes:
+        way: ``"mps"`` or ``"timeslice"``.
+        why: why it is not MPS, though that was asked for where it can be had; empty otherwise.
+    """
+
+    way: str
+    why: str = ""
+
+
+class LaneSharing:
+    """What lanes are told so that they share their devices as was asked for; starts MPS if need be.
+
+    Args:
+        wanted: one of :data:`WAYS`.
+        tokens: UUIDs of the GPUs in use, by device index; there is none for a CPU core.
+        program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
+
+    Attributes:
+        guard: of the daemon, to be closed; ``None`` where there is none.
+
+    Raises:
+        InvalidFieldError: MPS was asked for and cannot be had.
+    """
+
+    def __init__(self, wanted: str, tokens: Mapping[int, str], *, program: str | None = None) -> None:
+        self._tokens = tokens
+        self.guard: MpsGuard | None = None
+        self._why = ""
+        if wanted == "timeslice" or (wanted == "auto" and not tokens):
+            return
+        daemon, self._why = _start(wanted, list(tokens.values()), program)
+        if daemon is not None:
+            self.guard = MpsGuard(daemon)
+        elif wanted == "mps":
+            raise InvalidFieldError("sharing", wanted, f"MPS cannot be used: {self._why}")
+
+    @property
+    def sharing(self) -> Sharing:
+        """How lanes that are started now share a GPU."""
+        if self.guard is None:
+            return Sharing("timeslice", self._why)
+        return Sharing("timeslice", self.guard.given_up) if self.guard.given_up else Sharing("mps")
+
+    def lane_environment(self, index: int) -> tuple[tuple[str, str], ...]:
+        """What is added to the environment of a lane on a device, for it to be a client of MPS; nothing without."""
+        if self.guard is None or index not in self._tokens:
+            return ()
+        return self.guard.lane_environment(self._tokens[index])
+
+    def close(self) -> None:
+        """Ends what was started, where nobody else has taken that over."""
+        if self.guard is not None:
+            self.guard.close()
+
+
+def _start(wanted: str, tokens: list[str], program: str | None) -> tuple[MpsDaemon | None, str]:
+    if program is not None:
+        return MpsDaemon(tokens, program=program), ""
+    if not tokens:
+        return None, "the devices are CPU cores, and it is for GPUs"
+    gpus = [gpu for gpu in describe_gpus() if gpu.token in tokens]
+    if len(gpus) < len(tokens):
+        return None, "not all GPUs answer"
+    return start_or_explain(gpus) if wanted == "auto" else start_or_why_not(gpus)

@@ -1,0 +1,148 @@
+"""Watches the MPS daemon that a node's lanes are clients of, and starts it again after a fault.
+
+The daemon answers through a program that takes a moment to run and may hang, so all of that is done in a thread of its
+own. The pool of lanes only looks at what was found: it ends the lanes, and has the daemon started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from fluid.gpu.mps_control import MpsError
+from fluid.mps import MpsDaemon
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at a daemon of which nobody complains.
+_CHECK_S = 5.0
+#: Times the daemon is started again; lanes share GPUs by time slices from then on, where no fault is contagious.
+_MOST_RESTARTS = 5
+
+
+class MpsGuard:
+    """The guard of one daemon, which it owns from now on. One thread calls it.
+
+    Args:
+        daemon: runs.
+    """
+
+    def __init__(self, daemon: MpsDaemon) -> None:
+        self._daemon = daemon
+        self._condition = threading.Condition()
+        self._problem = ""
+        #: Looks that were asked for and not taken yet.
+        self._wanted = 0
+        self._restarting = False
+        self._closed = False
+        self._given_up = ""
+        self._wake: Callable[[], None] = lambda: None
+        self._thread: threading.Thread | None = None
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Begins to watch.
+
+        Args:
+            wake: called in another thread whenever there is something to look at.
+        """
+        self._wake = wake
+        self._thread = threading.Thread(target=self._run, name="fluid-mps-guard", daemon=True)
+        self._thread.start()
+
+    @property
+    def problem(self) -> str:
+        """Why no lane can be relied on any more, until :meth:`restart` is called; empty if all is well."""
+        return self._problem
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether a look was asked for and its outcome is not known yet."""
+        return self._wanted > 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether lanes may be started: as clients, or, where it was given up, without it."""
+        return not self._problem and not self._restarting
+
+    @property
+    def given_up(self) -> str:
+        """Why lanes are no clients any more; empty as long as they are."""
+        return self._given_up
+
+    def look(self) -> None:
+        """Has it looked after now, as a lane has died."""
+        with self._condition:
+            if self._given_up or self._closed:
+                return
+            self._wanted += 1
+            self._condition.notify()
+
+    def restart(self) -> None:
+        """Has the daemon started again; all lanes were ended, or are about to."""
+        with self._condition:
+            self._problem = ""
+            self._restarting = True
+            self._condition.notify()
+
+    def lane_environment(self, device: str) -> tuple[tuple[str, str], ...]:
+        """What makes a lane on a GPU, named by its UUID, a client; nothing where lanes are none."""
+        if self._given_up or device not in self._daemon.devices:
+            return ()
+        return tuple(self._daemon.lane_environment(device).items())
+
+    def close(self) -> None:
+        """Ends the daemon; nothing of it is left when this returns."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._daemon.close()
+
+    # -- in its own thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                if not (self._wanted or self._restarting or self._closed):
+                    self._condition.wait(_CHECK_S)
+                if self._closed:
+                    return
+                looks, restarting = self._wanted, self._restarting
+            if restarting:
+                self._start_again()
+                looks = 0
+            elif not self._problem:
+                self._check()
+            with self._condition:
+                self._wanted = max(0, self._wanted - looks)
+                news = bool(self._problem) or restarting or looks > 0
+                if self._given_up:
+                    self._wanted = 0
+            if news:
+                self._wake()
+            if self._given_up:
+                return
+
+    def _check(self) -> None:
+        problem = self._daemon.problem()
+        if problem and not self._closed:
+            _log.warning("MPS has to be started again, and all lanes with it: %s", problem)
+            self._problem = problem
+
+    def _start_again(self) -> None:
+        why = ""
+        try:
+            if self._daemon.restarts >= _MOST_RESTARTS:
+                why = f"it failed {_MOST_RESTARTS + 1} times"
+                self._daemon.close()
+            else:
+                self._daemon.restart()
+        except MpsError as error:
+            why = str(error)
+        with self._condition:
+            self._given_up = why
+            self._restarting = False
+        if why:
+            _log.warning("trials share GPUs by time slices from now on, without MPS: %s", why)

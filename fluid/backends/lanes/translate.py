@@ -1,0 +1,118 @@
+"""Commands of the engine to messages for lanes, and messages from lanes to events for the engine."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from fluid.engine.commands import Call, Pause, RunIteration, Save, StartTrial, StopTrial
+from fluid.engine.events import (
+    Checkpoint,
+    Event,
+    Failure,
+    IterationDone,
+    LaneReady,
+    TrialCalled,
+    TrialFailed,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialStarted,
+)
+from fluid.lane import messages as m
+from fluid.resources import MemoryNeed
+
+_log = logging.getLogger(__name__)
+
+
+def message_of(
+    command: StartTrial | RunIteration | Pause | Save | StopTrial | Call, key: int = -1, config: bytes = b""
+) -> m.Start | m.Run | m.Pause | m.Save | m.Stop | m.Call:
+    """Returns the message that has a lane carry out a command.
+
+    Args:
+        command: what the engine wants.
+        key: of the trial's trainable, to start it.
+        config: the trial's pickled config, to start it.
+    """
+    if isinstance(command, StartTrial):
+        checkpoint = command.checkpoint
+        path, iteration = (None, 0) if checkpoint is None else (checkpoint.path, checkpoint.iteration)
+        return m.Start(command.trial_id, key, config, command.iterations, path, iteration)
+    if isinstance(command, RunIteration):
+        return m.Run(command.trial_id, command.iterations)
+    if isinstance(command, Pause):
+        return m.Pause(command.trial_id, rests=not command.then)
+    if isinstance(command, Save):
+        return m.Save(command.trial_id, command.drop)
+    if isinstance(command, Call):
+        return m.Call(command.trial_id, command.call_id, command.method, command.payload)
+    return m.Stop(command.trial_id)
+
+
+def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
+    """Returns the event that a lane's message tells of.
+
+    Args:
+        message: one of those from a lane to the driver.
+        lane_id: who sent it.
+        host: name of its machine.
+        at: when, on the driver's clock, seconds.
+    """
+    return _EVENTS[type(message)](message, lane_id, host, at)
+
+
+def metrics_of(metrics: Any) -> Any:
+    """Returns metrics as they were before a lane packed them, if it did."""
+    if not isinstance(metrics, m.Packed):
+        return metrics
+    try:
+        return pickle.loads(metrics.payload)
+    except Exception as error:  # Whatever a __reduce__ may raise, or a module that only the lane has.
+        _log.warning("some metrics cannot be read by the driver and are left out: %s", error)
+        return metrics.plain
+
+
+def _iterated(message: m.Iterated, lane_id: int, host: str, at: float) -> IterationDone:
+    metrics = metrics_of(message.metrics)
+    memory = None if message.memory is None else MemoryNeed(*message.memory)
+    return IterationDone(
+        at,
+        message.trial_id,
+        lane_id,
+        message.iteration,
+        message.seconds,
+        metrics,
+        memory,
+        message.finished,
+        message.busy,
+    )
+
+
+def _saved(message: m.Saved, lane_id: int, host: str, at: float) -> TrialSaved:
+    checkpoint = Checkpoint(message.iteration, message.path, host, message.in_memory)
+    return TrialSaved(at, message.trial_id, lane_id, checkpoint, message.dropped, message.seconds)
+
+
+def _failed(message: m.Failed, lane_id: int, host: str, at: float) -> TrialFailed:
+    failure = Failure(message.kind, message.message, message.traceback, message.exception)
+    return TrialFailed(at, message.trial_id, lane_id, failure)
+
+
+def _called(message: m.Called, lane_id: int, host: str, at: float) -> TrialCalled:
+    failure = None if message.raised is None else Failure(*message.raised)
+    return TrialCalled(at, message.trial_id, lane_id, message.call_id, message.result, failure)
+
+
+_EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
+    m.Ready: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes),
+    m.Started: lambda x, lane_id, host, at: TrialStarted(at, x.trial_id, lane_id, x.iteration, x.seconds),
+    m.Iterated: _iterated,
+    m.Paused: lambda x, lane_id, host, at: TrialPaused(at, x.trial_id, lane_id, x.iteration),
+    m.Saved: _saved,
+    m.Released: lambda x, lane_id, host, at: TrialReleased(at, x.trial_id, lane_id),
+    m.Failed: _failed,
+    m.Called: _called,
+}

@@ -1,0 +1,288 @@
+"""How a session stands, drawn: groups with their progress, devices with who runs on them, what was measured.
+
+Everything fits the width and height it is given, from one trial to a thousand: what does not fit is summed up. It reads
+without colour and without Unicode too. Nothing here knows of a terminal; :mod:`fluid.display.live` redraws it on one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.style import Style
+from rich.text import Text
+
+from fluid.display.device_strips import ASCII, UNICODE, DeviceStrips, Glyphs, TrialNumbers
+from fluid.display.format import clock_time, count, number, percent, printable, shortened
+from fluid.session.status import GroupStatus, Status
+
+#: The order in which numbers of trials are told, and the states in which a trial waits for nothing.
+_STATES = ("RUNNING", "STARTING", "RESIZING", "PAUSED", "QUEUED", "DONE", "STOPPED", "FAILED")
+_ENDED = frozenset({"DONE", "STOPPED", "FAILED"})
+#: Most lines for groups, and for what was measured.
+_MOST_GROUPS, _MOST_KEYS = 8, 2
+_LONGEST_NAME = 24
+_LEAST_BAR, _WIDEST_BAR = 8, 40
+#: Characters between columns.
+_GAP = 2
+#: From this height on there are blank lines between the parts.
+_ROOM_FOR_GAPS = 14
+_DIM, _BOLD, _BAD, _GOOD = Style(dim=True), Style(bold=True), Style(color="red", bold=True), Style(color="green")
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A status, ready to be printed on a rich console.
+
+    Attributes:
+        status: what to draw.
+        width, height: characters and lines it may take.
+        numbers: the number of every trial on a device.
+    """
+
+    status: Status
+    width: int
+    height: int
+    numbers: Mapping[str, int] = field(repr=False)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the lines."""
+        coloured = console.color_system is not None and not console.no_color
+        for line in _Drawing(self, ASCII if options.ascii_only else UNICODE, coloured).lines():
+            if options.ascii_only:
+                line.plain = line.plain.encode("ascii", "replace").decode()
+            line.no_wrap, line.overflow = True, "crop"
+            line.truncate(self.width)
+            yield line
+
+
+def render(status: Status, width: int, height: int = 24, numbers: Mapping[str, int] | None = None) -> Dashboard:
+    """A dashboard of ``status`` that takes at most ``width`` characters and ``height`` lines.
+
+    Args:
+        status: what to draw.
+        width, height: of the terminal.
+        numbers: the number of every trial on a device, which chooses its colour; by first appearance where ``None``.
+    """
+    return Dashboard(
+        status, max(width, 1), max(height, 1), TrialNumbers().update(status) if numbers is None else numbers
+    )
+
+
+def summary_lines(status: Status, seconds: Mapping[int, float], *, most: int = 20) -> list[Text]:
+    """What stays on the terminal when the session ends: a line per group.
+
+    Args:
+        status: the last one.
+        seconds: for how long each group was there, by position in ``status.groups``.
+        most: lines at most; the earlier groups are summed up in one.
+    """
+    groups = status.groups
+    skipped = max(0, len(groups) - most + 1) if len(groups) > most else 0
+    name_width = min(_LONGEST_NAME, max((len(_named(group.name)) for group in groups[skipped:]), default=0))
+    lines = []
+    if skipped:
+        lines.append(_sum_of(groups[:skipped], "earlier group"))
+    for position, group in enumerate(groups[skipped:], skipped):
+        line = Text().append(f"{_named(group.name):<{name_width}}", style=_BOLD)
+        line.append(f"  {count(_trials(group), 'trial')}: ")
+        line.append_text(_states_text(group.trials))
+        line.append(f"; {_iterations(group)}; {clock_time(seconds.get(position, status.at))}")
+        lines.append(line)
+    return lines
+
+
+class _Drawing:
+    """One dashboard with one set of characters."""
+
+    def __init__(self, dashboard: Dashboard, glyphs: Glyphs, coloured: bool) -> None:
+        self._status = dashboard.status
+        self._width = dashboard.width
+        self._height = dashboard.height
+        self._numbers = dashboard.numbers
+        self._glyphs = glyphs
+        self._coloured = coloured
+
+    def lines(self) -> list[Text]:
+        """All lines; at most as many as the height allows."""
+        keys = self._key_lines()
+        gap = [Text()] if self._height >= _ROOM_FOR_GAPS else []
+        groups = self._group_lines(max(1, min(_MOST_GROUPS, self._height // 4)))
+        used = 1 + len(groups) + len(keys) + (2 + bool(keys)) * len(gap)
+        devices = self._devices(max(1, self._height - used))
+        lines = [self._header(), *gap, *groups, *gap, *devices, *(gap if keys else []), *keys]
+        return lines[: self._height]
+
+    def _header(self) -> Text:
+        devices = self._status.devices
+        busy = sum(1 for device in devices if device.residents)
+        line = Text().append("Fluid", style=_BOLD)
+        line.append(f"  {clock_time(self._status.at)}")
+        if devices:
+            line.append(f"  {busy} of {count(len(devices), 'device')} busy")
+        totals: Counter[str] = Counter()
+        for group in self._status.groups:
+            totals.update(group.trials)
+        states = _states_text(totals)
+        return line.append("  ").append_text(states) if states else line
+
+    def _devices(self, most: int) -> list[Text]:
+        devices = self._status.devices
+        if not devices:
+            return []
+        return DeviceStrips(devices, self._width, self._numbers, self._glyphs, self._coloured).lines(most)
+
+    # -- groups -------------------------------------------------------------------------------------------
+
+    def _group_lines(self, most: int) -> list[Text]:
+        groups = self._status.groups
+        active = [group for group in groups if not has_ended(group)]
+        ended = [group for group in groups if has_ended(group)]
+        if not active:  # The last one to end is more telling than a sum.
+            active, ended = ended[-1:], ended[:-1]
+        sums = [_sum_of(ended, "ended group", style=_DIM)] if ended and most > 2 else []
+        room = most - len(sums)
+        if len(active) > room:
+            room -= room > 2
+            if room < most - len(sums):
+                sums.append(_sum_of(active[:-room], "more group", style=_DIM))
+            active = active[-room:]
+        return [*sums, *self._bars(active)]
+
+    def _bars(self, groups: Sequence[GroupStatus]) -> list[Text]:
+        """A line per group, in columns; on narrow terminals the less telling columns are left out.
+
+        Of the only group of a session the header has told the states: told here, their number and with it the other
+        columns would change all the time.
+        """
+        columns: dict[str, list[Text]] = {
+            "name": [Text(_named(group.name, self._glyphs.ellipsis)) for group in groups],
+            "bar": [Text(" " * _LEAST_BAR) for _ in groups],
+            "share": [Text(percent(_share(group)), justify="right") for group in groups],
+            "progress": [Text(_progress(group), justify="right") for group in groups],
+            "states": [_states_text(group.trials) for group in groups],
+            "eta": [Text(_eta(group), style=_BOLD) for group in groups],
+        }
+        if len(self._status.groups) == 1:
+            del columns["states"]
+        for dropped in ("progress", "states", "bar", "eta"):
+            spare = self._width - sum(_width_of(cells) for cells in columns.values()) - _GAP * (len(columns) - 1)
+            if spare >= 0:
+                break
+            columns.pop(dropped, None)
+        if "bar" in columns:
+            columns["bar"] = [self._bar(group, min(_WIDEST_BAR, _LEAST_BAR + max(0, spare))) for group in groups]
+        widths = {name: _width_of(cells) for name, cells in columns.items()}
+        lines = []
+        for position in range(len(groups)):
+            line = Text()
+            for name, cells in columns.items():
+                cell = cells[position].copy()
+                pad = widths[name] - cell.cell_len
+                cell = Text(" " * pad) + cell if cell.justify == "right" else cell + Text(" " * pad)
+                line.append_text(cell).append(" " * _GAP)
+            line.rstrip()
+            lines.append(line)
+        return lines
+
+    def _bar(self, group: GroupStatus, width: int) -> Text:
+        done = min(width, int(_share(group) * width + 1e-9))
+        bar = Text().append(self._glyphs.done * done, style=_GOOD)
+        return bar.append(self._glyphs.left * (width - done), style=_DIM)
+
+    # -- what was measured --------------------------------------------------------------------------------
+
+    def _key_lines(self) -> list[Text]:
+        """Per profile key, how many trials on a device were tried, and what each further one costs."""
+        alpha = self._status.alpha
+        known = {key: c for key, c in self._status.packing.items() if c > 1}
+        said = [
+            f"{_named(key, self._glyphs.ellipsis)}: up to {c} a device, alpha {number(alpha.get(key, 1.0))}"
+            for key, c in known.items()
+        ]
+        if not said or self._height < _ROOM_FOR_GAPS:
+            return []
+        return list(_filled("measured  ", said, self._width, _MOST_KEYS))
+
+
+def _filled(lead: str, parts: Sequence[str], width: int, most: int) -> Iterator[Text]:
+    """Parts one after the other on at most ``most`` lines; the last says how many are left out."""
+    lines = [lead]
+    for position, part in enumerate(parts):
+        joined = f"{lines[-1]}{part}   "
+        more = f"+{len(parts) - position} more"
+        if len(lines[-1]) > len(lead) and len(joined.rstrip()) > width - (len(more) if len(lines) == most else 0):
+            if len(lines) == most:
+                lines[-1] += more
+                break
+            joined = f"{'':<{len(lead)}}{part}   "
+            lines.append(joined)
+        lines[-1] = joined
+    return (Text(line.rstrip(), style=_DIM) for line in lines)
+
+
+def _sum_of(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -> Text:
+    """Several groups in one line."""
+    totals: Counter[str] = Counter()
+    for group in groups:
+        totals.update(group.trials)
+    line = Text(f"{count(len(groups), what)}, {count(sum(totals.values()), 'trial')}: ", style=style)
+    return line.append_text(_states_text(totals))
+
+
+def _states_text(trials: Mapping[str, int]) -> Text:
+    """Numbers of trials by state: ``6 running, 12 queued, 1 failed``."""
+    text = Text()
+    states = [*_STATES, *sorted(trials.keys() - set(_STATES))]
+    for state in (state for state in states if trials.get(state, 0)):
+        text.append(", " if text else "")
+        text.append(f"{trials[state]:,} {state.lower()}", style=_BAD if state == "FAILED" else "")
+    return text
+
+
+def has_ended(group: GroupStatus) -> bool:
+    return all(state in _ENDED for state, trials in group.trials.items() if trials)
+
+
+def _trials(group: GroupStatus) -> int:
+    return sum(group.trials.values())
+
+
+def _share(group: GroupStatus) -> float:
+    if group.expected is not None:
+        return min(1.0, _ended_trials(group) / group.expected)
+    return min(1.0, group.iterations_done / group.iterations) if group.iterations else 1.0
+
+
+def _ended_trials(group: GroupStatus) -> int:
+    return sum(trials for state, trials in group.trials.items() if state in _ENDED)
+
+
+def _progress(group: GroupStatus) -> str:
+    """How far it is: in trials where it is known how many there will be, else in iterations."""
+    if group.expected is not None:
+        return f"{_ended_trials(group):,}/{group.expected:,} trials"
+    return f"{group.iterations_done:,}/{group.iterations:,}"
+
+
+def _iterations(group: GroupStatus) -> str:
+    """The iterations it did, of those asked for; a search asks for more as it goes on."""
+    asked = "" if group.expected is not None else f"/{group.iterations:,}"
+    return f"{group.iterations_done:,}{asked} iterations"
+
+
+def _eta(group: GroupStatus) -> str:
+    if has_ended(group) or group.expected is not None:
+        return ""
+    return f"ETA {clock_time(group.eta)}" if group.eta is not None else "ETA ?"
+
+
+def _named(name: str, ellipsis: str = "…") -> str:
+    """A name of a group or key, fit to stand in a line."""
+    return shortened(printable(name), _LONGEST_NAME, ellipsis)
+
+
+def _width_of(cells: Iterable[Text]) -> int:
+    return max((cell.cell_len for cell in cells), default=0)

@@ -1,0 +1,199 @@
+"""Devices and who runs on them, in characters: a strip per device, or where there are too many a character each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.style import Style
+from rich.text import Text
+
+from fluid.display.format import count, fraction, printable, short_names, shortened
+from fluid.display.palette import colour, ink, mark
+from fluid.session.status import DeviceStatus, Status
+
+#: Characters between columns, and the fewest in which a strip of a device says something.
+_GAP, _LEAST_STRIP = 2, 10
+_DIM = Style(dim=True)
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """The characters of a dashboard."""
+
+    idle: str
+    fill: str
+    rail: str
+    done: str
+    left: str
+    ellipsis: str
+
+
+UNICODE = Glyphs("·", "─", "│", "━", "─", "…")
+ASCII = Glyphs(".", "-", "|", "#", ".", "~")
+
+
+class TrialNumbers:
+    """Numbers for the trials on devices, which stand for colours: a trial keeps its own while it is there.
+
+    Numbers of trials that have left are used again, so that few colours are in use at a time.
+    """
+
+    def __init__(self) -> None:
+        self._there: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+
+    def update(self, status: Status) -> Mapping[str, int]:
+        """The numbers of those who are there now."""
+        present = dict.fromkeys(trial for device in status.devices for trial, _ in device.residents)
+        self._there = {trial: number for trial, number in self._there.items() if trial in present}
+        taken = set(self._there.values())
+        free = (number for number in range(len(present)) if number not in taken)
+        for trial in present:
+            if trial not in self._there:
+                # One that comes back looks as it did, if it still can.
+                before = self._before.get(trial)
+                chosen = (
+                    before if before is not None and before not in taken else next(n for n in free if n not in taken)
+                )
+                self._there[trial] = self._before[trial] = chosen
+                taken.add(chosen)
+        return self._there
+
+
+class DeviceStrips:
+    """The devices of a session.
+
+    Args:
+        devices: by index.
+        width: characters a line may take.
+        numbers: the number of every trial on a device.
+        glyphs: the characters to draw with.
+        coloured: whether colours tell trials apart.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceStatus],
+        width: int,
+        numbers: Mapping[str, int],
+        glyphs: Glyphs,
+        coloured: bool,
+    ) -> None:
+        self._devices = devices
+        self._width = width
+        self._numbers = numbers
+        self._glyphs = glyphs
+        self._coloured = coloured
+        residents = list(dict.fromkeys(trial for device in devices for trial, _ in device.residents))
+        self._short = dict(zip(residents, short_names(residents), strict=True))
+
+    def lines(self, most: int) -> list[Text]:
+        """At most ``most`` lines, at least 1: strips, in several columns if need be, or a character per device."""
+        devices = self._devices
+        columns = max(1, math.ceil(len(devices) / most))
+        labels = _labels(devices, hosts=columns == 1)
+        label = max(map(len, labels), default=0)
+        room = (self._width - _GAP * (columns - 1)) // columns
+        strip = room - label - 2
+        if columns > 1 and strip < _LEAST_STRIP:
+            return self._map_lines(most)
+        rows = math.ceil(len(devices) / columns)
+        lines = []
+        for row in range(rows):
+            line = Text()
+            for position in range(row, len(devices), rows):
+                line.append(" " * _GAP if line else "")
+                line.append(f"{labels[position]:<{label}} ", style=_DIM if not devices[position].residents else "")
+                line.append(self._glyphs.rail, style=_DIM)
+                line.append_text(self._strip(devices[position], max(1, strip)))
+            lines.append(line)
+        return lines
+
+    def _strip(self, device: DeviceStatus, width: int) -> Text:
+        """Who is on a device, side by side: each as wide as its share."""
+        total = max(1.0, sum(min(share, 1.0) for _, share in device.residents))
+        line, taken, at = Text(), 0.0, 0
+        for trial, share in device.residents:
+            taken += min(share, 1.0) / total
+            end = min(width, round(taken * width))
+            line.append_text(self._cell(trial, share, end - at))
+            at = max(at, end)
+        return line.append(self._glyphs.idle * (width - at), style=_DIM)
+
+    def _cell(self, trial: str, share: float, width: int) -> Text:
+        """A trial on ``width`` characters of a strip."""
+        if width < 1:
+            return Text()
+        # Without colour neighbours need a border, and the filled part must differ from the idle one.
+        border, fill = ("", " ") if self._coloured else ("[" if width > 2 else "", self._glyphs.fill)
+        size = "" if share == 1.0 else fraction(share) if share < 1.0 else f"x{fraction(share)}"
+        room = width - len(border) - (width > 4)
+        short = self._short.get(trial, trial)
+        for name in (f"{trial} {size}".rstrip(), f"{short} {size}".rstrip(), short):
+            if cell_len(name) <= room:
+                break
+        else:
+            name = mark(self._numbers.get(trial, 0)) if room < 4 else shortened(trial, room, self._glyphs.ellipsis)
+        text = Text(f"{border}{' ' if self._coloured and width > 4 else ''}{printable(name)}", style=self._style(trial))
+        text.truncate(width, overflow="crop")
+        if not self._coloured and text.cell_len < width:
+            text.append(" ")
+        return text.append(fill * (width - text.cell_len))
+
+    def _map_lines(self, most: int) -> list[Text]:
+        """Where there is no room for strips: a character per device, with the index of the first in each line."""
+        devices = self._devices
+        label = len(str(devices[-1].device_id))
+        per_line = max(1, self._width - label - 2)
+        if per_line > 20:
+            per_line -= per_line % 10
+        lines: list[Text] = []
+        for start in range(0, len(devices), per_line):
+            part = devices[start : start + per_line]
+            if len(lines) == most - 1 and start + per_line < len(devices):
+                left = devices[start:]
+                busy = sum(1 for device in left if device.residents)
+                text = f"{self._glyphs.ellipsis} and {count(len(left), 'more device')}, {busy} busy"
+                lines.append(Text(text, style=_DIM))
+                break
+            line = Text(f"{part[0].device_id:>{label}} ", style=_DIM)
+            line.append(self._glyphs.rail)
+            for device in part:
+                line.append_text(self._dot(device))
+            lines.append(line)
+        if len(lines) < most and any(len(device.residents) > 1 for device in devices):
+            lines.append(
+                Text(f"{'':<{label}}  letter: a trial   digit: packed trials   {self._glyphs.idle} idle", style=_DIM)
+            )
+        return lines
+
+    def _dot(self, device: DeviceStatus) -> Text:
+        """A device as one character: idle, the mark of its trial, or how many share it."""
+        if not device.residents:
+            return Text(self._glyphs.idle, style=_DIM)
+        trial = device.residents[0][0]
+        many = len(device.residents)
+        name = mark(self._numbers.get(trial, 0))
+        char = (str(many) if many < 10 else "+") if many > 1 else name if len(name) == 1 else "#"
+        return Text(char, style=self._style(trial))
+
+    def _style(self, trial: str) -> Style:
+        if not self._coloured:
+            return Style.null()
+        background = colour(self._numbers.get(trial, 0))
+        return Style(color=ink(background), bgcolor=background)
+
+
+def _labels(devices: Sequence[DeviceStatus], *, hosts: bool) -> list[str]:
+    """``gpu 3`` for each device, after its host's name where there are several hosts."""
+    digits = max((len(str(device.device_id)) for device in devices), default=1)
+    names = [f"{device.kind} {device.device_id:>{digits}}" for device in devices]
+    if not hosts or len({device.host for device in devices}) < 2:
+        return names
+    return [
+        f"{shortened(printable(device.host.split('.')[0]), 12)} {name}"
+        for device, name in zip(devices, names, strict=True)
+    ]

@@ -1,0 +1,87 @@
+"""Preempts running trials for waiting ones where all end earlier that way (:mod:`fluid.planning.preemption`)."""
+
+from __future__ import annotations
+
+import math
+
+from fluid.engine.core import Core
+from fluid.engine.records import TrialRecord, TrialState
+from fluid.planning.preemption import Claim, take_turns
+from fluid.resources import MemoryNeed
+
+#: Trials that wait, per device, up to which anybody can be pressed: with more, the end of all is far.
+_MOST_WAITING = 2
+
+
+class Turns:
+    """Who makes way for whom in a session, and when that is to be looked at again.
+
+    Args:
+        core: the state of the session.
+        wanted: whether the planner has trials take turns.
+    """
+
+    def __init__(self, core: Core, wanted: bool) -> None:
+        self._core = core
+        self._wanted = wanted
+        self._due = math.inf
+
+    def are_due(self) -> bool:
+        """Whether a trial that waits may be pressed by now."""
+        return self._core.now >= self._due
+
+    def take(self) -> list[tuple[TrialRecord, TrialRecord]]:
+        """Says which running trials are to make way now, and for whom."""
+        core, scheduling = self._core, self._core.scheduling
+        self._due = math.inf
+        if not self._wanted or scheduling.n < 2 or core.resizing:
+            return []
+        if not 0 < len(scheduling.queue) <= _MOST_WAITING * scheduling.n:
+            return []
+        running = [scheduling.records[row] for row in scheduling.running]
+        waiting = [scheduling.records[row] for row in scheduling.queue]
+        if any(trial.suspending for trial in running):
+            return []
+        if not all(scheduling.estimates.is_measured(trial) for trial in (*running, *waiting)):
+            return []
+        pace = scheduling.estimates.usual_pace()
+        first = max(trial.spec.priority for trial in waiting)
+        turns = take_turns(
+            [self._claim(trial, pace, self._may_make_way(trial, first)) for trial in running],
+            [self._claim(trial, pace, self._may_step_in(trial, first)) for trial in waiting],
+            scheduling.n,
+        )
+        self._due = core.now + turns.again_in
+        swaps = [(scheduling.records[swap.running], scheduling.records[swap.waiting]) for swap in turns.swaps]
+        return [(leaving, coming) for leaving, coming in swaps if self._fits(leaving, coming)]
+
+    def _claim(self, trial: TrialRecord, usual_pace: float, yields: bool) -> Claim:
+        estimates = self._core.scheduling.estimates
+        seconds = estimates.seconds_left(trial)
+        holds = trial.row in self._core.scheduling.occupancy.held
+        width = 1.0 / estimates.co_residents(trial) if holds and trial.width < 1.0 else trial.width
+        step = seconds / max(1, trial.iterations_left)
+        cost = estimates.facts(trial).interruption
+        return Claim(trial.row, seconds, trial.leads_to * usual_pace, step, width, cost, yields)
+
+    def _may_make_way(self, trial: TrialRecord, first: float) -> bool:
+        if trial.state is not TrialState.RUNNING or trial.stopping or trial.suspending or trial.calls:
+            return False
+        if not trial.spec.can_save or trial.spec.priority > first or trial.width > 1.0:
+            return False
+        return self._core.scheduling.estimates.co_residents(trial) == 1
+
+    @staticmethod
+    def _may_step_in(trial: TrialRecord, first: float) -> bool:
+        return trial.width <= 1.0 and trial.spec.priority == first and not trial.pinned and not trial.calls
+
+    def _fits(self, leaving: TrialRecord, coming: TrialRecord) -> bool:
+        """Whether one fits beside what the other leaves on its device."""
+        scheduling = self._core.scheduling
+        (device,) = scheduling.occupancy.held[leaving.row]
+        usable, need = scheduling.occupancy.usable_bytes(device), scheduling.estimates.need(coming)
+        if usable is None or need is None:
+            return True
+        left: MemoryNeed | None = scheduling.occupancy.need_of(leaving.row)
+        given_back = 0.0 if left is None else left.peak_bytes - left.persistent_bytes
+        return scheduling.occupancy.filled_bytes(device) - given_back + need.peak_bytes <= usable

@@ -1,0 +1,89 @@
+"""A re-planner for groups of about as many trials as devices: pack most of them, run the others very wide.
+
+At such sizes one device a trial is the natural plan and a poor one: where packing costs little, most trials lose
+little by sharing a device, and the devices so freed end the others early. The lower envelope of width against
+rate (:func:`fluid.planning.bounds.envelope`) says which widths waste nothing: the narrowest one, and from there the
+width whose rate per further device is greatest. Widths in between are passed over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fluid.planners.water_fill import WaterFill
+from fluid.planning.arrangement import Resize, Running
+from fluid.planning.instance import Instance
+from fluid.planning.narrowest_widths import distinct_kinds
+from fluid.planning.runtime_model import TOLERANCE, FloatArray, RuntimeModel
+
+
+def efficient_widths(model: RuntimeModel) -> FloatArray:
+    """(k,) the whole width that gains the most rate per device beyond the narrowest width, 1/c.
+
+    It is the next corner of the envelope after 1/c; of widths that gain alike, the widest.
+    """
+    best = np.ones(len(model))
+    for alpha, beta, c, d, rows in distinct_kinds(model, np.ceil):
+        width = np.arange(1.0, d + 1.0)
+        rate, narrowest, rate_there = width / beta ** (width - 1.0), 0.0, 0.0
+        if c > 1:
+            narrowest, rate_there = 1.0 / c, alpha ** (1.0 - c)
+        gain = (rate - rate_there) / (width - narrowest)
+        best[rows] = width[np.flatnonzero(gain >= gain.max() - TOLERANCE)[-1]]
+    return best
+
+
+def concentrated_widths(instance: Instance) -> FloatArray:
+    """(k,) the efficient width for as many of the longest trials as fit, and 1/c for the rest."""
+    model = instance.model
+    widths = 1.0 / model.c
+    wide = efficient_widths(model)
+    longest = np.argsort(-instance.heights, kind="stable")
+    # Devices the shorter trials need when packed, for each number of trials made wide.
+    packed_after = np.ceil(len(widths) - np.arange(1, len(widths) + 1)) / int(model.c.min())
+    fits = np.cumsum(wide[longest]) + np.ceil(packed_after) <= instance.n
+    count = len(fits) if fits.all() else int(np.argmin(fits))
+    widths[longest[:count]] = wide[longest[:count]]
+    return widths
+
+
+class Concentrate:
+    """Moves the longest packed trials out to their efficient width as devices fall idle; R once none is packed."""
+
+    def __init__(self) -> None:
+        self._water_fill = WaterFill()
+
+    def replan(self, running: Running) -> list[Resize]:
+        """Returns widening resizes by descending remaining work, or what R says where none is worth it."""
+        shared = np.flatnonzero(running.residents > 1)
+        if not len(shared):
+            return self._water_fill.replan(running)
+        model = RuntimeModel(running.alpha[shared], running.beta[shared], running.c[shared], running.d[shared])
+        wide = efficient_widths(model)
+        residents: dict[int, int] = {}
+        for device in running.device[shared].tolist():
+            residents[device] = residents.get(device, 0) + 1
+        free = running.free
+        resizes: list[Resize] = []
+        for j in np.argsort(-running.remaining[shared], kind="stable").tolist():
+            i = int(shared[j])
+            device = int(running.device[i])
+            own = 1 if residents[device] == 1 else 0
+            width = min(wide[j], free + own)
+            if width < 1 + own or not _sooner(running, i, float(width), residents[device]):
+                break
+            resizes.append(Resize(int(running.rows[i]), float(width)))
+            free -= int(width) - own
+            residents[device] -= 1
+        return resizes or self._water_fill.replan(running)
+
+    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+        """Returns what R says."""
+        return self._water_fill.make_room(running, waiting)
+
+
+def _sooner(running: Running, i: int, width: float, residents: int) -> bool:
+    """Whether the trial ends sooner at that width, epsilon paid, than with its present neighbours."""
+    work = float(running.remaining[i] / running.speed[i])
+    moved = running.epsilon + work * float(running.beta[i]) ** (width - 1.0) / width
+    return bool(moved < work * float(running.alpha[i]) ** (residents - 1.0))

@@ -1,0 +1,188 @@
+"""Re-planner R: idle devices go to the trials that end last (docs/theory.md, section 6).
+
+For a finish time T each trial needs the narrowest width that meets T. R finds the smallest T that the idle
+devices allow. That T is an order statistic: list, for every trial and every further device, the finish time
+below which that device is needed; with F devices to hand out, T is the (F+1)-th largest entry of the list.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluid.planning.arrangement import Resize, Running
+from fluid.planning.proportional_share import make_room
+from fluid.planning.runtime_model import TOLERANCE, FloatArray, IntArray
+
+#: Letting early finishers shrink must gain at least this much to be worth its resizes.
+_SHRINK_GAIN = 0.99
+#: Tables with more entries than this are first cut down to the widths that can matter.
+_LARGE_TABLE = 4096
+_FIXED_POINT_STEPS = 8
+
+
+class WaterFill:
+    """R: widens the trials that end last so that the last one ends as early as possible.
+
+    Devices that cannot serve that goal are not left idle: they speed up the longest trials they can, which frees
+    more devices earlier. Trials stay where they are if neither helps.
+    """
+
+    def replan(self, running: Running) -> list[Resize]:
+        """Returns shrinking resizes first, then widening ones, each by descending remaining work."""
+        if not len(running):
+            return []
+        finish, held = _predicted_finish(running)
+        latest = float(finish.max())
+        best = _Filling(latest, held)
+        if running.free:
+            filled = _fill(running, finish, held, base=held, budget=running.free)
+            if filled.finish < best.finish * (1.0 - TOLERANCE):
+                best = filled
+        shrinkable = np.where(running.widths >= 2.0, 1, held)
+        if (shrinkable < held).any():
+            spare = int((held - shrinkable).sum())
+            other = _fill(running, finish, held, base=shrinkable, budget=running.free + spare)
+            if other.finish < _SHRINK_GAIN * best.finish:
+                best = other
+        devices = _spend(running, finish, held, best.devices)
+        changed = np.flatnonzero(devices != held).tolist()
+        changed.sort(key=lambda i: (devices[i] > held[i], -running.remaining[i]))
+        return [Resize(int(running.rows[i]), float(devices[i])) for i in changed]
+
+    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+        """Returns what :func:`fluid.planning.proportional_share.make_room` says."""
+        return make_room(running, waiting)
+
+
+@dataclass(frozen=True)
+class _Filling:
+    #: when the last trial ends, seconds from now.
+    finish: float
+    #: (m,) devices each trial holds alone; 0 for one that stays with others on a device.
+    devices: IntArray
+
+
+def _predicted_finish(running: Running) -> tuple[FloatArray, IntArray]:
+    """(m,) seconds until each trial ends if nothing is resized, and devices it can call its own.
+
+    Of the trials that share a device, the longest would leave first. So each one's finish is that of the trials
+    no longer than itself, sharing the device until they end in turn; the shortest owns the device.
+    """
+    wide = running.beta ** np.maximum(running.widths - 1.0, 0.0) / np.maximum(running.widths, 1.0)
+    finish = running.remaining * wide / running.speed
+    held = np.maximum(running.widths, 1.0).round().astype(np.int64)
+    shared = np.flatnonzero(running.residents > 1)
+    if not len(shared):
+        return finish, held
+    shared = shared[np.lexsort((running.remaining[shared], running.device[shared]))]
+    device = running.device[shared]
+    begins = np.ones(len(shared), dtype=bool)
+    begins[1:] = device[1:] != device[:-1]
+    first = np.flatnonzero(begins)
+    rank = np.arange(len(shared)) - first[np.cumsum(begins) - 1]
+    held[shared[rank > 0]] = 0
+    remaining, alpha = running.remaining[shared], running.alpha[shared]
+    # finish of rank r = sum over l <= r of (remaining_l - remaining_(l-1)) * alpha^(residents left - 1)
+    ends = np.zeros(len(shared))
+    for lag in range(int(rank.max()) + 1):
+        at = np.flatnonzero(rank >= lag)
+        before = np.where(rank[at] > lag, remaining[at - np.minimum(lag + 1, rank[at])], 0.0)
+        ends[at] += (remaining[at - lag] - before) * alpha[at] ** lag
+    finish[shared] = ends / running.speed[shared]
+    return finish, held
+
+
+def _fill(running: Running, finish: FloatArray, held: IntArray, *, base: IntArray, budget: int) -> _Filling:
+    """Hands out ``budget`` devices beyond ``base`` so that the last trial ends as early as possible.
+
+    Args:
+        running: the trials.
+        finish: (m,) seconds until each ends at the width it has.
+        held: (m,) devices each has alone.
+        base: (m,) devices each keeps in any case; at most ``held``.
+        budget: devices to hand out beyond those.
+    """
+    seconds = running.remaining / running.speed
+    lowest = np.maximum(base, 1)
+    most = np.maximum(np.minimum(running.d, base + budget), lowest)
+    if int(most.sum()) > _LARGE_TABLE:
+        within = float(seconds[held > 0].sum()) / max(1, int(base.sum()) + budget) - running.epsilon
+        most = np.minimum(most, np.maximum(_widths_to_end_within(running, seconds, within), np.maximum(held, lowest)))
+    # Ragged table, one run of entries a trial: its widths from lowest to most, and its finish time at each.
+    length = most - lowest + 1
+    starts = np.cumsum(length) - length
+    owner = np.repeat(np.arange(len(running)), length)
+    width = np.arange(int(length.sum())) - starts[owner] + lowest[owner]
+    ends = seconds[owner] * running.beta[owner] ** (width - 1.0) / width + running.epsilon
+    # The width a trial has costs no resize, so wider ones are worth it only below its present finish time.
+    best = np.where(width >= held[owner], np.minimum(ends, finish[owner]), ends)
+    shared = held == 0
+    floor = float(best[starts + length - 1].max())
+    inner = np.ones(len(best), dtype=bool)
+    inner[starts + length - 1] = False
+    # A trial that shares a device needs its first own device below its present finish time.
+    steps = np.concatenate([best[inner], finish[shared]])
+    if len(steps) > budget:
+        reach = max(floor, float(np.partition(steps, len(steps) - 1 - budget)[len(steps) - 1 - budget]))
+    else:
+        reach = floor
+    limit = reach * (1.0 + TOLERANCE)
+    needs_more = np.bincount(owner, weights=inner & (best > limit), minlength=len(running)).astype(np.int64)
+    devices = np.where(shared, np.where(finish > limit, 1, 0), lowest) + needs_more
+    return _Filling(reach, devices)
+
+
+def _widths_to_end_within(running: Running, seconds: FloatArray, within: float) -> IntArray:
+    """(m,) about the narrowest widths at which the trials end within that many seconds; never too few.
+
+    No schedule ends before the work of those who hold a device, spread evenly over all devices, so nobody needs
+    more than this. Those who stay beside others do not count: packing may get more out of a device than 1.
+    """
+    if within <= 0.0:
+        return running.d
+    width = np.ones(len(running))
+    for _ in range(_FIXED_POINT_STEPS):
+        wider = np.minimum(np.ceil(seconds * running.beta ** (width - 1.0) / within), running.d)
+        settled = wider <= width
+        width = np.maximum(width, wider)
+    return np.where(settled, width, running.d).astype(np.int64)
+
+
+def _spend(running: Running, finish: FloatArray, held: IntArray, devices: IntArray) -> IntArray:
+    """Hands out what is left of the idle devices, the trials that end last first; returns (m,) devices."""
+    left = running.free - int((devices - held).sum())
+    candidates = np.flatnonzero(devices < running.d)
+    if left <= 0 or not len(candidates):
+        return devices
+    # Plain lists: a departure leaves a handful of devices to hand out, for which arrays are too slow to look into.
+    by_finish = candidates[np.lexsort((devices[candidates] > 0, -finish[candidates]))].tolist()
+    device, company = running.device.tolist(), Counter(running.device[devices == 0].tolist())
+    seconds, beta = (running.remaining / running.speed).tolist(), running.beta.tolist()
+    limit, has, had, finish_now = running.d.tolist(), devices.tolist(), held.tolist(), finish.tolist()
+    epsilon = running.epsilon
+
+    def end(i: int, width: int) -> float:
+        if width == had[i]:
+            return float(finish_now[i])
+        return float(epsilon + seconds[i] * beta[i] ** (width - 1) / width)
+
+    while left > 0 and by_finish:
+        widened = []
+        for i in by_finish:
+            if has[i] and company[device[i]]:
+                continue  # it has the device to itself, to widen from, only once the others have left
+            present = end(i, has[i]) * (1.0 - TOLERANCE)
+            for width in range(has[i] + 1, min(limit[i], has[i] + left) + 1):
+                if end(i, width) < present:
+                    left -= width - has[i]
+                    company[device[i]] -= not has[i]
+                    has[i] = width
+                    widened.append(i)
+                    break
+            if left <= 0:
+                break
+        by_finish = widened
+    return np.array(has, dtype=np.int64)

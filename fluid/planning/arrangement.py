@@ -1,0 +1,105 @@
+"""What planners say to those who carry it out: widths and a start order, and resizes of running trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from fluid.planning.runtime_model import FloatArray, IntArray
+
+
+class Resize(NamedTuple):
+    """Give the running trial ``row`` the width ``width``, at the end of its current iteration."""
+
+    row: int
+    width: float
+
+
+@dataclass(frozen=True)
+class Running:
+    """A snapshot of the trials that run, one entry per running trial, in any order.
+
+    Attributes:
+        rows: (m,) the numbers by which whoever runs them knows these trials; resizes name them.
+        remaining: (m,) seconds of work left at width 1 on a device of speed 1.
+        widths: (m,) width given to each, ``1/p`` as planned.
+        residents: (m,) p(t), trials on the device now; 1 for widths of at least 1.
+        device: (m,) the device of a trial of width at most 1 (the first one of a wide trial).
+        speed: (m,) speed of the slowest device held.
+        alpha, beta, c, d: (m,) the runtime model's columns.
+        free: number of idle devices.
+        n: number of devices.
+        epsilon: seconds one resize costs.
+    """
+
+    rows: IntArray
+    remaining: FloatArray
+    widths: FloatArray
+    residents: IntArray
+    device: IntArray
+    speed: FloatArray
+    alpha: FloatArray
+    beta: FloatArray
+    c: IntArray
+    d: IntArray
+    free: int
+    n: int
+    epsilon: float
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Replanner(Protocol):
+    """Decides about running trials at each departure or resource change, once nothing is queued."""
+
+    def replan(self, running: Running) -> list[Resize]:
+        """Returns the resizes worth making, in the order they are to be made."""
+        ...
+
+    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+        """Returns the resizes by which running trials give way to queued ones.
+
+        Args:
+            running: the trials that run.
+            waiting: heights of the queued trials, seconds.
+        """
+        ...
+
+
+class KeepWidths:
+    """The re-planner that never resizes."""
+
+    def replan(self, running: Running) -> list[Resize]:
+        """Returns no resize."""
+        return []
+
+    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+        """Returns no resize."""
+        return []
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A planner's answer for one instance.
+
+    Attributes:
+        widths: (k,) width of each trial.
+        order: (k,) rows in the order they are to start.
+        replanner: who decides about the trials once they run.
+        replan_at_start: whether it is also asked at once, when every trial started and devices are idle.
+        name: how the arrangement came about, for people.
+    """
+
+    widths: FloatArray
+    order: IntArray
+    replanner: Replanner
+    replan_at_start: bool
+    name: str
+
+
+def start_order(widths: FloatArray, heights: FloatArray, priority: FloatArray) -> IntArray:
+    """Rows by descending priority, then descending width, then descending height; ties as submitted."""
+    return np.lexsort((-heights, -widths, -priority)).astype(np.int64)

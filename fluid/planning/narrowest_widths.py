@@ -1,0 +1,161 @@
+"""gamma(T): the narrowest width at which each trial ends within T, and the times T worth aiming at.
+
+See docs/theory.md, section 6.
+
+Trials with the same overheads and limits are sorted by height once. For a time T the trials of one width are
+then a contiguous run, so each question about T costs a few binary searches and no pass over the trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluid.planning.instance import Instance
+from fluid.planning.runtime_model import TOLERANCE, FloatArray, IntArray, RuntimeModel, stretch_of
+
+_BISECTIONS = 40
+#: With more kinds of trial than this, alpha and beta are rounded up to a grid. What is found is only a plan to
+#: be judged by simulation, so rounding costs nothing but a little quality.
+_MAX_KINDS = 64
+_GRID = 0.01
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Trials of one alpha, beta, c and d."""
+
+    rows: IntArray  # by ascending height
+    heights: FloatArray  # ascending
+    work: FloatArray  # work[j] = sum of the first j heights
+    widths: FloatArray  # ascending
+    stretch: FloatArray  # h(w)/h(1) at those widths, descending
+    residents: IntArray  # p for a width 1/p, 1 for others
+
+    def bounds(self, within: float) -> IntArray:
+        """Where the run of each width ends: trial j has width i for bounds[i] <= j < bounds[i + 1]."""
+        ends = np.searchsorted(self.heights, within * (1.0 + TOLERANCE) / self.stretch, side="right")
+        return np.concatenate([[0], np.maximum.accumulate(ends)])
+
+
+class NarrowestWidths:
+    """Answers questions about gamma(T) for one instance, over the widths ``{1/c..1/2, 1..d}``.
+
+    Args:
+        instance: the trials and the number of devices.
+        rounding: which way overheads are rounded where there are very many kinds: up for a plan, down for a bound.
+    """
+
+    def __init__(self, instance: Instance, rounding: Callable[[FloatArray], FloatArray] = np.ceil) -> None:
+        self._n = instance.n
+        self._k = len(instance)
+        self._kinds = [_make_kind(*kind, instance.heights) for kind in distinct_kinds(instance.model, rounding)]
+        #: No fixed width ends the longest trial sooner.
+        self.shortest = max(float(kind.heights[-1] * kind.stretch[-1]) for kind in self._kinds)
+
+    def widths(self, within: float) -> FloatArray:
+        """(k,) the narrowest width at which each trial ends within that many seconds, or its widest."""
+        chosen = np.empty(self._k)
+        for kind in self._kinds:
+            bounds = kind.bounds(within)
+            bounds[-1] = len(kind.rows)
+            chosen[kind.rows] = np.repeat(kind.widths, np.diff(bounds))
+        return chosen
+
+    def fixed_width_bound(self) -> float:
+        """T*, seconds: the smallest T with ``sum_i gamma_i(T) h_i(gamma_i(T)) <= n T``.
+
+        No schedule is shorter in which each trial has one width and takes ``h_i(w)`` for it. A packed trial whose
+        neighbours end early takes less than that, so T* does not bound what such trials really do.
+        """
+        return self._smallest(self._fits_by_area, self.shortest)
+
+    def packable(self, at_least: float) -> float:
+        """T1 in ``[T*, 2T*]``, seconds: the smallest T at which the widths can also be laid out on devices.
+
+        The wide trials and the devices of each packing class but the narrowest take whole devices from the
+        start; the narrowest class has to fit into the area that is left.
+        """
+        return self._smallest(self._fits_on_devices, at_least, at_most=2.0 * at_least)
+
+    def _fits_by_area(self, within: float) -> bool:
+        area = 0.0
+        for kind in self._kinds:
+            bounds = kind.bounds(within)
+            if bounds[-1] < len(kind.rows):
+                return False
+            area += float((np.diff(kind.work[bounds]) * kind.stretch * kind.widths).sum())
+        return area <= self._n * within * (1.0 + TOLERANCE)
+
+    def _fits_on_devices(self, within: float) -> bool:
+        whole, narrowest_area = 0.0, 0.0
+        sharing: dict[int, int] = {}
+        for kind in self._kinds:
+            bounds = kind.bounds(within)
+            if bounds[-1] < len(kind.rows):
+                return False
+            counts = np.diff(bounds)
+            area = np.diff(kind.work[bounds]) * kind.stretch * kind.widths
+            narrowest_area += float(area[0])
+            wide = kind.widths >= 1.0
+            wide[0] = False
+            whole += float((counts * kind.widths)[wide].sum())
+            for p, count in zip(kind.residents[1:].tolist(), counts[1:].tolist(), strict=True):
+                if p > 1:
+                    sharing[p] = sharing.get(p, 0) + count
+        whole += sum(-(-count // p) for p, count in sharing.items())
+        return whole <= self._n and narrowest_area <= (self._n - whole) * within * (1.0 + TOLERANCE)
+
+    @staticmethod
+    def _smallest(fits: Callable[[float], bool], low: float, at_most: float | None = None) -> float:
+        """The smallest time from ``low`` on that fits, by bisection; ``at_most`` counts as fitting."""
+        if fits(low):
+            return low
+        high = at_most if at_most is not None else 2.0 * low
+        while at_most is None and not fits(high):
+            low, high = high, 2.0 * high
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            if fits(middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+
+def distinct_kinds(
+    model: RuntimeModel, rounding: Callable[[FloatArray], FloatArray]
+) -> list[tuple[float, float, int, int, IntArray]]:
+    """The distinct (alpha, beta, c, d) of a model, each with the rows that have it.
+
+    Where there are very many, alpha and beta are first brought to a grid by ``rounding``.
+    """
+    columns = np.column_stack([model.alpha, model.beta, model.c, model.d])
+    if (columns == columns[0]).all():
+        a, b, c, d = columns[0].tolist()
+        return [(a, b, int(c), int(d), np.arange(len(model)))]
+    distinct, kind = np.unique(columns, axis=0, return_inverse=True)
+    if len(distinct) > _MAX_KINDS:
+        columns[:, :2] = np.maximum(1.0, rounding(columns[:, :2] / _GRID) * _GRID)
+        distinct, kind = np.unique(columns, axis=0, return_inverse=True)
+    by_kind = np.argsort(kind.ravel(), kind="stable")
+    parts = np.split(by_kind, np.cumsum(np.bincount(kind.ravel()))[:-1])
+    return [(a, b, int(c), int(d), rows) for (a, b, c, d), rows in zip(distinct.tolist(), parts, strict=True)]
+
+
+def _make_kind(alpha: float, beta: float, c: int, d: int, rows: IntArray, heights: FloatArray) -> _Kind:
+    residents = [*range(c, 1, -1), *([1] * d)]
+    widths = [1.0 / p for p in range(c, 1, -1)] + [float(w) for w in range(1, d + 1)]
+    ascending = rows[np.argsort(heights[rows], kind="stable")]
+    # Rounding beta up may make the widest widths useless; heights must not rise again with the width.
+    stretch = np.minimum.accumulate([stretch_of(alpha, beta, width) for width in widths])
+    return _Kind(
+        rows=ascending,
+        heights=heights[ascending],
+        work=np.concatenate([[0.0], np.cumsum(heights[ascending])]),
+        widths=np.array(widths),
+        stretch=stretch,
+        residents=np.array(residents, dtype=np.int64),
+    )

@@ -1,0 +1,414 @@
+"""Which devices a trial of a given width gets, and who holds what (docs/theory.md, sections 3 and 8).
+
+Packed trials (width 1/p) go to the most idle device. Wide trials prefer the devices of one host and one speed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Iterable, Sequence
+
+from fluid.errors import InvalidFieldError
+from fluid.planning.runtime_model import residents_at
+from fluid.resources import DEFAULT_MEMORY_WATERMARK, Cluster, Device, MemoryNeed
+
+#: Devices that are alike to a wide trial: same host, same speed.
+_Kin = tuple[str, float]
+
+
+class Occupancy:
+    """Who holds which device, and which devices are idle. Trials are known by a number, their row.
+
+    A trial of width >= 1 holds its devices alone. A trial of width 1/p shares one device with at most p - 1
+    others; with mixed p on a device the smallest counts. A device is never filled beyond its usable memory.
+
+    Args:
+        cluster: the devices to begin with; :meth:`add_device` and :meth:`remove_device` change them later.
+        watermark: share of a device's memory that trials may fill, where there is no cluster to say so.
+    """
+
+    def __init__(self, cluster: Cluster | None = None, *, watermark: float = DEFAULT_MEMORY_WATERMARK) -> None:
+        self._watermark = cluster.memory_watermark if cluster is not None else watermark
+        self._devices: dict[int, Device] = {}
+        #: device index -> rows on it, in order of arrival.
+        self.residents: dict[int, list[int]] = {}
+        #: row -> device indices it holds; a row that holds none is absent.
+        self.held: dict[int, tuple[int, ...]] = {}
+        #: row -> most trials it tolerates on its device, itself included; 1 for widths >= 1.
+        self._tolerates: dict[int, int] = {}
+        self._needs: dict[int, MemoryNeed] = {}
+        #: row -> what it was known to need when it was placed, where that was known.
+        self._placed: dict[int, MemoryNeed] = {}
+        #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
+        self.reserved: dict[int, float] = {}
+        #: device index -> lanes there are, what they take for themselves, and what one more is taken to take.
+        self._lanes: dict[int, tuple[int, float, float]] = {}
+        #: devices on which more memory is taken than when :meth:`take_grown` was last called.
+        self._grown: set[int] = set()
+        self._free: dict[_Kin, list[int]] = {}
+        self._free_count = 0
+        #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
+        self._open: dict[int, list[tuple[float, int]]] = {}
+        for device in cluster.devices if cluster is not None else ():
+            self.add_device(device)
+
+    # -- what there is ------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """n, the number of devices."""
+        return len(self._devices)
+
+    @property
+    def free_count(self) -> int:
+        """F, the number of devices nobody holds."""
+        return self._free_count
+
+    def speed(self, device_ids: Iterable[int]) -> float:
+        """Speed of the slowest of these devices."""
+        return min(self._devices[index].speed for index in device_ids)
+
+    def speeds(self, held: Sequence[tuple[int, ...]]) -> list[float]:
+        """Speed of the slowest device of each of these sets."""
+        if len(self._free) == 1:  # one kind of device on one host, the usual case
+            return [next(iter(self._free))[1]] * len(held)
+        return [self.speed(devices) for devices in held]
+
+    def open_slots(self, device: int) -> int:
+        """How many packed trials the residents of ``device`` would still tolerate; 0 for an idle device."""
+        rows = self.residents[device]
+        return self._limit(rows) - len(rows) if rows else 0
+
+    # -- changes ------------------------------------------------------------------------------------------
+
+    def add_device(self, device: Device) -> None:
+        """Adds an idle device; its index must be new."""
+        if device.index in self._devices:
+            raise InvalidFieldError("index", device.index, "a device of this index is there already")
+        self._devices[device.index] = device
+        self.residents[device.index] = []
+        self._set_free(device.index)
+
+    def remove_device(self, index: int) -> list[int]:
+        """Removes a device; the rows on it lose all they hold, and are returned."""
+        evicted = list(self.residents[index])
+        for row in evicted:
+            self.release(row)
+        self._unset_free(index)
+        del self._devices[index], self.residents[index]
+        self.reserved.pop(index, None)
+        self._lanes.pop(index, None)
+        return evicted
+
+    def place(
+        self, row: int, width: float, need: MemoryNeed | None = None, *, near: int | None = None, only: bool = False
+    ) -> tuple[int, ...] | None:
+        """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now.
+
+        Args:
+            row: the trial; it holds nothing yet.
+            width: of a device, or in devices.
+            need: device memory, where it is known.
+            near: device to prefer for a width of at most 1.
+            only: whether no other device will do.
+        """
+        chosen: tuple[int, ...] | None = None
+        if near is not None and width <= 1.0 and self._admits(near, width, need):
+            chosen = (near,)
+        elif not only and width < 1.0:
+            device = self._open_device(residents_at(width), need)
+            chosen = None if device is None else (device,)
+        elif not only:
+            chosen = self._choose_free(round(width), need, near=())
+        if chosen is not None:
+            self._hold(row, chosen, residents_at(width), need)
+        return chosen
+
+    def hold(self, row: int, devices: tuple[int, ...], width: float, need: MemoryNeed | None = None) -> None:
+        """Gives ``row``, which holds nothing, just these devices, whether or not there is room."""
+        self._hold(row, devices, residents_at(width), need)
+
+    def tolerate(self, row: int, width: float) -> None:
+        """Changes how many trials a row tolerates on the device it has."""
+        self._tolerates[row] = residents_at(width)
+        for index in self.held[row]:
+            self._refresh(index)
+
+    def need_of(self, row: int) -> MemoryNeed | None:
+        """The device memory with which the row was placed, or which was learnt since."""
+        return self._needs.get(row)
+
+    def placed_need_of(self, row: int) -> MemoryNeed | None:
+        """The device memory with which the row was placed, whatever was learnt since."""
+        return self._placed.get(row)
+
+    def learn(self, row: int, need: MemoryNeed | None) -> None:
+        """Notes what a row that holds devices turned out to need, which those who come later must leave to it."""
+        if need is None:
+            self._needs.pop(row, None)
+        else:
+            self._needs[row] = need
+            self._grown.update(self.held.get(row, ()))
+
+    def reserve(self, index: int, memory: float) -> None:
+        """Counts so many bytes more on a device for states of trials that hold no device; fewer if negative."""
+        left = self.reserved.pop(index, 0.0) + memory
+        if left > 0.0:
+            self.reserved[index] = left
+        if memory > 0.0:
+            self._grown.add(index)
+
+    def note_lanes(self, index: int, count: int, memory: float, each: float) -> None:
+        """Notes what the lanes of a device take for themselves, such as for CUDA contexts.
+
+        Every trial runs in a lane of its own. Room for one of them is beyond the watermark; the others count.
+
+        Args:
+            index: the device.
+            count: lanes there are.
+            memory: bytes that they take together.
+            each: bytes that a further one is taken to take.
+        """
+        self._lanes[index] = (count, memory, each)
+        self._grown.add(index)
+
+    def look_at(self, index: int) -> None:
+        """Has :meth:`take_grown` name a device."""
+        self._grown.add(index)
+
+    def take_grown(self) -> list[int]:
+        """The devices on which more memory is taken than when this was last asked, or that were to be looked at."""
+        grown = sorted(index for index in self._grown if index in self._devices)
+        self._grown.clear()
+        return grown
+
+    def lane_bytes(self, index: int, trials: int) -> float:
+        """Bytes that lanes take on a device if so many trials run there, but for the one beyond the watermark."""
+        count, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
+        return max(0.0, memory + each * (max(count, trials) - count - 1))
+
+    def limit(self, index: int) -> int:
+        """How many trials the residents of a device tolerate there, themselves included; 1 for an idle device."""
+        rows = self.residents[index]
+        return self._limit(rows) if rows else 1
+
+    def filled_bytes(self, index: int) -> float:
+        """Bytes on a device that one more trial there cannot have, as far as they are known."""
+        taken = self.reserved.get(index, 0.0) + self.running_bytes(index)
+        return taken + self.lane_bytes(index, len(self.residents[index]) + 1)
+
+    def taken_bytes(self, index: int) -> float:
+        """Bytes that are taken on a device: by trials that run, states that are kept, and all lanes but one."""
+        taken = self.reserved.get(index, 0.0) + self.running_bytes(index)
+        return taken + self.lane_bytes(index, len(self.residents[index]))
+
+    def is_open(self, index: int, width: float) -> bool:
+        """Whether a trial would be tolerated on a device, memory apart: it is idle, or all there are packed."""
+        rows = self.residents[index]
+        return not rows or (width < 1.0 and len(rows) < min(self._limit(rows), residents_at(width)))
+
+    def placed_bytes(self, index: int) -> float:
+        """Bytes that the trials on a device take, as far as was known when they were placed."""
+        return sum(self._placed[row].peak_bytes for row in self.residents[index] if row in self._placed)
+
+    def running_bytes(self, index: int) -> float:
+        """Bytes that the trials on a device take, as far as was known when they were placed, or learnt since."""
+        return sum(self._needs[row].peak_bytes for row in self.residents[index] if row in self._needs)
+
+    def usable_bytes(self, index: int) -> float | None:
+        """Bytes that trials may fill on a device; ``None`` where its memory does not bound packing."""
+        memory = self._devices[index].memory_bytes
+        return None if memory is None else memory * self._watermark
+
+    def release(self, row: int) -> None:
+        """Takes everything from ``row``."""
+        devices = self.held.pop(row)
+        del self._tolerates[row]
+        self._needs.pop(row, None)
+        self._placed.pop(row, None)
+        for index in devices:
+            self.residents[index].remove(row)
+            self._refresh(index)
+
+    def resize(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
+        """Changes the width of a row that holds devices; returns its devices, or ``None`` if it cannot be.
+
+        A trial alone on its devices keeps as many of them as it can; one that leaves a shared device moves. A
+        width below 1 takes an open slot beside others, or lets others in on a device the trial has.
+        """
+        chosen = self.devices_for(row, width, need)
+        if chosen is not None:
+            self.move(row, chosen, width, need)
+        return chosen
+
+    def move(
+        self,
+        row: int,
+        devices: tuple[int, ...],
+        width: float,
+        need: MemoryNeed | None = None,
+        *,
+        ghost: int | None = None,
+    ) -> None:
+        """Leaves the row with these devices, as :meth:`devices_for` chose them just before.
+
+        Args:
+            row: the trial.
+            devices: its new devices.
+            width: its new width.
+            need: device memory, where it is known.
+            ghost: row that keeps the devices it leaves until they are released, while the trial is still on its way.
+        """
+        left = tuple(index for index in self.held[row] if index not in devices)
+        tolerates, placed, old_need = self._tolerates[row], self._placed.get(row), self._needs.get(row)
+        self.release(row)
+        self._hold(row, devices, residents_at(width), need)
+        if ghost is not None and left:
+            self._hold(ghost, left, tolerates, placed)
+            self.learn(ghost, old_need)
+
+    def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
+        """The devices :meth:`resize` would leave the row with; changes nothing."""
+        before = self.held[row]
+        alone = all(len(self.residents[index]) == 1 for index in before)
+        if width < 1.0:
+            slot = self._open_device(residents_at(width), need, avoid=before, shared_only=True)
+            if slot is None and len(self.residents[before[0]]) > residents_at(width):
+                return None
+            return (slot,) if slot is not None else self._best_subset(before, 1)
+        if alone and round(width) <= len(before):
+            return self._best_subset(before, round(width))
+        kept = before if alone else ()
+        extra = self._choose_free(round(width) - len(kept), need, near=kept)
+        return None if extra is None else kept + extra
+
+    # -- choices ------------------------------------------------------------------------------------------
+
+    def _admits(self, index: int, width: float, need: MemoryNeed | None) -> bool:
+        """Whether a trial of a width of at most 1 fits on this device now."""
+        if index not in self._devices or not self._memory_fits(index, need):
+            return False
+        return self.is_open(index, width)
+
+    def _open_device(
+        self, tolerates: int, need: MemoryNeed | None, avoid: tuple[int, ...] = (), shared_only: bool = False
+    ) -> int | None:
+        """The most idle device that takes one more packed trial: fewest residents, fastest, lowest index."""
+        if not shared_only and self._free_count:
+            idle = self._choose_free(1, need, near=())
+            if idle is not None:
+                return idle[0]
+        for count in range(1, tolerates):
+            heap = self._open.get(count, [])
+            unfit: list[tuple[float, int]] = []
+            found = None
+            while heap and found is None:
+                index = heap[0][1]
+                if (
+                    len(self.residents.get(index, ())) != count
+                    or self.open_slots(index) <= 0
+                    or self._devices[index].speed != -heap[0][0]
+                ):
+                    heapq.heappop(heap)  # stale: the device changed since this entry was made
+                elif index in avoid or not self._memory_fits(index, need):
+                    unfit.append(heapq.heappop(heap))
+                else:
+                    found = index
+            for entry in unfit:
+                heapq.heappush(heap, entry)
+            if found is not None:
+                return found
+        return None
+
+    def _choose_free(self, count: int, need: MemoryNeed | None, near: tuple[int, ...]) -> tuple[int, ...] | None:
+        """``count`` idle devices: kin of ``near`` first, then one host and speed, then one host, then any."""
+        if count > self._free_count:
+            return None
+        if need is None and len(self._free) == 1:  # alike devices on one host, the usual case
+            return tuple(next(iter(self._free.values()))[:count])
+        groups = {kin: self._fitting(indices, need) for kin, indices in self._free.items()}
+        groups = {kin: indices for kin, indices in groups.items() if indices}
+        if sum(map(len, groups.values())) < count:
+            return None
+        if near:
+            homes = {self._kin(index) for index in near}
+            hosts = {host for host, _ in homes}
+            order = sorted(groups, key=lambda kin: (kin not in homes, kin[0] not in hosts, -kin[1], groups[kin][0]))
+        elif count == 1:
+            order = [min(groups, key=lambda kin: (-kin[1], groups[kin][0]))]
+        else:
+            order = self._order_for_wide(groups, count)
+        picked: list[int] = []
+        for kin in order:
+            picked += groups[kin][: count - len(picked)]
+            if len(picked) == count:
+                break
+        return tuple(picked)
+
+    def _order_for_wide(self, groups: dict[_Kin, list[int]], count: int) -> list[_Kin]:
+        enough = [kin for kin in groups if len(groups[kin]) >= count]
+        if enough:  # the tightest fit leaves the large hosts whole for wider trials
+            return [min(enough, key=lambda kin: (-kin[1], len(groups[kin]), groups[kin][0]))]
+        per_host: dict[str, int] = {}
+        for (host, _), indices in groups.items():
+            per_host[host] = per_host.get(host, 0) + len(indices)
+        # A host that holds the trial whole comes first; otherwise the fewest hosts, the largest first.
+        return sorted(
+            groups,
+            key=lambda kin: (per_host[kin[0]] < count, -per_host[kin[0]], kin[0], -kin[1]),
+        )
+
+    def _best_subset(self, devices: tuple[int, ...], count: int) -> tuple[int, ...]:
+        """The ``count`` of these devices to keep: the kin that are most numerous, then the fastest."""
+        tally: dict[_Kin, int] = {}
+        for index in devices:
+            tally[self._kin(index)] = tally.get(self._kin(index), 0) + 1
+        ranked = sorted(devices, key=lambda index: (-tally[self._kin(index)], -self._kin(index)[1]))
+        return tuple(ranked[:count])
+
+    # -- book-keeping -------------------------------------------------------------------------------------
+
+    def _hold(self, row: int, devices: tuple[int, ...], tolerates: int, need: MemoryNeed | None) -> None:
+        self.held[row] = devices
+        self._tolerates[row] = tolerates
+        if need is not None:
+            self._needs[row] = self._placed[row] = need
+        self._grown.update(devices)
+        for index in devices:
+            if not self.residents[index]:
+                self._unset_free(index)
+            self.residents[index].append(row)
+            self._refresh(index)
+
+    def _refresh(self, index: int) -> None:
+        """Files ``index`` anew after its residents changed."""
+        rows = self.residents[index]
+        if not rows:
+            self._set_free(index)
+        elif len(rows) < self._limit(rows):
+            heapq.heappush(self._open.setdefault(len(rows), []), (-self._devices[index].speed, index))
+
+    def _limit(self, rows: list[int]) -> int:
+        return min(self._tolerates[row] for row in rows)
+
+    def _kin(self, index: int) -> _Kin:
+        device = self._devices[index]
+        return device.host, device.speed
+
+    def _set_free(self, index: int) -> None:
+        insort(self._free.setdefault(self._kin(index), []), index)
+        self._free_count += 1
+
+    def _unset_free(self, index: int) -> None:
+        self._free[self._kin(index)].remove(index)
+        self._free_count -= 1
+
+    def _fitting(self, indices: list[int], need: MemoryNeed | None) -> list[int]:
+        if need is None:
+            return indices
+        return [index for index in indices if self._memory_fits(index, need)]
+
+    def _memory_fits(self, index: int, need: MemoryNeed | None) -> bool:
+        """The safety condition of docs/theory.md, section 8, with every resident in a lane of its own."""
+        usable = self.usable_bytes(index)
+        return usable is None or self.filled_bytes(index) + (need.peak_bytes if need else 0.0) <= usable

@@ -1,0 +1,126 @@
+"""What every planner is, and the plan it makes for a TrialGroup."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+from fluid.errors import require_integer
+from fluid.planning.arrangement import Arrangement, KeepWidths, Replanner, start_order
+from fluid.planning.bounds import malleable_lower_bound
+from fluid.planning.instance import Instance
+from fluid.planning.profile import Profile
+from fluid.planning.proportional_share import widths_beside
+from fluid.planning.rollout import Strips, rollout, start
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FloatArray
+from fluid.resources import Cluster, Placement
+from fluid.trialgroup import TrialGroup
+
+
+class Planner(ABC):
+    """Turns an instance into an arrangement: widths, a starting order and a re-planner.
+
+    Args:
+        c: most trials to pack on one device; lowered where a trial's packing overhead says so.
+        d: most devices for one trial; lowered where its scaling overhead says so.
+
+    Raises:
+        InvalidFieldError: ``c`` or ``d`` is below 1.
+    """
+
+    #: The planner's public name, as ``FluidExecutor(planner=...)`` and ``fluid plan --planner`` take it.
+    name: str
+    #: Whether trials that lead to more come first, and running ones make way for those that would end late
+    #: (:mod:`fluid.planning.preemption`).
+    takes_turns: bool = False
+
+    def __init__(self, c: int = DEFAULT_MAX_PACKING, d: int = DEFAULT_MAX_WIDTH) -> None:
+        self.c = require_integer("c", c, at_least=1)
+        self.d = require_integer("d", d, at_least=1)
+
+    @abstractmethod
+    def arrange(self, instance: Instance) -> Arrangement:
+        """Plans the instance as if all its devices were idle. Its own ``c`` and ``d`` count, not the planner's."""
+
+    def replanner(self) -> Replanner:
+        """Who decides about running trials where no arrangement says otherwise."""
+        return KeepWidths()
+
+    def join(self, instance: Instance, others: FloatArray, idle: int) -> Arrangement:
+        """Arranges trials that arrive while others run (:func:`fluid.planning.proportional_share.widths_beside`).
+
+        Args:
+            instance: the new trials, and all devices of the job.
+            others: heights of the trials that run or wait, seconds.
+            idle: devices that nobody holds.
+        """
+        widths = widths_beside(instance, others, idle)
+        order = start_order(widths, instance.heights, instance.priority)
+        return Arrangement(widths, order, self.replanner(), replan_at_start=False, name=self.name)
+
+    def plan(self, group: TrialGroup, cluster: Cluster, profile: Profile | None = None) -> Plan:
+        """Plans a group's active trials on an idle cluster.
+
+        Args:
+            group: at least one active trial.
+            cluster: the devices.
+            profile: measured overheads and paces; without one trials count as ideal, with 1 s an iteration.
+
+        Raises:
+            InvalidFieldError: the group is empty, or a trial fits on no device.
+        """
+        instance = Instance.from_group(group, cluster, profile, c=self.c, d=self.d)
+        return Plan(self.name, instance, self.arrange(instance))
+
+
+class Plan:
+    """A planner's answer for one instance. What it predicts is worked out when it is first asked for.
+
+    Attributes:
+        planner: name of the planner.
+        instance: what was planned.
+        arrangement: widths, order and re-planner, by row.
+    """
+
+    def __init__(self, planner: str, instance: Instance, arrangement: Arrangement) -> None:
+        self.planner = planner
+        self.instance = instance
+        self.arrangement = arrangement
+
+    @cached_property
+    def _started(self) -> Strips:
+        return start(self.instance, self.arrangement)
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """Width of each trial by its id: a share of one device, or a number of devices."""
+        return {trial_id: self._started.width(row) for row, trial_id in enumerate(self.instance.trial_ids)}
+
+    @property
+    def placements(self) -> dict[str, Placement]:
+        """Where each trial that starts at once runs; the others are queued, in the order of :attr:`queue`."""
+        return {
+            self.instance.trial_ids[row]: Placement(self._started.width(row), devices)
+            for row, devices in self._started.occupancy.held.items()
+        }
+
+    @property
+    def queue(self) -> list[str]:
+        """Ids of the trials that wait for a device, in starting order."""
+        held = self._started.occupancy.held
+        return [self.instance.trial_ids[row] for row in self.arrangement.order.tolist() if row not in held]
+
+    @cached_property
+    def schedule(self) -> Strips:
+        """The predicted run, with its segments."""
+        return rollout(self.instance, self.arrangement, record=True)
+
+    @property
+    def makespan(self) -> float:
+        """Predicted seconds from the first start to the last finish."""
+        return self.schedule.now
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """mLB: seconds that no schedule of the instance can beat (docs/theory.md, section 5)."""
+        return malleable_lower_bound(self.instance)

@@ -1,0 +1,335 @@
+"""What was measured about trials: seconds per iteration, overheads, memory and the cost of a resize.
+
+Everything is learnt from iterations that are useful work anyway (docs/theory.md, section 7; paper section 3.4.2.2), per
+profile key and bucket: p trials on one device, or one trial on w devices. Without data nothing is guessed:
+seconds and memory are ``None``; alpha = beta = 1, epsilon = 0 and the limits are the ideal model's, and
+:meth:`Profile.measured_packing` says how far packing was tried. Trials of one key are taken to be alike, as
+the paper does: a space whose shapes differ needs a key per shape.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import logging
+import math
+import os
+import statistics
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.planning.measurements import (
+    ALONE,
+    DRIFT_BASELINE,
+    DRIFT_STREAK,
+    MIN_OBSERVATIONS,
+    Bucket,
+    KeyProfile,
+    Overhead,
+    bucket_from_json,
+    bucket_id,
+    key_from_json,
+    mapping,
+    member,
+    prefix,
+    require_share,
+)
+from fluid.planning.runtime_model import (
+    DEFAULT_BENEFIT_THRESHOLD,
+    TOLERANCE,
+    marginal_benefit,
+    packing_limit_from_seconds,
+    width_limit,
+)
+from fluid.resources import MemoryNeed
+
+_log = logging.getLogger(__name__)
+
+#: Version of what :meth:`Profile.to_json` writes.
+FORMAT = 2
+#: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
+DEFAULT_WINDOW = 31
+#: Keeps a clamped overhead inside its half-open interval, by more than TOLERANCE.
+_INSIDE = 1.0 - 1e-6
+
+
+class Profile:
+    """Learns how fast trials run alone, packed and wide, and what they need (docs/theory.md, section 7).
+
+    It only knows what it is told: no clock, no threads, no randomness. A key never seen is no error.
+
+    Args:
+        window: newest observations kept per bucket, at least 12; estimates are medians over it.
+        threshold: O_th in [0, 1), the marginal benefit that packing one more trial must exceed.
+
+    Raises:
+        InvalidFieldError: here as in every method, a value cannot be used; names the field and the value.
+    """
+
+    def __init__(self, *, window: int = DEFAULT_WINDOW, threshold: float = DEFAULT_BENEFIT_THRESHOLD) -> None:
+        # A window too small to hold a baseline beside a streak would never see a drift.
+        self.window = require_integer("window", window, at_least=DRIFT_BASELINE + DRIFT_STREAK)
+        self.threshold = require_number("threshold", threshold, at_least=0.0)
+        if self.threshold >= 1.0:
+            raise InvalidFieldError("threshold", threshold, "must be below 1")
+        self._keys: dict[str, KeyProfile] = {}
+        self._resizes = Bucket()
+        self._told: set[tuple[str, Overhead]] = set()
+
+    def observe(
+        self,
+        key: str,
+        seconds: float,
+        *,
+        co_residents: int = 1,
+        width: int = 1,
+        iterations: int = 1,
+        memory: MemoryNeed | None = None,
+        busy: float | None = None,
+    ) -> None:
+        """Takes a report of finished iterations: one observation. A refused call teaches nothing.
+
+        Args:
+            key: the trial's profile key.
+            seconds: wall time of these iterations together, above 0.
+            co_residents: p, trials on the device, this one included; above 1 only at width 1.
+            width: devices the trial ran on; above 1 only without co-residents.
+            iterations: how many iterations took ``seconds``.
+            memory: the trial's peak memory in bytes, where it was measured.
+            busy: share of ``seconds`` in which it kept its device busy, where it was measured; only that of a trial
+                alone on one device is of use.
+        """
+        ids = bucket_id(co_residents, width)
+        count = require_integer("iterations", iterations, at_least=1)
+        each = require_number("seconds", seconds, at_least=0.0) / count
+        if each == 0.0:
+            raise InvalidFieldError("seconds", seconds, "must be above 0")
+        share = None if busy is None else require_share("busy", busy)
+        if memory is not None:
+            self.observe_memory(key, memory)
+        known = self._keys.setdefault(_named("key", key), KeyProfile())
+        known.fitted.clear()
+        if share is not None and ids == ALONE:
+            known.busy = [*known.busy, share][-self.window :]
+        if known.buckets.setdefault(ids, Bucket()).add(each, self.window):
+            _log.info("profile %r drifted at co_residents=%d, width=%d: measuring again", key, *ids)
+
+    def observe_memory(self, key: str, memory: MemoryNeed) -> None:
+        """Takes the peak memory of a trial, in bytes, where nothing can be said about its seconds."""
+        if not isinstance(memory, MemoryNeed):
+            raise InvalidFieldError("memory", memory, "must be a MemoryNeed")
+        self._keys.setdefault(_named("key", key), KeyProfile()).grow_memory(memory)
+
+    def observe_resize(self, seconds: float) -> None:
+        """Takes the measured cost of one resize, in seconds; 0 is allowed."""
+        self._resizes.add(require_number("seconds", seconds, at_least=0.0), self.window)
+
+    @property
+    def epsilon(self) -> float:
+        """Median cost of a resize, in seconds; 0.0 until one was measured."""
+        return self._resizes.estimate if self._resizes.seconds else 0.0
+
+    def keys(self) -> list[str]:
+        """The profile keys seen, in the order of their first observation."""
+        return list(self._keys)
+
+    def memory(self, key: str) -> MemoryNeed | None:
+        """The maximum seen of each part, in bytes; ``None`` until some was reported."""
+        return self._known(key).memory
+
+    def busy(self, key: str) -> float | None:
+        """Share of an iteration, alone on one device, in which the trial keeps it busy; ``None`` until measured."""
+        shares = self._known(key).busy
+        return statistics.median(shares) if shares else None
+
+    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+        """Whether a bucket holds under ``MIN_OBSERVATIONS``: at first, and after a drift restarted it."""
+        bucket = self._known(key).buckets.get(bucket_id(co_residents, width), Bucket())
+        return len(bucket.seconds) < MIN_OBSERVATIONS
+
+    def seconds_per_iteration(self, key: str) -> float | None:
+        """Seconds per iteration at width 1, alone on the device; ``None`` for a key never seen.
+
+        Where only packed or wide iterations were measured, eq. 3.2 takes theirs back to width 1. Buckets with
+        too few observations count only where there are no others.
+        """
+        buckets = self._known(key).buckets
+        for usable in ({ids: bucket for ids, bucket in buckets.items() if bucket.measured}, buckets):
+            if ALONE in usable:
+                return usable[ALONE].estimate
+            if usable:
+                alpha, beta = math.log(self.alpha(key)), math.log(self.beta(key))
+                logs = {
+                    (p, w): math.log(bucket.estimate * w) - (p - 1) * alpha - (w - 1) * beta
+                    for (p, w), bucket in usable.items()
+                }
+                return _exp(_weighted_median((logs[ids], len(usable[ids].seconds)) for ids in usable))
+        return None
+
+    def alpha(self, key: str) -> float:
+        """Packing overhead per extra co-resident, in [1, c/(c-1)) for the c measured; 1.0 until measured.
+
+        Fitted to all measured buckets, at least two, as a weighted median of slopes (Theil-Sen), so that no
+        one of many decides it. A value outside the interval is clamped, which is logged once per key.
+        """
+        return self._overhead(key, "alpha")
+
+    def beta(self, key: str) -> float:
+        """Scaling overhead per extra device, in [1, d/(d-1)); 1.0 until measured; fitted as :meth:`alpha`.
+
+        d is the last of the measured widths 1, 2, ... that are each faster than the one before.
+        """
+        # The paper prints [1, (d+1)/d), which its own definition of d contradicts (docs/theory.md, section 2).
+        return self._overhead(key, "beta")
+
+    def measured_packing(self, key: str) -> int:
+        """The largest p for which each of 1..p co-residents was measured; 0 where not even one alone was."""
+        return len(prefix(self._known(key).line("alpha")))
+
+    def marginal_benefits(self, key: str) -> dict[int, float]:
+        """O^p (eq. 3.1) by p, where p and p - 1 were measured; medians stand for the paper's means."""
+        seconds = {p: bucket.estimate for p, bucket in self._known(key).line("alpha").items()}
+        return {p: marginal_benefit(p, seconds[p], seconds[p - 1]) for p in seconds if p - 1 in seconds}
+
+    def packing_limit(self, key: str, c_max: int) -> int:
+        """c, the most co-residents worth having on a device.
+
+        Up to :meth:`measured_packing` the measured O^p decide, whatever alpha; beyond it each further trial
+        is taken to cost the fitted alpha, which without data is the ideal 1, and no less than it must: what
+        keeps a device busy for a share u of its iteration alone takes p u of that among p such.
+        """
+        c_max = require_integer("c_max", c_max, at_least=1)
+        seconds = prefix(self._known(key).line("alpha"))[:c_max]
+        c = packing_limit_from_seconds(seconds, threshold=self.threshold)
+        if c < len(seconds):
+            return c
+        alpha, busy = self.alpha(key), self.busy(key)
+        least = (seconds[0] if seconds else 1.0) * (busy or 0.0)
+        latest = seconds[c - 1] if seconds else 1.0
+        while c < c_max:
+            following = max(alpha * latest, (c + 1) * least)
+            if marginal_benefit(c + 1, following, latest) <= self.threshold + TOLERANCE:
+                break
+            c, latest = c + 1, following
+        return c
+
+    def width_limit(self, key: str, *, n: int, d_max: int) -> int:
+        """d, the most of ``n`` devices a trial may span: ``min(d_max, n, max{w : beta < w/(w-1)})``."""
+        return width_limit(self.beta(key), n=n, d_max=d_max)
+
+    def to_json(self) -> dict[str, object]:
+        """All that was learnt, in plain dicts, lists, strings and numbers."""
+        return {
+            "format": FORMAT,
+            "window": self.window,
+            "threshold": self.threshold,
+            "resizes": asdict(self._resizes),
+            "keys": {
+                key: {
+                    "memory": None if known.memory is None else asdict(known.memory),
+                    "busy": known.busy,
+                    "buckets": [
+                        {"co_residents": p, "width": w, **asdict(bucket)} for (p, w), bucket in known.buckets.items()
+                    ],
+                }
+                for key, known in self._keys.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Profile:
+        """Makes the profile that :meth:`to_json` described: same estimates, and it goes on learning alike."""
+        version = member("", data, "format")
+        if version != FORMAT:
+            raise InvalidFieldError("format", version, f"is unknown; this Fluid reads format {FORMAT}")
+        profile = cls(window=member("", data, "window"), threshold=member("", data, "threshold"))
+        profile._resizes = bucket_from_json("resizes", member("", data, "resizes"), profile.window)
+        for key, content in mapping("keys", member("", data, "keys")).items():
+            name = _named("keys", key)
+            profile._keys[name] = key_from_json(f"keys[{name!r}]", content, profile.window)
+        return profile
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the profile to a file. Whoever reads it finds the old content or the new, never a part."""
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with temporary.open("x", encoding="utf-8") as file:
+                json.dump(self.to_json(), file, indent=1, allow_nan=False)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Reads what :meth:`save` wrote; an error in the content names the file too."""
+        name = os.fspath(path)
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except InvalidFieldError as error:
+            raise InvalidFieldError(error.field, error.value, f"{error.reason} (in {name})") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidFieldError("path", name, f"is not a JSON file: {error}") from error
+
+    def _known(self, key: str) -> KeyProfile:
+        return self._keys.get(key) or KeyProfile()
+
+    def _overhead(self, key: str, name: Overhead) -> float:
+        known = self._known(key)
+        if name not in known.fitted:
+            line = known.line(name)
+            value = 1.0 if len(line) < 2 else _exp(_slope(line, shared=name == "beta"))
+            known.fitted[name] = self._clamped(key, name, value, prefix(line))
+        return known.fitted[name]
+
+    def _clamped(self, key: str, name: Overhead, value: float, seconds: Sequence[float]) -> float:
+        """``value`` brought into [1, m/(m-1)), where m is the measured c or d."""
+        if name == "alpha":
+            limit = packing_limit_from_seconds(seconds, threshold=self.threshold)
+        else:
+            faster = [wider < narrower for narrower, wider in itertools.pairwise(seconds)]
+            limit = 1 + len(list(itertools.takewhile(bool, faster)))
+        bound = limit / (limit - 1) if limit > 1 else math.inf
+        if 1.0 <= value < bound:
+            return value
+        clamped = max(1.0, min(value, bound * _INSIDE))
+        if (key, name) not in self._told:
+            self._told.add((key, name))
+            message = "profile %r: measured %s=%.6g lies outside [1, %.6g); %.6g is used"
+            _log.info(message, key, name, value, bound, clamped)
+        return clamped
+
+
+def _named(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidFieldError(name, value, "must be a non-empty string")
+    return value
+
+
+def _slope(line: Mapping[int, Bucket], *, shared: bool) -> float:
+    """log alpha, or log beta where the devices share the work (eq. 3.2), from two buckets or more."""
+    logs = {step: math.log(bucket.estimate * (step if shared else 1)) for step, bucket in line.items()}
+    slopes = []
+    for a, b in itertools.combinations(line, 2):
+        # The further apart two buckets are and the better observed, the surer is their slope.
+        noise = math.sqrt(1 / len(line[a].seconds) + 1 / len(line[b].seconds))
+        slopes.append(((logs[b] - logs[a]) / (b - a), (b - a) / noise))
+    return _weighted_median(slopes)
+
+
+def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
+    """The smallest value such that it and those below it have at least half of the weight."""
+    ordered = sorted(weighted)
+    sums = list(itertools.accumulate(weight for _, weight in ordered))
+    return ordered[bisect.bisect_left(sums, 0.5 * sums[-1] * (1.0 - TOLERANCE))][0]
+
+
+def _exp(exponent: float) -> float:
+    """exp, but an absurd measurement ends in an absurd number and not in an OverflowError."""
+    return math.exp(min(max(exponent, -700.0), 700.0))

@@ -1,0 +1,86 @@
+"""Widths in proportion to work: the water-filling of StaticFluid, and what follows from it when trials arrive."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fluid.planning.arrangement import Resize, Running
+from fluid.planning.instance import Instance
+from fluid.planning.runtime_model import TOLERANCE, FloatArray
+
+
+def shares(heights: FloatArray, n: int) -> FloatArray:
+    """(k,) the devices due to each trial if ``n`` of them were divided by height."""
+    total = float(heights.sum())
+    return heights / total * n if total > 0.0 else np.zeros(len(heights))
+
+
+def static_widths(heights: FloatArray, c: ArrayLike, d: ArrayLike, n: int) -> FloatArray:
+    """``w_i = min(max(floor(h_i(1) / sum_j h_j(1) * n), 1/c), d_i)``.
+
+    Args:
+        heights: (k,) h_i(1), seconds.
+        c: most co-resident trials, one number or (k,).
+        d: most devices, one number or (k,).
+        n: devices to share out.
+
+    Returns:
+        (k,) widths; those above 1/c sum to at most n.
+    """
+    # k = n alike trials have a share of 1 each, which rounding must not take below 1.
+    whole = np.floor(shares(heights, n) + TOLERANCE)
+    return np.minimum(np.maximum(whole, 1.0 / np.asarray(c, dtype=np.float64)), np.asarray(d, dtype=np.float64))
+
+
+def widths_beside(instance: Instance, others: FloatArray, idle: int) -> FloatArray:
+    """Widths of trials that arrive while others run or wait: each gets its share of all the work there is.
+
+    A trial whose share is below one device, or for which none is idle, takes a slot beside others.
+
+    Args:
+        instance: the k new trials, and all devices of the job.
+        others: heights of the trials that run or wait, seconds.
+        idle: devices that nobody holds.
+
+    Returns:
+        (k,) widths; those above 1/c sum to at most ``idle``.
+    """
+    model, k = instance.model, len(instance)
+    everything = np.concatenate([instance.heights, others])
+    whole = np.minimum(np.floor(shares(everything, instance.n)[:k] + TOLERANCE), model.d)
+    widths = 1.0 / model.c
+    for row in np.argsort(-instance.heights, kind="stable").tolist():
+        devices = min(int(whole[row]), idle)
+        if devices < 1:
+            break
+        widths[row] = devices
+        idle -= devices
+    return widths
+
+
+def make_room(running: Running, waiting: FloatArray) -> list[Resize]:
+    """Resizes by which running trials give way to queued ones, down to their share of all the work.
+
+    Wide trials shrink to a whole width. A trial alone on a device that is due less than a device lets others
+    in: it stays where it is, so that costs nothing but their company.
+
+    Args:
+        running: the trials that run.
+        waiting: heights of the queued trials, seconds.
+
+    Returns:
+        Resizes, the widest trial first; none for a trial about to end anyway.
+    """
+    alone = np.flatnonzero(running.widths >= 1.0)
+    if not len(alone) or not len(waiting):
+        return []
+    work = np.concatenate([running.remaining, waiting])
+    whole = np.floor(shares(work, running.n)[alone] + TOLERANCE)
+    widths = running.widths[alone]
+    let_in = np.where(whole < 1.0, 1.0 / running.c[alone], 1.0)
+    target = np.where(widths >= 2.0, np.maximum(whole, 1.0), let_in)
+    ends_in = running.remaining[alone] / running.speed[alone] * running.beta[alone] ** (widths - 1.0) / widths
+    moves = np.flatnonzero((target < widths) & (ends_in > running.epsilon))
+    moves = moves[np.argsort(-widths[moves], kind="stable")]
+    return [Resize(int(running.rows[alone[i]]), float(target[i])) for i in moves.tolist()]

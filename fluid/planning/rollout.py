@@ -1,0 +1,320 @@
+"""The n strips of the packing problem with trials on them: who runs where, how far each is, when each ends.
+
+This is the model of execution by which planners judge a plan, and which the simulator runs on its virtual clock.
+A packed trial advances at the rate its actual co-residents allow, ``alpha^-(p(t)-1)``, updated at each arrival
+and departure; a wide one at ``w / beta^(w-1)`` (docs/theory.md, section 3). Nothing here reads a clock: time is
+an argument.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluid.planning.arrangement import Arrangement, Resize, Running
+from fluid.planning.instance import Instance
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.runtime_model import TOLERANCE, stretch_of
+from fluid.planning.start_queue import StartQueue
+from fluid.resources import Cluster, MemoryNeed
+
+#: Events closer together than this share of the time are one instant.
+_SAME_INSTANT = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of time in which a trial held the same devices at the same width.
+
+    Attributes:
+        row: the trial.
+        start, end: seconds.
+        devices: indices of the devices held.
+        width: the width given, ``1/p`` as planned.
+        pause: seconds of it, at its start, lost to the resize that began it, or to one just before.
+    """
+
+    row: int
+    start: float
+    end: float
+    devices: tuple[int, ...]
+    width: float
+    pause: float = 0.0
+
+
+class Strips:
+    """Trials on devices. Rows are numbered in the order they are added.
+
+    Args:
+        cluster: the devices.
+        epsilon: seconds a resized trial makes no progress.
+        record: whether to keep :attr:`segments`.
+    """
+
+    def __init__(self, cluster: Cluster, epsilon: float = 0.0, *, record: bool = False) -> None:
+        self.occupancy = Occupancy(cluster)
+        self.epsilon = epsilon
+        self.now = 0.0
+        #: rows that run now.
+        self.running: set[int] = set()
+        #: finished stretches of time, if recorded.
+        self.segments: list[Segment] = []
+        self.resizes = 0
+        self.started: dict[int, float] = {}
+        self.finished: dict[int, float] = {}
+        self._record = record
+        # Columns, one entry per row. `_remaining` is work left, in seconds at width 1 and speed 1, as of `_since`.
+        self._remaining: list[float] = []
+        self._alpha: list[float] = []
+        self._beta: list[float] = []
+        self._c: list[int] = []
+        self._d: list[int] = []
+        self._needs: list[MemoryNeed | None] = []
+        self._width: list[float] = []
+        self._rate: list[float] = []
+        self._since: list[float] = []
+        self._version: list[int] = []
+        self._opened: list[tuple[float, float]] = []
+        self._ends: list[tuple[float, int, int]] = []
+        self._queue = StartQueue()
+
+    # -- what there is ------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Trials that wait for a device."""
+        return len(self._queue)
+
+    @property
+    def next_end(self) -> float:
+        """When the next running trial ends, if nothing changes; infinite where none runs."""
+        ends = self._ends
+        while ends and ends[0][2] != self._version[ends[0][1]]:
+            heapq.heappop(ends)
+        return ends[0][0] if ends else math.inf
+
+    def remaining(self, row: int) -> float:
+        """Predicted seconds of work left at width 1 and speed 1."""
+        return max(0.0, self._remaining[row] - self._rate[row] * max(0.0, self.now - self._since[row]))
+
+    def width(self, row: int) -> float:
+        """The width given to the trial."""
+        return self._width[row]
+
+    def is_fresh(self, row: int) -> bool:
+        """Whether the trial started this very instant, so that a resize costs nothing."""
+        return self.started[row] == self.now
+
+    def snapshot(self, epsilon: float | None = None) -> Running:
+        """What a re-planner looks at; ``epsilon`` stands in for the strips' own."""
+        rows = sorted(self.running)
+        now, left, rate, since = self.now, self._remaining, self._rate, self._since
+        held = [self.occupancy.held[row] for row in rows]
+        residents = self.occupancy.residents
+        return Running(
+            rows=np.array(rows, dtype=np.int64),
+            remaining=np.maximum([left[row] - rate[row] * max(0.0, now - since[row]) for row in rows], 0.0),
+            widths=np.array([self._width[row] for row in rows], dtype=np.float64),
+            residents=np.array([len(residents[devices[0]]) for devices in held], dtype=np.int64),
+            device=np.array([devices[0] for devices in held], dtype=np.int64),
+            speed=np.array(self.occupancy.speeds(held), dtype=np.float64),
+            alpha=np.array([self._alpha[row] for row in rows], dtype=np.float64),
+            beta=np.array([self._beta[row] for row in rows], dtype=np.float64),
+            c=np.array([self._c[row] for row in rows], dtype=np.int64),
+            d=np.array([self._d[row] for row in rows], dtype=np.int64),
+            free=self.occupancy.free_count,
+            n=len(self.occupancy),
+            epsilon=self.epsilon if epsilon is None else epsilon,
+        )
+
+    # -- changes ------------------------------------------------------------------------------------------
+
+    def submit(self, instance: Instance, arrangement: Arrangement) -> range:
+        """Queues the trials of an instance as arranged, behind what is queued; returns their rows.
+
+        Args:
+            instance: the trials; its cluster is not looked at.
+            arrangement: widths and starting order.
+        """
+        first, k, model = len(self._remaining), len(instance), instance.model
+        self._remaining += instance.heights.tolist()
+        self._alpha += model.alpha.tolist()
+        self._beta += model.beta.tolist()
+        self._c += model.c.tolist()
+        self._d += model.d.tolist()
+        self._needs += instance.needs
+        self._width += arrangement.widths.tolist()
+        self._rate += [0.0] * k
+        self._since += [self.now] * k
+        self._version += [0] * k
+        self._opened += [(0.0, 0.0)] * k
+        priority, widths = instance.priority.tolist(), arrangement.widths.tolist()
+        for row in arrangement.order.tolist():
+            self._queue.push(first + row, widths[row], priority[row], instance.needs[row])
+        return range(first, first + k)
+
+    def dispatch(self) -> list[int]:
+        """Starts every queued trial that fits, in order of priority, then descending width; returns them.
+
+        A trial that does not fit lets narrower ones pass: they would leave the devices idle otherwise.
+        """
+        started = self._queue.start(self._place)
+        # Rates follow from who is where once all have started: pacing each arrival anew would be wasted.
+        for row in {near for begun in started for near in (begun, *self._neighbours(begun))}:
+            self._pace(row)
+        return started
+
+    def advance(self, until: float) -> list[int]:
+        """Moves time on to ``until``, or to the next instant at which trials end; returns the trials ended."""
+        end = self.next_end
+        if end > until:
+            self.now = until
+            return []
+        self.now = max(self.now, end)
+        instant = end + _SAME_INSTANT * max(1.0, abs(end))
+        ended: list[int] = []
+        while self.next_end <= instant:
+            row = heapq.heappop(self._ends)[1]
+            self._version[row] += 1
+            ended.append(row)
+        for row in ended:
+            self._leave(row)
+            self._remaining[row] = 0.0
+        return ended
+
+    def resize(self, row: int, width: float) -> bool:
+        """Gives a running trial another width; it pays epsilon unless it started this very instant.
+
+        Returns:
+            Whether it was possible; nothing changed otherwise. A trial is not widened onto devices so much slower
+            than its own that it would slow down.
+        """
+        before = self.occupancy.held[row]
+        neighbours = self._neighbours(row)
+        self._settle(row)
+        chosen = self.occupancy.devices_for(row, width, self._needs[row])
+        if chosen is None or (width > self._width[row] and self._is_slower(row, chosen, width)):
+            return False
+        self.occupancy.move(row, chosen, width, self._needs[row])
+        # A trial that lets others in on the device it has does not move.
+        free = self.is_fresh(row) or self.occupancy.held[row] == before
+        self._close(row, before)
+        self._width[row] = width
+        pause = 0.0 if free else self.epsilon
+        pause += max(0.0, self._since[row] - self.now)  # what is left of the pause before
+        self._since[row] = self.now + pause
+        self._opened[row] = (self.now, pause)
+        self.resizes += not free
+        for other in {row, *neighbours, *self._neighbours(row)}:
+            self._pace(other)
+        return True
+
+    def apply(self, resizes: list[Resize]) -> None:
+        """Carries out a re-planner's resizes, in its order."""
+        for row, width in resizes:
+            self.resize(row, width)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _place(self, row: int) -> bool:
+        if self.occupancy.place(row, self._width[row], self._needs[row]) is None:
+            return False
+        self._begin(row)
+        return True
+
+    def _begin(self, row: int) -> None:
+        self.running.add(row)
+        self.started.setdefault(row, self.now)
+        self._since[row] = self.now
+        self._opened[row] = (self.now, 0.0)
+        self._rate[row] = 0.0
+
+    def _leave(self, row: int) -> None:
+        neighbours = self._neighbours(row)
+        self._settle(row)
+        self._version[row] += 1
+        self._close(row, self.occupancy.held[row])
+        self.occupancy.release(row)
+        self.running.discard(row)
+        self._rate[row] = 0.0
+        self.finished[row] = self.now
+        for other in neighbours:
+            if other in self.running:
+                self._pace(other)
+
+    def _neighbours(self, row: int) -> list[int]:
+        if self._width[row] >= 1.0:
+            return []
+        return [other for other in self.occupancy.residents[self.occupancy.held[row][0]] if other != row]
+
+    def _settle(self, row: int) -> None:
+        """Books the work done since the last look."""
+        elapsed = self.now - self._since[row]
+        if elapsed > 0.0:
+            self._remaining[row] = max(0.0, self._remaining[row] - self._rate[row] * elapsed)
+            self._since[row] = self.now
+
+    def _pace(self, row: int) -> None:
+        """Sets the rate of a running trial after it or its neighbours moved, and when it will end."""
+        self._settle(row)
+        devices = self.occupancy.held[row]
+        width = self._width[row]
+        if width < 1.0:
+            width = 1.0 / len(self.occupancy.residents[devices[0]])
+        rate = self.occupancy.speed(devices) / stretch_of(self._alpha[row], self._beta[row], width)
+        self._rate[row] = rate
+        self._version[row] += 1
+        heapq.heappush(self._ends, (self._since[row] + self._remaining[row] / rate, row, self._version[row]))
+
+    def _is_slower(self, row: int, devices: tuple[int, ...], width: float) -> bool:
+        rate = self.occupancy.speed(devices) / stretch_of(self._alpha[row], self._beta[row], width)
+        return rate < self._rate[row] * (1.0 - TOLERANCE)
+
+    def _close(self, row: int, devices: tuple[int, ...]) -> None:
+        start, pause = self._opened[row]
+        if self._record and self.now > start:
+            self.segments.append(Segment(row, start, self.now, devices, self._width[row], min(pause, self.now - start)))
+
+
+def start(instance: Instance, arrangement: Arrangement, *, record: bool = False) -> Strips:
+    """Starts every trial of an arrangement that fits on the idle cluster; the others are queued.
+
+    Where all of them start and devices are left idle, the re-planner is asked at once, free of epsilon: nothing
+    has run yet.
+    """
+    strips = Strips(instance.cluster, instance.epsilon, record=record)
+    strips.submit(instance, arrangement)
+    strips.dispatch()
+    if arrangement.replan_at_start and not strips.queued and strips.occupancy.free_count:
+        strips.apply(arrangement.replanner.replan(strips.snapshot(epsilon=0.0)))
+    return strips
+
+
+def rollout(
+    instance: Instance, arrangement: Arrangement, *, give_up_after: float = math.inf, record: bool = False
+) -> Strips:
+    """Runs an arrangement to its end by the runtime model, re-planning included.
+
+    Args:
+        instance: the trials and devices; all start at time 0.
+        arrangement: widths, order and re-planner.
+        give_up_after: seconds after which to stop looking; the result is then unfinished.
+        record: whether to keep segments.
+
+    Returns:
+        The strips at the end; ``now`` is the makespan in seconds, infinite if given up.
+    """
+    strips = start(instance, arrangement, record=record)
+    while strips.running:
+        if strips.next_end > give_up_after:
+            strips.now = math.inf
+            break
+        strips.advance(math.inf)
+        if strips.queued:
+            strips.dispatch()
+        if not strips.queued and strips.running:
+            strips.apply(arrangement.replanner.replan(strips.snapshot()))
+    return strips

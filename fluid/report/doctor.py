@@ -1,0 +1,300 @@
+"""What this machine offers, and what Fluid would use of it: ``fluid doctor``.
+
+Heavy packages are not imported to find out: their version is read from what pip wrote down.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fluid._version import __version__
+from fluid.display.format import count
+from fluid.gpu.mps_control import find_program
+from fluid.gpu.mps_support import why_not_here
+from fluid.gpu.nvml import GpuState, describe_gpus, driver_version, why_no_gpus
+
+#: Versions of Ray that are tested, both included.
+RAY_RANGE = ((2, 9), (2, 60))
+_SHM = "/dev/shm"
+_CGROUP = "/sys/fs/cgroup"
+#: cgroups of version 1 say "no limit" by a number about this large.
+_NO_LIMIT = 1 << 60
+#: A lane takes about so many descriptors, of itself and in the driver; some hundred lanes should be possible.
+_FEW_FILES = 1024
+_LITTLE_SHM = 1 << 30
+
+
+@dataclass(frozen=True)
+class Package:
+    """An optional package.
+
+    Attributes:
+        name: as it is installed.
+        version: ``None`` if it is not there.
+        cuda: version of CUDA that PyTorch was built for; ``None`` for none, and for other packages.
+    """
+
+    name: str
+    version: str | None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is. Sizes are bytes; what cannot be told, and limits that are not set, are ``None``.
+
+    Attributes:
+        cores: CPU cores that this process may run on; ``machine_cores``: those there are.
+        cpu_quota: cores' worth of CPU time that the container may use.
+        memory_limit: memory that the container may use.
+        open_files: most files a process may have open at once.
+        no_gpus: why no GPU is found; empty if some are.
+        mps_program: path of the MPS control program.
+        no_mps: why MPS cannot be used; empty if nothing speaks against it.
+    """
+
+    fluid: str
+    python: str
+    system: str
+    cores: int
+    machine_cores: int
+    cpu_quota: float | None
+    memory: int | None
+    memory_limit: int | None
+    shm: int | None
+    shm_free: int | None
+    open_files: int | None
+    gpus: tuple[GpuState, ...]
+    driver: str | None
+    no_gpus: str
+    mps_program: str | None
+    no_mps: str
+    packages: dict[str, Package]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What Fluid would use, in sentences.
+
+    Attributes:
+        devices: how many, and their kind: ``gpu`` or ``cpu``.
+        uses: what it uses.
+        not_used: what it does not, and why.
+        warnings: what may go wrong.
+    """
+
+    devices: int
+    kind: str
+    uses: list[str] = field(default_factory=list)
+    not_used: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def examine() -> Machine:
+    """Looks at this machine. Starts nothing and changes nothing."""
+    gpus = tuple(describe_gpus())
+    shm = shutil.disk_usage(_SHM) if os.path.isdir(_SHM) else None
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return Machine(
+        fluid=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        machine_cores=os.cpu_count() or 1,
+        cpu_quota=read_cpu_quota(_CGROUP),
+        memory=_physical_memory(),
+        memory_limit=read_memory_limit(_CGROUP),
+        shm=shm.total if shm else None,
+        shm_free=shm.free if shm else None,
+        open_files=None if files == resource.RLIM_INFINITY else files,
+        gpus=gpus,
+        driver=driver_version(),
+        no_gpus="" if gpus else why_no_gpus(),
+        mps_program=find_program(),
+        no_mps=why_not_here(gpus),
+        packages={name: find_package(name) for name in ("torch", "horovod", "ray", "nvidia-ml-py")},
+    )
+
+
+def advise(machine: Machine) -> Advice:
+    """Says what Fluid would use of a machine, and why not the rest."""
+    advice = Advice(len(machine.gpus), "gpu") if machine.gpus else Advice(machine.cores, "cpu")
+    _about_devices(machine, advice)
+    _about_sharing(machine, advice)
+    _about_torch(machine, advice)
+    _about_ray(machine, advice)
+    if machine.packages["horovod"].version is None:
+        advice.not_used.append("Horovod is not installed.")
+    _about_limits(machine, advice)
+    return advice
+
+
+def ray_is_supported(version: str) -> bool | None:
+    """Whether this version of Ray is among those tested; ``None`` if it cannot be read."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        return None
+    return RAY_RANGE[0] <= (int(numbers[1]), int(numbers[2])) <= RAY_RANGE[1]
+
+
+# -- what there is -------------------------------------------------------------------------------------------
+
+
+def find_package(name: str) -> Package:
+    """Finds a package without importing it."""
+    try:
+        version: str | None = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    if version is None or name != "torch":
+        return Package(name, version)
+    return Package(name, version, _cuda_of_torch())
+
+
+def _cuda_of_torch() -> str | None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    return read_torch_cuda(Path(spec.origin).with_name("version.py"))
+
+
+def read_torch_cuda(path: Path) -> str | None:
+    """The version of CUDA that PyTorch was built for, as its ``version.py`` says; ``None`` for none."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        value = getattr(statement, "value", None)
+        named = any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets)
+        if named and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            return value.value
+    return None
+
+
+def read_cpu_quota(cgroup: str) -> float | None:
+    """Cores' worth of CPU time that the container may use, by its cgroup of either version.
+
+    Args:
+        cgroup: the folder where cgroups are mounted.
+    """
+    try:
+        if (words := _read(cgroup, "cpu.max").split())[:1] != []:
+            return None if words[0] == "max" else int(words[0]) / int(words[1])
+        quota = int(_read(cgroup, "cpu/cpu.cfs_quota_us") or -1)
+        return quota / int(_read(cgroup, "cpu/cpu.cfs_period_us")) if quota > 0 else None
+    except (ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def read_memory_limit(cgroup: str) -> int | None:
+    """Bytes of memory that the container may use, by its cgroup of either version.
+
+    Args:
+        cgroup: the folder where cgroups are mounted.
+    """
+    text = _read(cgroup, "memory.max") or _read(cgroup, "memory/memory.limit_in_bytes")
+    limit = int(text) if text.strip().isdecimal() else None
+    return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def _read(folder: str, name: str) -> str:
+    try:
+        return Path(folder, name).read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def _physical_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+# -- what follows from it ------------------------------------------------------------------------------------
+
+
+def _about_devices(machine: Machine, advice: Advice) -> None:
+    if machine.gpus:
+        advice.uses.append(f"Fluid would use {count(advice.devices, 'GPU')}, with devices=None.")
+        return
+    advice.uses.append(f"Fluid would use {count(advice.devices, 'CPU core')} as devices, with devices=None.")
+    advice.not_used.append(f"No GPU is used: {machine.no_gpus}.")
+    if machine.cpu_quota is not None and machine.cpu_quota < machine.cores:
+        advice.warnings.append(
+            f"This container may use {machine.cpu_quota:g} cores' worth of CPU time, fewer than the cores it sees: "
+            f"devices={max(1, int(machine.cpu_quota))} would not slow trials down."
+        )
+
+
+def _about_sharing(machine: Machine, advice: Advice) -> None:
+    if not machine.gpus:
+        advice.not_used.append("MPS is not used: it is for GPUs.")
+        return
+    if machine.no_mps:
+        advice.uses.append("Trials packed on a GPU would take turns in time slices.")
+        advice.not_used.append(f"MPS could not be used: {machine.no_mps}.")
+    else:
+        advice.uses.append("Trials packed on a GPU could run side by side under MPS; without it they take turns.")
+    for gpu in machine.gpus:
+        if (gpu.compute_mode or "").startswith("EXCLUSIVE") and machine.no_mps:
+            advice.warnings.append(
+                f"The compute mode of {gpu.token} is {gpu.compute_mode}: without MPS only one process can use it, "
+                "so packing would fail. Fluid does not change compute modes."
+            )
+        if gpu.processes:
+            pids = ", ".join(str(process.pid) for process in gpu.processes)
+            advice.warnings.append(f"{gpu.token} is in use already (process {pids}): measured times will be off.")
+
+
+def _about_torch(machine: Machine, advice: Advice) -> None:
+    torch = machine.packages["torch"]
+    if torch.version is None:
+        what = ": how much of a GPU's memory trials take is not measured then" if machine.gpus else ""
+        advice.not_used.append(f"PyTorch is not installed{what}.")
+    elif machine.gpus and torch.cuda is None:
+        advice.warnings.append(f"PyTorch {torch.version} was built without CUDA: its trials will not use the GPUs.")
+
+
+def _about_ray(machine: Machine, advice: Advice) -> None:
+    version = machine.packages["ray"].version
+    low, high = (".".join(map(str, bound)) for bound in RAY_RANGE)
+    if version is None:
+        advice.uses.append("Trials would run in processes of this machine.")
+        advice.not_used.append("Ray is not installed; it is needed for clusters only: pip install 'fluid-tune[ray]'.")
+        return
+    advice.uses.append(
+        f"Trials would run in processes of this machine; on Ray {version}, if connected or with backend='ray'."
+    )
+    if not ray_is_supported(version):
+        advice.warnings.append(f"Ray {version} is not among the versions that are tested, {low} to {high}.")
+
+
+def _about_limits(machine: Machine, advice: Advice) -> None:
+    if machine.shm is None:
+        advice.not_used.append(f"Checkpoints are not kept in memory: there is no {_SHM}.")
+    elif (machine.shm_free or 0) < _LITTLE_SHM:
+        advice.warnings.append(
+            f"{_SHM} has little room ({_size(machine.shm_free)} free): checkpoints go to disk when it is full, and "
+            "data loaders may fail. In Docker, --shm-size gives it more."
+        )
+    if machine.open_files is not None and machine.open_files < _FEW_FILES:
+        advice.warnings.append(
+            f"A process may have {machine.open_files} files open only: many trials at once may fail. "
+            f"ulimit -n {_FEW_FILES} allows more."
+        )
+
+
+def _size(size: int | None) -> str:
+    return "?" if size is None else f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,65 @@
+"""The backend that an executor runs on, by its name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fluid.backends.base import Backend
+from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
+from fluid.errors import InvalidFieldError
+from fluid.lane.policy import DEFAULT_POLICY
+from fluid.resources import Device
+
+
+def make_backend(
+    backend: str | Backend,
+    devices: int | list[Device] | None,
+    run_dir: Path,
+    sharing: str,
+    lane_policy: str | None,
+    process_group: str | None,
+) -> Backend:
+    """Returns the backend to run on.
+
+    Args:
+        backend: ``"auto"``, ``"local"``, ``"ray"``, or one that is there.
+        devices: how many or which; ``None`` for all.
+        run_dir: folder of the session.
+        sharing: how lanes share a GPU, as :class:`fluid.backends.local.backend.LocalBackend` takes it.
+        lane_policy: which trial a lane runs next; ``None`` for the usual one.
+        process_group: what the devices of one trial talk through; ``None`` for the usual one.
+
+    Raises:
+        InvalidFieldError: the backend cannot do that; names the executor's argument.
+    """
+    if not isinstance(backend, str):
+        how = getattr(backend, "sharing", None)
+        if sharing == "mps" and (how is None or how.way != "mps"):
+            raise InvalidFieldError("packing", sharing, "has to be said to the backend: sharing='mps'")
+        if lane_policy is not None:
+            raise InvalidFieldError("lane_policy", lane_policy, "has to be said to the backend")
+        return backend
+    policy = lane_policy or DEFAULT_POLICY
+    group = process_group or DEFAULT_PROCESS_GROUP
+    if backend == "ray" or (backend == "auto" and _ray_is_connected()):
+        if sharing == "mps":
+            raise InvalidFieldError("packing", sharing, "the Ray backend does not start MPS; use auto or timeslice")
+        from fluid.backends.ray import RayBackend
+
+        on_ray: Backend = RayBackend(devices=devices, run_dir=run_dir, lane_policy=policy, process_group=group)
+        return on_ray
+    from fluid.backends.local.backend import LocalBackend
+
+    try:
+        return LocalBackend(devices=devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)
+    except InvalidFieldError as error:
+        if error.field == "sharing":
+            raise InvalidFieldError("packing", error.value, error.reason) from error
+        raise
+
+
+def _ray_is_connected() -> bool:
+    """Whether this process uses Ray already; it is not imported to find out."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())

@@ -1,0 +1,190 @@
+"""The pump: the one thread of a session that owns the engine and the backend.
+
+It takes events in and carries commands out. Calls of the user's threads are handed to it and answered by it, so a
+refused call disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from fluid.backends.base import Backend
+from fluid.engine.commands import Notice, TrialNotice
+from fluid.engine.events import DeviceAdded, Event, Tick, TrialStarted
+from fluid.engine.state import EngineState
+from fluid.errors import FluidError
+from fluid.session.handle import TrialGroupHandle
+from fluid.session.run_folder import RunFolder
+
+#: How long the engine waits for the submitter's answer to what ended before it resizes trials, in seconds.
+_SETTLING = 0.005
+#: So many of the latest set-ups tell how long one takes; longest that it makes anybody wait, in seconds.
+_SETUPS, _LONGEST_SETUP = 5, 1.0
+#: How often a waiting call looks whether the pump is still there to answer it, in seconds.
+_PUMP_CHECK = 1.0
+
+
+class Pump:
+    """Runs a session's engine over its backend, in a thread of its own, until it is closed.
+
+    Args:
+        state: the engine.
+        backend: what carries its commands out; closed with the pump.
+        folder: what happens is written there; closed with the pump.
+        facts: what is said of the session there.
+
+    Attributes:
+        handles: the groups of the session, by id. Written by the pump's thread only.
+        began: when the session began, seconds on the clock of the events.
+    """
+
+    def __init__(self, state: EngineState, backend: Backend, folder: RunFolder, facts: Mapping[str, Any]) -> None:
+        self.handles: dict[str, TrialGroupHandle] = {}
+        self._state = state
+        self._backend = backend
+        self._folder = folder
+        #: What is said of the session, and what was written down of that.
+        self._facts = dict(facts)
+        self._written: dict[str, Any] = {}
+        #: What handles are still to be told.
+        self._news: deque[Callable[[], None]] = deque()
+        self._telling = False
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        #: Seconds that the latest trials took to be set up.
+        self._setups: deque[float] = deque([0.0], maxlen=_SETUPS)
+        self.began = backend.now()
+        self._closing = False
+        self._broken: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="fluid-pump", daemon=True)
+        self._thread.start()
+
+    # -- from any thread -----------------------------------------------------------------------------------
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """Has something done between two events, and returns or raises what came of it.
+
+        Raises:
+            FluidError: the pump was closed, or broke.
+        """
+        if self._closing or self._broken is not None:
+            raise FluidError("the executor is closed") from self._broken
+        if threading.current_thread() is self._thread:
+            return work()
+        answer: Future[Any] = Future()
+        self._calls.put((work, answer))
+        self._backend.wake()
+        while not answer.done():
+            wait([answer], timeout=_PUMP_CHECK)
+            if not self._thread.is_alive() and not answer.done():
+                raise FluidError("the executor is closed") from self._broken
+        return answer.result()
+
+    def close(self) -> None:
+        """Ends the thread, and with it the backend; waits until both are gone."""
+        self._closing = True
+        self._backend.wake()
+        self._thread.join()
+
+    # -- in the pump's thread ------------------------------------------------------------------------------
+
+    def handle(self, *events: Event) -> None:
+        """Gives the engine events, and has done what it says."""
+        commands = self._state.handle(*events)
+        self._folder.journal(events, commands)
+        self._backend.execute([command for command in commands if not isinstance(command, Notice)])
+        notices = [command for command in commands if isinstance(command, TrialNotice)]
+        self.tell(*(partial(self.handles[notice.group_id].take, notice) for notice in notices))
+
+    def tell(self, *news: Callable[[], None]) -> None:
+        """Tells handles the news in order, also where a listener, on hearing them, asks for something."""
+        self._news += news
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._news:
+                self._news.popleft()()
+        finally:
+            self._telling = False
+
+    def _run(self) -> None:
+        try:
+            devices = self._backend.devices()
+            self._facts["devices"] = [asdict(device) for device in devices]
+            self._write_facts()
+            for device in devices:
+                self.handle(DeviceAdded(self._backend.now(), device))
+            while not self._closing:
+                self._turn()
+        except BaseException as error:
+            self._broken = error
+            raise
+        finally:
+            self._backend.close()
+            self._break_off(self._broken or FluidError("the executor was closed"))
+            self._write_facts()  # MPS may have been given up meanwhile.
+            self._folder.write_profile(self._state.profile)
+            self._folder.close()
+
+    def _write_facts(self) -> None:
+        how = getattr(self._backend, "sharing", None)
+        facts = self._facts if how is None else {**self._facts, "sharing": how.way, "sharing_why": how.why}
+        if facts != self._written:
+            self._folder.write_session(**facts)
+            self._written = facts
+
+    def _turn(self) -> None:
+        """One round: the user's calls, then what the backend reports, then a tick if one is due."""
+        answered = self._answer_calls()
+        until = self._until_tick()
+        begun = self._backend.now()
+        events = self._backend.poll(until)
+        if events:
+            self._setups += [event.seconds for event in events if isinstance(event, TrialStarted)]
+            self.handle(*events)
+        elif until is not None and not answered and self._backend.now() - begun >= until:
+            self.handle(Tick(self._backend.now()))
+
+    def _until_tick(self) -> float | None:
+        """Seconds without news after which a tick is due; ``None`` if none is.
+
+        Where a search says only later what comes next, as Ray Tune's do, an idle device must not be spread over at
+        once: who comes then would wait until a part of another trial is set up there. As nobody knows whether anybody
+        comes, it is kept for as long as that would take, which costs at most twice what knowing it would.
+        """
+        if not self._state.wants_tick:
+            return None
+        if not self._state.only_spreads:
+            return _SETTLING
+        idle_until = self._state.changed_at + min(statistics.median_low(self._setups), _LONGEST_SETUP)
+        return max(_SETTLING, idle_until - self._backend.now())
+
+    def _answer_calls(self) -> bool:
+        answered = False
+        for work, answer in self._waiting_calls():
+            answered = True
+            try:
+                answer.set_result(work())
+            except BaseException as error:
+                answer.set_exception(error)
+        return answered
+
+    def _waiting_calls(self) -> Iterator[tuple[Callable[[], Any], Future[Any]]]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._calls.get_nowait()
+
+    def _break_off(self, error: BaseException) -> None:
+        for _, answer in self._waiting_calls():
+            answer.set_exception(FluidError("the executor is closed"))
+        for handle in self.handles.values():
+            handle.break_off(error)

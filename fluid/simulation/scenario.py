@@ -1,0 +1,242 @@
+"""What to simulate: a workload on a cluster, with everything that can happen to it, deterministic by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.planning.instance import cluster_from_json, read_json_object, refuse_unknown
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.resources import Cluster, Device
+
+DISTRIBUTIONS = ("constant", "lognormal", "uniform", "bimodal")
+#: More trials or iterations than this are taken for a slip of the keyboard.
+_MOST = 1_000_000
+ALGORITHMS = ("random", "successive_halving", "hyperband", "syncbohb", "asha", "pbt")
+
+
+@dataclass(frozen=True)
+class Runtimes:
+    """Seconds per iteration of the trials at width 1 on a device of speed 1.
+
+    Args:
+        distribution: ``"constant"``; ``"lognormal"`` with the mean of the logarithm such that the median is
+            ``seconds_per_iteration``; ``"uniform"`` on ``(1 +- sigma)``; ``"bimodal"``: one trial in four takes
+            ``1 + 4 sigma`` times as long.
+        seconds_per_iteration: the median.
+        sigma: how far trials differ.
+    """
+
+    distribution: str = "lognormal"
+    seconds_per_iteration: float = 1.0
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_one_of("distribution", self.distribution, DISTRIBUTIONS)
+        if require_number("seconds_per_iteration", self.seconds_per_iteration, at_least=0.0) == 0.0:
+            raise InvalidFieldError("seconds_per_iteration", self.seconds_per_iteration, "must be above 0")
+        require_number("sigma", self.sigma, at_least=0.0)
+        if self.distribution == "uniform" and self.sigma >= 1.0:
+            raise InvalidFieldError("sigma", self.sigma, "must be below 1 for the uniform distribution")
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Draws one trial's seconds per iteration. Every distribution takes one number from ``rng``."""
+        quantile = rng.random()
+        if self.distribution == "lognormal":
+            factor = float(np.exp(self.sigma * _normal_quantile(quantile)))
+        elif self.distribution == "uniform":
+            factor = 1.0 + self.sigma * (2.0 * quantile - 1.0)
+        elif self.distribution == "bimodal":
+            factor = 1.0 + 4.0 * self.sigma if quantile < 0.25 else 1.0
+        else:
+            factor = 1.0
+        return self.seconds_per_iteration * factor
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A search algorithm's shape: when it asks for which trials, with which budgets.
+
+    Args:
+        algorithm: one of :data:`ALGORITHMS`.
+        trials: trials of a random search, at the first rung of Successive Halving, in all for ASHA, or the
+            population of PBT. Hyperband and SyncBOHB derive theirs from ``max_iterations`` and ``eta``.
+        max_iterations: R, the budget of a trial that is never stopped.
+        eta: of ``eta`` trials one goes on to the next rung.
+        concurrency: trials ASHA keeps running; 0 for one per device.
+        interval: iterations between two decisions of PBT.
+    """
+
+    algorithm: str = "random"
+    trials: int = 27
+    max_iterations: int = 27
+    eta: int = 3
+    concurrency: int = 0
+    interval: int = 5
+
+    def __post_init__(self) -> None:
+        require_one_of("algorithm", self.algorithm, ALGORITHMS)
+        least = {"trials": 1, "max_iterations": 1, "eta": 2, "concurrency": 0, "interval": 1}
+        for field, at_least in least.items():  # JSON may say 27.0 or 1e2, which range() would not take
+            value = require_integer(field, getattr(self, field), at_least=at_least, at_most=_MOST)
+            object.__setattr__(self, field, value)
+
+
+@dataclass(frozen=True)
+class DeviceChange:
+    """A device that is lost or gained while the workload runs.
+
+    Args:
+        at: seconds since the start.
+        device: the device gained; ``None`` where one is lost.
+        lost: index of the device lost; ``None`` where one is gained.
+    """
+
+    at: float
+    device: Device | None = None
+    lost: int | None = None
+
+    def __post_init__(self) -> None:
+        require_number("at", self.at, at_least=0.0)
+        if (self.device is None) == (self.lost is None):
+            raise InvalidFieldError("lost", self.lost, "a change is either a device gained or one lost")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One thing to simulate.
+
+    Args:
+        name: for people.
+        cluster: the devices at the start.
+        workload: the algorithm's shape.
+        runtimes: how long the trials take.
+        alpha, beta, c, d: the runtime model, the same for all trials.
+        epsilon: seconds one resize costs.
+        runtime_error: sigma of the lognormal factor, of median 1, between true and predicted runtime.
+        early_stop: share of the trials that the algorithm stops at a random moment of their budget.
+        changes: devices lost and gained.
+        seed: everything random follows from it; the same trials, runtimes and stops come under every planner.
+    """
+
+    cluster: Cluster
+    workload: Workload = Workload()
+    runtimes: Runtimes = Runtimes()
+    name: str = "scenario"
+    alpha: float = 1.0
+    beta: float = 1.0
+    c: int = DEFAULT_MAX_PACKING
+    d: int = DEFAULT_MAX_WIDTH
+    epsilon: float = 0.0
+    runtime_error: float = 0.0
+    early_stop: float = 0.0
+    changes: tuple[DeviceChange, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_number("alpha", self.alpha, at_least=1.0)
+        require_number("beta", self.beta, at_least=1.0)
+        for field, at_least in {"c": 1, "d": 1, "seed": 0}.items():
+            object.__setattr__(self, field, require_integer(field, getattr(self, field), at_least=at_least))
+        require_number("epsilon", self.epsilon, at_least=0.0)
+        if require_number("runtime_error", self.runtime_error, at_least=0.0) > 10.0:
+            raise InvalidFieldError("runtime_error", self.runtime_error, "must be at most 10, a sigma of logarithms")
+        if require_number("early_stop", self.early_stop, at_least=0.0) > 1.0:
+            raise InvalidFieldError("early_stop", self.early_stop, "must be in [0, 1]")
+        self._check_changes()
+
+    def with_devices(self, n: int) -> Scenario:
+        """The same on ``n`` alike devices; losses and gains are left out, as they name devices."""
+        return replace(self, cluster=Cluster.of(n), changes=())
+
+    def with_seed(self, seed: int) -> Scenario:
+        """The same with other random numbers."""
+        return replace(self, seed=seed)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scenario:
+        """Reads a scenario from a JSON file."""
+        return cls.from_json(read_json_object(path))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scenario:
+        """Makes a scenario from what ``fluid simulate`` reads (see ``docs/cli.md``).
+
+        Raises:
+            InvalidFieldError: a field is unknown or missing, or its value cannot be used.
+        """
+        refuse_unknown("scenario", data, _SCENARIO_FIELDS)
+        for field in ("devices", "workload"):
+            if field not in data:
+                raise InvalidFieldError(field, None, "is missing from the scenario")
+        events = data.get("events", [])
+        if not isinstance(events, list | tuple):
+            raise InvalidFieldError("events", events, "must be a list")
+        cluster = cluster_from_json(data["devices"])
+        plain = {
+            field: data[field]
+            for field in _SCENARIO_FIELDS - {"devices", "workload", "runtimes", "events"}
+            if field in data
+        }
+        return cls(
+            cluster=cluster,
+            workload=Workload(**_section(data, "workload", set(Workload.__dataclass_fields__))),
+            runtimes=Runtimes(**_section(data, "runtimes", set(Runtimes.__dataclass_fields__))),
+            changes=tuple(_change_from_json(event, cluster) for event in events),
+            **plain,
+        )
+
+    def _check_changes(self) -> None:
+        """Refuses a loss of a device that is not there, a gain of one that is, and a loss of the last one."""
+        present = {device.index for device in self.cluster.devices}
+        for change in sorted(self.changes, key=lambda change: change.at):
+            if change.lost is not None:
+                if change.lost not in present:
+                    raise InvalidFieldError("remove_device", change.lost, f"is not there at {change.at:g} s")
+                present.remove(change.lost)
+                if not present:
+                    raise InvalidFieldError("remove_device", change.lost, "would leave no device")
+            elif change.device is not None:
+                if change.device.index in present:
+                    raise InvalidFieldError("add_device", change.device.index, f"is there already at {change.at:g} s")
+                present.add(change.device.index)
+
+
+_SCENARIO_FIELDS = {
+    *("name", "devices", "workload", "runtimes", "events", "seed"),
+    *("alpha", "beta", "c", "d", "epsilon", "runtime_error", "early_stop"),
+}
+
+
+def _section(data: Mapping[str, Any], field: str, known: set[str]) -> dict[str, Any]:
+    section = data.get(field, {})
+    if not isinstance(section, Mapping):
+        raise InvalidFieldError(field, section, "must be an object")
+    refuse_unknown(field, section, known)
+    return dict(section)
+
+
+def _change_from_json(event: object, cluster: Cluster) -> DeviceChange:
+    if not isinstance(event, Mapping) or len({"remove_device", "add_device"} & set(event)) != 1:
+        raise InvalidFieldError("events", event, "each event has at and one of remove_device and add_device")
+    refuse_unknown("event", event, {"at", "remove_device", "add_device"})
+    at = require_number("at", event.get("at"), at_least=0.0)
+    if "remove_device" in event:
+        return DeviceChange(at, lost=require_integer("remove_device", event["remove_device"], at_least=0))
+    gained = event["add_device"]
+    if isinstance(gained, Mapping):
+        return DeviceChange(at, device=cluster_from_json([gained]).devices[0])
+    index = require_integer("add_device", gained, at_least=0)
+    # A device named by its number alone comes back as it was, or is like the first one.
+    known = {device.index: device for device in cluster.devices}
+    return DeviceChange(at, device=known.get(index, replace(cluster.devices[0], index=index)))
+
+
+def _normal_quantile(quantile: float) -> float:
+    return NormalDist().inv_cdf(min(max(quantile, 1e-12), 1.0 - 1e-12))

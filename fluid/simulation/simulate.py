@@ -1,0 +1,324 @@
+"""Runs a scenario on the real engine and the simulated backend.
+
+Deterministic by the scenario's seed: under every planner the same trials take the same time and stop at the same
+point of their budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.engine.commands import Report, ReportEnd
+from fluid.engine.events import (
+    BudgetExtended,
+    DeviceAdded,
+    DeviceLost,
+    Event,
+    GroupSubmitted,
+    StopRequested,
+    Tick,
+    TrialSpec,
+)
+from fluid.engine.records import TrialState
+from fluid.engine.state import EngineError, EngineState
+from fluid.planning.bounds import malleable_lower_bound
+from fluid.planning.instance import Instance
+from fluid.planning.planner import Planner
+from fluid.planning.rollout import Segment
+from fluid.planning.runtime_model import TOLERANCE
+from fluid.resources import Cluster, Device
+from fluid.simulation.scenario import Scenario
+from fluid.simulation.trial_outcomes import Fates, KnownProfile
+from fluid.simulation.workloads import GroupAsk, Scores, make_algorithm
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """One TrialGroup's times, in seconds since the start."""
+
+    name: str
+    submitted: float
+    finished: float
+    trials: int
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What happened.
+
+    Attributes:
+        planner: its name.
+        n: devices at the start.
+        makespan: seconds from the first start to the last finish.
+        busy_device_seconds: device-seconds in which at least one trial held the device.
+        utilisation: their share of the device-seconds there were.
+        lower_bound: seconds no schedule of the work that was run can beat.
+        device_hours: device-hours there were, used or not: what is paid for.
+        resizes: how often a running trial's width changed.
+        trials: trials asked for, each counted once.
+        stopped: trials the algorithm stopped early.
+        groups: in order of submission.
+        segments: who held what and when, if recorded.
+        trial_ids: a name for each row of the segments.
+        cluster: the devices at the start.
+        device_changes: (seconds, device, whether it was added), in order.
+    """
+
+    planner: str
+    n: int
+    makespan: float
+    busy_device_seconds: float
+    utilisation: float
+    lower_bound: float
+    device_hours: float
+    resizes: int
+    trials: int
+    stopped: int
+    groups: tuple[GroupResult, ...]
+    segments: tuple[Segment, ...]
+    trial_ids: tuple[str, ...]
+    cluster: Cluster
+    device_changes: tuple[tuple[float, int, bool], ...]
+
+
+def simulate(scenario: Scenario, planner: Planner, *, record: bool = False) -> SimulationResult:
+    """Runs a scenario to its end.
+
+    Args:
+        scenario: what to run; its ``c`` and ``d`` count, not the planner's.
+        planner: who plans.
+        record: whether to keep the segments, for drawings.
+    """
+    return _Run(scenario, planner, record).run()
+
+
+@dataclass
+class _Ask:
+    """One run of a trial that the algorithm asked for."""
+
+    group: int
+    trial: int
+    first: int  # iterations done before it
+    iterations: int
+    stop_after: int
+    stopped: bool = False
+    ran: int = 0
+
+
+class _Run:
+    """One scenario under one planner."""
+
+    def __init__(self, scenario: Scenario, planner: Planner, record: bool) -> None:
+        self._scenario = scenario
+        self._planner = planner
+        self._record = record
+        trials_rng, scores_rng = np.random.default_rng(scenario.seed).spawn(2)
+        self._fates = Fates(scenario, trials_rng)
+        self._paces: dict[str, float] = {}
+        self._algorithm = make_algorithm(scenario.workload, Scores(scores_rng), len(scenario.cluster))
+        self._backend = SimulatedBackend(
+            self._truth, scenario.epsilon, saves=any(change.lost is not None for change in scenario.changes)
+        )
+        profile = KnownProfile(scenario, self._paces)
+        self._state = EngineState(planner, profile, max_packing=scenario.c, max_width=scenario.d)
+        #: the next one last; those of one instant in the order given
+        self._changes = sorted(scenario.changes, key=lambda change: change.at)[::-1]
+        self._changed: list[tuple[float, int, bool]] = []
+        self._groups: list[GroupAsk] = []
+        self._submitted: list[float] = []
+        self._finished: list[float] = []
+        self._asks: list[_Ask] = []
+        self._open: dict[str, _Ask] = {}
+        self._ids: dict[int, str] = {}
+
+    def run(self) -> SimulationResult:
+        devices = self._scenario.cluster.devices
+        self._backend.add_devices(devices)
+        self._handle(DeviceAdded(0.0, device) for device in devices)
+        self._submit(self._algorithm.start())
+        while self._open:
+            change_at = self._changes[-1].at if self._changes else math.inf
+            if self._backend.next_at() > self._backend.now() and self._state.wants_tick:
+                self._tick()  # all that happened at this instant has been dealt with
+            elif change_at < self._backend.next_at() * (1.0 - TOLERANCE):  # what ends at that instant counts
+                self._change()
+            elif math.isinf(self._backend.next_at()):
+                stories = {trial_id: list(self._state.trials[trial_id].story) for trial_id in self._open}
+                raise EngineError(f"nothing will ever happen to the trials that are left: {stories}")
+            else:
+                self._handle(self._backend.poll())
+        return self._result()
+
+    # -- one event after another ---------------------------------------------------------------------------
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        """Lets the engine decide, and the algorithm answer what ended."""
+        commands = self._state.handle(*events)
+        self._backend.execute(commands)
+        stops: dict[str, Event] = {}
+        ended: list[tuple[int, bool]] = []
+        for command in commands:
+            if isinstance(command, Report) and self._is_to_stop(command):
+                stops[command.trial_id] = StopRequested(self._backend.now(), command.trial_id)
+            elif isinstance(command, ReportEnd):
+                ended.append(self._end(command))
+                stops.pop(command.trial_id, None)
+        if stops:
+            self._handle(stops.values())
+        if ended:
+            self._submit(self._algorithm.ended(sorted(ended)))
+
+    def _tick(self) -> None:
+        self._backend.execute(self._state.handle(Tick(self._backend.now())))
+
+    def _is_to_stop(self, report: Report) -> bool:
+        ask = self._open[report.trial_id]
+        ask.ran = report.iteration - ask.first
+        ask.stopped |= ask.stop_after <= ask.ran < ask.iterations
+        return ask.stopped
+
+    def _end(self, end: ReportEnd) -> tuple[int, bool]:
+        ask = self._open.pop(end.trial_id)
+        self._finished[ask.group] = self._backend.now()
+        return ask.trial, ask.stopped
+
+    def _submit(self, groups: list[GroupAsk]) -> None:
+        now = self._backend.now()
+        events: list[Event] = []
+        for group in groups:
+            index, fresh = len(self._groups), []
+            for wanted in group.asks:
+                trial_id = self._id_of(wanted.trial)
+                first = self._state.trials[trial_id].done if trial_id in self._state.trials else 0
+                self._paces[trial_id] = self._fates.pace(wanted.trial)
+                stop_after = math.ceil(self._fates.stop_at(wanted.trial) * wanted.iterations)
+                self._open[trial_id] = _Ask(index, wanted.trial, first, wanted.iterations, stop_after)
+                self._asks.append(self._open[trial_id])
+                if trial_id in self._state.trials:
+                    events.append(BudgetExtended(now, trial_id, wanted.iterations, wanted.leads_to))
+                else:
+                    width, leads_to = self._scenario.d, wanted.leads_to
+                    fresh.append(TrialSpec(trial_id, wanted.iterations, 1.0, trial_id, width, leads_to=leads_to))
+            if fresh:
+                events.append(GroupSubmitted(now, f"{index}", tuple(fresh)))
+            self._groups.append(group)
+            self._submitted.append(now)
+            self._finished.append(now)
+        if events:
+            self._handle(events)
+
+    def _id_of(self, trial: int) -> str:
+        """The engine's id of a trial: a trial that was stopped and is asked for again goes on under a new one."""
+        trial_id = self._ids.get(trial, f"trial-{trial}")
+        if trial_id in self._state.trials and self._state.trials[trial_id].state is TrialState.STOPPED:
+            trial_id += "+"
+        self._ids[trial] = trial_id
+        return trial_id
+
+    def _change(self) -> None:
+        change = self._changes.pop()
+        self._backend.clock.advance_to(max(change.at, self._backend.now()))
+        if change.device is not None:
+            self._backend.add_devices([change.device])
+            self._changed.append((change.at, change.device.index, True))
+            self._handle([DeviceAdded(change.at, change.device)])
+        elif change.lost is not None:
+            self._changed.append((change.at, change.lost, False))
+            self._handle([DeviceLost(change.at, change.lost)])
+
+    def _truth(self, trial_id: str) -> Truth:
+        trial = int(trial_id.rstrip("+").split("-")[1])
+        scenario = self._scenario
+        return Truth(self._fates.pace(trial) * self._fates.slowdown(trial), scenario.alpha, scenario.beta, trial)
+
+    # -- the result ----------------------------------------------------------------------------------------
+
+    def _result(self) -> SimulationResult:
+        scenario, makespan = self._scenario, self._backend.now()
+        available = self._device_seconds(makespan)
+        segments = self._backend.segments
+        busy = _busy_device_seconds(segments)
+        return SimulationResult(
+            planner=self._planner.name,
+            n=len(scenario.cluster),
+            makespan=makespan,
+            busy_device_seconds=busy,
+            utilisation=min(1.0, busy / available) if available else 0.0,
+            lower_bound=self._lower_bound(),
+            device_hours=available / _SECONDS_PER_HOUR,
+            resizes=self._backend.resizes,
+            trials=len(self._ids),
+            stopped=sum(ask.stopped for ask in self._asks),
+            groups=tuple(
+                GroupResult(group.name, submitted, finished, len(group.asks))
+                for group, submitted, finished in zip(self._groups, self._submitted, self._finished, strict=True)
+            ),
+            segments=tuple(segments) if self._record else (),
+            trial_ids=tuple(_name(trial) for trial in range(len(self._ids))),
+            cluster=scenario.cluster,
+            device_changes=tuple(self._changed),
+        )
+
+    def _device_seconds(self, until: float) -> float:
+        """Device-seconds there were until the end."""
+        total = len(self._scenario.cluster) * until
+        for at, _, added in self._changed:
+            total += (1 if added else -1) * max(0.0, until - at)
+        return total
+
+    def _lower_bound(self) -> float:
+        """mLB of the work that was run, by true runtimes, on all devices there ever were.
+
+        Stages of a bracket wait for one another and add up; groups of one stage, and all groups of an algorithm
+        without stages, count as one. Brackets run beside one another: the longest counts, or all work as one.
+        """
+        scenario = self._scenario
+        gained = [change.device for change in scenario.changes if change.device]
+        devices: dict[int, Device] = {}
+        for device in sorted([*scenario.cluster.devices, *gained], key=lambda device: device.speed):
+            devices[device.index] = device  # one that came back with another speed counts with the greater one
+        cluster = Cluster(tuple(devices.values()))
+        everything: dict[int, float] = {}
+        work: dict[int, dict[int | None, dict[int, float]]] = {}
+        for ask in self._asks:
+            group = self._groups[ask.group]
+            for seconds in (everything, work.setdefault(group.bracket, {}).setdefault(group.stage, {})):
+                done = ask.ran * self._truth(_name(ask.trial)).seconds
+                seconds[ask.trial] = seconds.get(ask.trial, 0.0) + done
+
+        def bound(seconds: dict[int, float]) -> float:
+            heights = [height for height in seconds.values() if height > 0.0]
+            if not heights:
+                return 0.0
+            instance = Instance.build(
+                heights, cluster, alpha=scenario.alpha, beta=scenario.beta, c=scenario.c, d=scenario.d
+            )
+            return malleable_lower_bound(instance)
+
+        return max(bound(everything), *(sum(map(bound, stages.values())) for stages in work.values()))
+
+
+def _name(trial: int) -> str:
+    return f"trial-{trial}"
+
+
+def _busy_device_seconds(segments: list[Segment]) -> float:
+    """Device-seconds in which at least one trial held the device."""
+    by_device: dict[int, list[tuple[float, float]]] = {}
+    for segment in segments:
+        for device in segment.devices:
+            by_device.setdefault(device, []).append((segment.start, segment.end))
+    busy = 0.0
+    for stretches in by_device.values():
+        reached = 0.0
+        for start, end in sorted(stretches):
+            busy += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+    return busy

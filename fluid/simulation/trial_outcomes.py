@@ -1,0 +1,112 @@
+"""What becomes of a scenario's trials, the same under every planner, and what is told of it beforehand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import packing_limit, width_limit
+from fluid.resources import MemoryNeed
+from fluid.simulation.scenario import Scenario
+
+
+class Fates:
+    """Paces and fates, the same for a trial under every planner."""
+
+    def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
+        self._scenario = scenario
+        self._seeds = rng
+        self._generators: list[np.random.Generator] = []
+        self._paces: list[float] = []
+        self._slowdowns: list[float] = []
+
+    def pace(self, trial: int) -> float:
+        """Predicted seconds per iteration of a trial at width 1."""
+        while len(self._paces) <= trial:
+            generator = self._seeds.spawn(1)[0]
+            self._generators.append(generator)
+            self._paces.append(self._scenario.runtimes.draw(generator))
+            self._slowdowns.append(math.exp(self._scenario.runtime_error * float(generator.standard_normal())))
+        return self._paces[trial]
+
+    def slowdown(self, trial: int) -> float:
+        """True over predicted runtime."""
+        self.pace(trial)
+        return self._slowdowns[trial]
+
+    def stop_at(self, trial: int) -> float:
+        """Share of its next budget after which the algorithm stops the trial; 1 if it does not."""
+        self.pace(trial)
+        rng = self._generators[trial]
+        stops, moment = rng.random(), rng.random()
+        return max(moment, 1e-3) if stops < self._scenario.early_stop else 1.0
+
+
+class KnownProfile(Profile):
+    """A profile that knows a scenario's overheads and predicted paces beforehand, and learns nothing.
+
+    Args:
+        scenario: whose overheads to tell.
+        paces: predicted seconds per iteration by profile key.
+    """
+
+    def __init__(self, scenario: Scenario, paces: dict[str, float]) -> None:
+        super().__init__()
+        self._scenario = scenario
+        self._paces = paces
+        self._c = packing_limit(scenario.alpha, c_max=scenario.c)
+
+    def observe(
+        self,
+        key: str,
+        seconds: float,
+        *,
+        co_residents: int = 1,
+        width: int = 1,
+        iterations: int = 1,
+        memory: MemoryNeed | None = None,
+        busy: float | None = None,
+    ) -> None:
+        """Ignores it."""
+
+    def observe_resize(self, seconds: float) -> None:
+        """Ignores it."""
+
+    @property
+    def epsilon(self) -> float:
+        """The scenario's."""
+        return self._scenario.epsilon
+
+    def seconds_per_iteration(self, key: str) -> float | None:
+        """The predicted pace."""
+        return self._paces[key]
+
+    def alpha(self, key: str) -> float:
+        """The scenario's."""
+        return self._scenario.alpha
+
+    def beta(self, key: str) -> float:
+        """The scenario's."""
+        return self._scenario.beta
+
+    def measured_packing(self, key: str) -> int:
+        """All there is to measure."""
+        return self._c
+
+    def width_limit(self, key: str, *, n: int, d_max: int) -> int:
+        """The scenario's d, as its beta allows."""
+        return width_limit(self._scenario.beta, n=n, d_max=d_max)
+
+    def packing_limit(self, key: str, c_max: int) -> int:
+        """The scenario's c, as its alpha allows."""
+        return min(self._c, c_max)
+
+    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+        """Nothing does."""
+        return False
+
+    def memory(self, key: str) -> MemoryNeed | None:
+        """Unbounded."""
+        return None

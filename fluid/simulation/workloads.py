@@ -1,0 +1,295 @@
+"""The shapes of search algorithms: which trials they ask for, and when.
+
+Each trial has a score drawn beforehand, which decides who survives a rung. So the synchronous algorithms ask for
+the same work under every planner; the asynchronous ones decide by who reported so far, as they do in life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fluid.simulation.scenario import Workload
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request to run one trial for some iterations more.
+
+    Attributes:
+        trial: number of the trial; the same one may be asked for again later.
+        iterations: how many to run, at least 1.
+        leads_to: how many may follow, of this trial or of one that waits for it.
+    """
+
+    trial: int
+    iterations: int
+    leads_to: int = 0
+
+
+@dataclass(frozen=True)
+class GroupAsk:
+    """Trials asked for together.
+
+    Attributes:
+        name: for people.
+        asks: at least one.
+        stage: groups of one stage number run at the same time; ``None`` where the algorithm has no stages.
+        bracket: stages of one bracket wait for one another; brackets do not.
+    """
+
+    name: str
+    asks: tuple[Ask, ...]
+    stage: int | None = None
+    bracket: int = 0
+
+
+class Algorithm(Protocol):
+    """Asks for trials at the start and whenever trials end."""
+
+    def start(self) -> list[GroupAsk]:
+        """Returns what to run at first."""
+        ...
+
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+        """Takes trials that ended at one instant, each with whether it was stopped early; returns what to run next."""
+        ...
+
+
+class Scores:
+    """A score for each trial, drawn when first asked for in order of trial number; higher survives."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._drawn: list[float] = []
+
+    def __getitem__(self, trial: int) -> float:
+        while len(self._drawn) <= trial:
+            self._drawn.append(float(self._rng.random()))
+        return self._drawn[trial]
+
+
+class RandomSearch:
+    """Grid or random search: all trials at once, each with the whole budget."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    def start(self) -> list[GroupAsk]:
+        """Returns one group of all trials."""
+        asks = tuple(Ask(trial, self._workload.max_iterations) for trial in range(self._workload.trials))
+        return [GroupAsk("all trials", asks, stage=0)]
+
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+        """Returns nothing: no trial follows from another."""
+        return []
+
+
+class Bracket:
+    """Successive Halving: rungs in lock-step; the best of each go on with ``eta`` times the budget.
+
+    Args:
+        name: prefix of the groups' names.
+        trials: numbers of the trials of the first rung.
+        rungs: rungs after the first; the last one has ``max_iterations``.
+        workload: ``max_iterations`` and ``eta``.
+        scores: who is better.
+        first_stage: stage number of the first rung.
+        number: of the bracket among those that run beside one another.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        trials: range,
+        rungs: int,
+        workload: Workload,
+        scores: Scores,
+        first_stage: int = 0,
+        number: int = 0,
+    ) -> None:
+        self._name = name
+        self._trials = list(trials)
+        self._workload = workload
+        self._scores = scores
+        self._reached = 0
+        self._rungs = rungs
+        self._target = self._budget(0)
+        self._rung = 0
+        self._first_stage = first_stage
+        self._number = number
+        self._waiting: set[int] = set()
+        self._survivors: list[int] = []
+        self.started = False
+        self.finished = False
+
+    def start(self) -> list[GroupAsk]:
+        """Returns the next rung."""
+        self.started = True
+        iterations = self._target - self._reached
+        self._waiting, self._survivors = set(self._trials), []
+        leads_to = self._workload.max_iterations - self._target
+        asks = tuple(Ask(trial, iterations, leads_to) for trial in self._trials)
+        name, stage = f"{self._name} rung {self._rung}", self._first_stage + self._rung
+        return [GroupAsk(name, asks, stage, self._number)]
+
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+        """Returns the next rung once the last trial of this one has ended."""
+        for trial, stopped in trials:
+            if trial in self._waiting:
+                self._waiting.remove(trial)
+                if not stopped:
+                    self._survivors.append(trial)
+        if self._waiting or self.finished or not self.started:
+            return []
+        keep = len(self._trials) // self._workload.eta
+        best = sorted(self._survivors, key=lambda trial: (-self._scores[trial], trial))[:keep]
+        self._rung += 1
+        if not best or self._target >= self._workload.max_iterations:
+            self.finished = True
+            return []
+        self._trials = best
+        self._reached, self._target = self._target, self._budget(self._rung)
+        return self.start()
+
+    def _budget(self, rung: int) -> int:
+        """Iterations a trial has run by the end of a rung."""
+        return max(1, self._workload.max_iterations // int(self._workload.eta ** (self._rungs - rung)))
+
+
+def successive_halving(workload: Workload, scores: Scores) -> Bracket:
+    """One bracket of ``workload.trials`` trials whose last rung has the whole budget."""
+    rungs = 0
+    while workload.eta ** (rungs + 1) <= min(workload.trials, workload.max_iterations):
+        rungs += 1
+    return Bracket("bracket 0", range(workload.trials), rungs, workload, scores)
+
+
+class Hyperband:
+    """Hyperband's brackets, all at once, or one after another as SyncBOHB's model wants them.
+
+    Args:
+        workload: ``max_iterations`` and ``eta``.
+        scores: who is better.
+        one_by_one: whether a bracket starts only when the one before has finished.
+    """
+
+    def __init__(self, workload: Workload, scores: Scores, *, one_by_one: bool) -> None:
+        self._one_by_one = one_by_one
+        self._brackets: list[Bracket] = []
+        s_max = 0
+        while workload.eta ** (s_max + 1) <= workload.max_iterations:
+            s_max += 1
+        first_trial, first_stage = 0, 0
+        for s in range(s_max, -1, -1):
+            count = -(-(s_max + 1) * workload.eta**s // (s + 1))
+            trials = range(first_trial, first_trial + count)
+            name, beside = f"bracket {s_max - s}", 0 if one_by_one else s_max - s
+            self._brackets.append(Bracket(name, trials, s, workload, scores, first_stage, beside))
+            first_trial += count
+            first_stage += s + 1 if one_by_one else 0
+
+    def start(self) -> list[GroupAsk]:
+        """Returns the first rung of the first bracket, or of each."""
+        first = self._brackets[:1] if self._one_by_one else self._brackets
+        return [ask for bracket in first for ask in bracket.start()]
+
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+        """Returns the rungs that follow."""
+        asks = [ask for bracket in self._brackets for ask in bracket.ended(trials)]
+        waiting = [bracket for bracket in self._brackets if not bracket.started]
+        if waiting and all(bracket.finished for bracket in self._brackets if bracket.started):
+            asks += waiting[0].start()
+        return asks
+
+
+class Asha:
+    """ASHA of the stopping kind: whoever reaches a rung goes on if it is among the best of those that were there.
+
+    Args:
+        workload: trials in all, rungs by ``eta`` and ``max_iterations``.
+        scores: who is better.
+        concurrency: trials to keep running.
+    """
+
+    def __init__(self, workload: Workload, scores: Scores, concurrency: int) -> None:
+        self._workload = workload
+        self._scores = scores
+        self._concurrency = concurrency
+        self._next = 0
+        self._rung: dict[int, int] = {}
+        self._seen: list[list[float]] = []
+        self._targets = [1]
+        while self._targets[-1] < workload.max_iterations:
+            self._targets.append(min(self._targets[-1] * workload.eta, workload.max_iterations))
+
+    def start(self) -> list[GroupAsk]:
+        """Returns the first ``concurrency`` trials."""
+        count = min(self._concurrency, self._workload.trials)
+        return [GroupAsk("first trials", tuple(self._fresh() for _ in range(count)))]
+
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+        """Returns each trial's next rung, or a fresh trial in place of one that ends here."""
+        asks = []
+        for trial, stopped in trials:
+            if not stopped and self._promoted(trial):
+                rung = self._rung[trial] = self._rung[trial] + 1
+                asks.append(Ask(trial, self._targets[rung] - self._targets[rung - 1]))
+            elif self._next < self._workload.trials:
+                asks.append(self._fresh())
+        return [GroupAsk("next trials", tuple(asks))] if asks else []
+
+    def _fresh(self) -> Ask:
+        trial, self._next = self._next, self._next + 1
+        self._rung[trial] = 0
+        return Ask(trial, self._targets[0])
+
+    def _promoted(self, trial: int) -> bool:
+        rung = self._rung[trial]
+        while len(self._seen) <= rung:
+            self._seen.append([])
+        self._seen[rung].append(self._scores[trial])
+        if rung + 1 == len(self._targets):
+            return False
+        best = sorted(self._seen[rung], reverse=True)
+        return self._scores[trial] >= best[(len(best) - 1) // self._workload.eta]
+
+
+class Pbt:
+    """Population based training: a fixed population, each member going on after every interval."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._done: dict[int, int] = {}
+
+    def start(self) -> list[GroupAsk]:
+        """Returns the population's first interval."""
+        members = range(self._workload.trials)
+        return [GroupAsk("population", tuple(ask for member in members for ask in self._interval(member)))]
+
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+        """Returns the next interval of each; a member that was stopped is replaced by a copy of another."""
+        asks = [ask for trial, _ in trials for ask in self._interval(trial)]
+        return [GroupAsk("next interval", tuple(asks))] if asks else []
+
+    def _interval(self, member: int) -> list[Ask]:
+        done = self._done.get(member, 0)
+        iterations = min(self._workload.interval, self._workload.max_iterations - done)
+        self._done[member] = done + iterations
+        leads_to = self._workload.max_iterations - self._done[member]
+        return [Ask(member, iterations, leads_to)] if iterations > 0 else []
+
+
+def make_algorithm(workload: Workload, scores: Scores, devices: int) -> Algorithm:
+    """Makes the algorithm a workload names; ASHA's concurrency is the number of devices unless it is given."""
+    if workload.algorithm == "successive_halving":
+        return successive_halving(workload, scores)
+    if workload.algorithm in ("hyperband", "syncbohb"):
+        return Hyperband(workload, scores, one_by_one=workload.algorithm == "syncbohb")
+    if workload.algorithm == "asha":
+        return Asha(workload, scores, workload.concurrency or devices)
+    if workload.algorithm == "pbt":
+        return Pbt(workload)
+    return RandomSearch(workload)

@@ -1,0 +1,160 @@
+"""Trainables written for Ray Tune, run without a Ray cluster.
+
+Ray Tune's own public methods do the work (``train``, ``save``, ``restore``, ``stop``). What they need of a
+cluster is where to keep files; :class:`_Folder` answers that with the trial's own folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+from fluid.errors import FluidError
+from fluid.trainables.trainable import Step, step_of
+
+#: What Ray Tune reports of a function that returned without a last result.
+_DUPLICATE = "__duplicate__"
+#: The entry of a config that tells a trainable its trial's name; it is taken out before the user sees it.
+_TRIAL_INFO = "__trial_info__"
+#: The file, within a checkpoint, with what ``restore`` needs besides the trainable's own files.
+_RESULT = "ray_result.pkl"
+
+
+class RayClassResident:
+    """A subclass of ``ray.tune.Trainable``."""
+
+    def __init__(self, cls: type, trial_id: str, folder: str) -> None:
+        self._class: Any = cls
+        self._trial_id = trial_id
+        self._storage = _Folder(trial_id, folder, copies=False)
+        self._trainable: Any = None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        os.makedirs(self._storage.trial_working_directory, exist_ok=True)
+        parameters = inspect.signature(self._class).parameters
+        takes_storage = "storage" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        options = {"storage": self._storage} if takes_storage else {}
+        names = SimpleNamespace(trial_id=self._trial_id, trial_name=self._trial_id, trial_resources=None)
+        self._trainable = self._class(config={**config, _TRIAL_INFO: names}, **options)
+
+    def step(self) -> Step:
+        result = self._trainable.train()
+        if _DUPLICATE in result:
+            return Step(None, True)
+        # The config is as large as the user likes and known to whoever reads the metrics.
+        return step_of({name: value for name, value in result.items() if name != "config"}, "train()")
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        function = getattr(self._trainable, method)
+        if method == "reset" and "storage" in inspect.signature(function).parameters:
+            kwargs = {"storage": self._storage, **kwargs}  # It would be left without one.
+        return function(*args, **kwargs)
+
+    def save(self, path: str) -> None:
+        saved = self._trainable.save(os.path.join(path, "state"))
+        metrics = {name: value for name, value in saved.metrics.items() if name != "config"}
+        with open(os.path.join(path, _RESULT), "wb") as file:
+            # The classes are private to Ray and move between its releases: they are named by what it gave us.
+            pickle.dump((type(saved), type(saved.checkpoint), metrics), file)
+
+    def restore(self, path: str) -> None:
+        with open(os.path.join(path, _RESULT), "rb") as file:
+            result, checkpoint, metrics = pickle.load(file)
+        folder = checkpoint.from_directory(os.path.join(path, "state"))
+        self._trainable.restore(result(checkpoint=folder, metrics=metrics))
+
+    def cleanup(self) -> None:
+        if self._trainable is not None:
+            self._trainable.stop()
+
+
+class RayFunctionResident:
+    """A function that calls ``ray.tune.report``. It runs in a thread of Ray's; its state cannot be saved."""
+
+    def __init__(self, function: Any, trial_id: str, folder: str) -> None:
+        self._function = function
+        self._trial_id = trial_id
+        self._folder = folder
+        self._resident: RayClassResident | None = None
+        #: Ray keeps one session per process; each resident has its own put there while its code runs.
+        self._session: Any = None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        wrap_function = importlib.import_module("ray.tune.trainable.function_trainable").wrap_function
+        self._resident = RayClassResident(wrap_function(self._function), self._trial_id, self._folder)
+        self._resident._storage.copies = True
+        with self._in_session():
+            self._resident.setup(config)
+
+    def step(self) -> Step:
+        assert self._resident is not None
+        with self._in_session():
+            return self._resident.step()
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._resident is not None
+        with self._in_session():
+            return self._resident.call(method, args, kwargs)
+
+    def save(self, path: str) -> None:
+        raise FluidError("a function trainable cannot be saved exactly; write a class to have it saved")
+
+    def restore(self, path: str) -> None:
+        raise FluidError("a function trainable cannot be restored; write a class to have it restored")
+
+    def cleanup(self) -> None:
+        # Stopping one raises again what its thread raised, which has been reported.
+        with self._in_session(), suppress(Exception):
+            if self._resident is not None:
+                self._resident.cleanup()
+
+    @contextmanager
+    def _in_session(self) -> Iterator[None]:
+        module: Any = importlib.import_module("ray.train._internal.session")
+        outer, module._session = module._session, self._session
+        try:
+            yield
+        finally:
+            self._session, module._session = module._session, outer
+
+
+class _Folder:
+    """Where a Ray Tune trainable keeps its files: what Ray's ``StorageContext`` is to it, without a cluster.
+
+    Attributes:
+        copies: whether a checkpoint has to be copied because its owner deletes it after reporting it.
+    """
+
+    def __init__(self, trial_id: str, folder: str, copies: bool) -> None:
+        self.copies = copies
+        self.trial_dir_name = os.path.basename(folder)
+        self.experiment_dir_name = os.path.basename(os.path.dirname(folder))
+        self.trial_working_directory = folder
+        self.trial_driver_staging_path = folder
+        self.trial_local_path = folder  # Its name in Ray 2.9.
+        self.trial_fs_path = folder
+        self.sync_config = SimpleNamespace(sync_artifacts=False, sync_artifacts_on_checkpoint=False)
+        self.current_checkpoint_index = -1
+
+    @property
+    def checkpoint_dir_name(self) -> str:
+        return f"checkpoint_{self.current_checkpoint_index:06d}"
+
+    def persist_artifacts(self, force: bool = False) -> None:
+        """Does nothing: the files are where they belong."""
+
+    def persist_current_checkpoint(self, checkpoint: Any) -> Any:
+        if not self.copies:
+            return checkpoint
+        target = os.path.join(self.trial_fs_path, self.checkpoint_dir_name)
+        checkpoint.to_directory(target)
+        return type(checkpoint).from_directory(target)
+
+    def _update_checkpoint_index(self, metrics: Mapping[str, Any]) -> None:
+        self.current_checkpoint_index += 1

@@ -1,0 +1,315 @@
+"""One small interface to everything a user may give as a trainable.
+
+A lane knows :class:`Resident` only. What users write comes in four forms: a class, a subclass of Ray Tune's
+``Trainable``, a generator function, or a function for Ray Tune. Neither Ray nor PyTorch is imported here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import cloudpickle
+
+from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
+
+Kind = Literal["class", "ray_class", "generator", "ray_function"]
+
+#: Name of the folder, within a checkpoint, that a trainable's ``save_checkpoint`` writes to.
+_FOLDER = "state"
+#: Name of the file, within a checkpoint, that says what ``save_checkpoint`` returned.
+_RETURNED = "returned.pkl"
+
+
+class Step(NamedTuple):
+    """What one call of :meth:`Resident.step` did.
+
+    Attributes:
+        metrics: what the trial reported; ``None`` if it had nothing left to do and ran no iteration.
+        finished: the trial has no more to do.
+    """
+
+    metrics: Mapping[str, Any] | None
+    finished: bool
+
+
+class Resident(Protocol):
+    """A trial within a lane. Any method may raise what the user's code raises."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Makes the trial ready for its first iteration; called once, before anything else."""
+        ...
+
+    def step(self) -> Step:
+        """Runs one iteration."""
+        ...
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of the trainable and returns what it returned.
+
+        Raises:
+            FluidError: the trainable is a generator, which has no methods.
+        """
+        ...
+
+    def save(self, path: str) -> None:
+        """Writes the trial's state into the empty folder ``path``."""
+        ...
+
+    def restore(self, path: str) -> None:
+        """Reads the state that :meth:`save` wrote; the folder may have been moved since."""
+        ...
+
+    def cleanup(self) -> None:
+        """Releases what the trial holds; called once, at the end."""
+        ...
+
+
+# -- what a trainable is ------------------------------------------------------------------------------------
+
+
+def kind_of(trainable: Any) -> Kind:
+    """Says which form of trainable this is.
+
+    Raises:
+        InvalidFieldError: it is none that Fluid can run.
+        MissingDependencyError: it is a function for Ray Tune, and Ray Tune is not installed.
+    """
+    if inspect.isclass(trainable):
+        if not callable(getattr(trainable, "step", None)):
+            raise InvalidFieldError("trainable", trainable, "a class needs a step() method that returns its metrics")
+        return "ray_class" if _is_from_ray(trainable) else "class"
+    if callable(getattr(trainable, "step", None)):
+        raise InvalidFieldError("trainable", trainable, "pass the class itself, not an instance of it")
+    if not callable(trainable):
+        raise InvalidFieldError("trainable", trainable, "must be a class with step(), or a function of one config")
+    function = _function_of(trainable)
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidFieldError("trainable", trainable, "asynchronous functions are not supported")
+    _require_config_argument(trainable)
+    if inspect.isgeneratorfunction(function):
+        return "generator"
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError(
+            f"trainable={trainable!r}: a function that yields nothing needs Ray Tune, which is not installed: "
+            "pip install 'ray[tune]', or yield a dict of metrics per iteration"
+        )
+    return "ray_function"
+
+
+def can_save(trainable: Any) -> bool:
+    """Whether the trials of a trainable can be saved and restored, and so be moved to another lane."""
+    return inspect.isclass(trainable) and all(
+        _defines(trainable, name) for name in ("save_checkpoint", "load_checkpoint")
+    )
+
+
+def is_elastic(trainable: Any) -> bool:
+    """Whether the trials of a trainable can span several devices; a class says so by ``fluid_elastic = True``."""
+    return bool(getattr(trainable, "fluid_elastic", False))
+
+
+def profile_name(trainable: Any) -> str:
+    """The name under which trials of this trainable share what was measured."""
+    function = trainable if inspect.isclass(trainable) else _unwrapped(trainable)
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def _is_from_ray(cls: type) -> bool:
+    # By name: importing Ray to find out would cost seconds.
+    return any(base.__module__.startswith("ray.tune.") and base.__name__ == "Trainable" for base in cls.__mro__)
+
+
+def _defines(cls: type, name: str) -> bool:
+    """Whether a class has a method of its own, not just the stub that Ray Tune's base class has."""
+    owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+    return owner is not None and not owner.__module__.startswith("ray.tune.trainable")
+
+
+def _unwrapped(trainable: Any) -> Any:
+    while isinstance(trainable, functools.partial):
+        trainable = trainable.func
+    return trainable
+
+
+def _function_of(trainable: Any) -> Any:
+    function = _unwrapped(trainable)
+    if inspect.isfunction(function) or inspect.ismethod(function) or inspect.isbuiltin(function):
+        return function
+    return type(function).__call__
+
+
+def _require_config_argument(trainable: Any) -> None:
+    try:
+        inspect.signature(trainable).bind({})
+    except TypeError as error:
+        raise InvalidFieldError("trainable", trainable, f"must take the config as its only argument: {error}") from None
+    except ValueError:
+        pass  # Some built-in callables have no signature to look at.
+
+
+# -- adapters -------------------------------------------------------------------------------------------------
+
+
+def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
+    """Makes the adapter that fits a trainable; nothing of the user's runs before its ``setup``.
+
+    Args:
+        trainable: what the user gave.
+        trial_id: told to trainables that ask for it.
+        folder: the trial's own folder; need not exist.
+
+    Raises:
+        InvalidFieldError, MissingDependencyError: see :func:`kind_of`.
+    """
+    kind = kind_of(trainable)
+    if kind == "class":
+        return _ClassResident(trainable)
+    if kind == "generator":
+        return _GeneratorResident(trainable)
+    from fluid.trainables.ray import RayClassResident, RayFunctionResident  # Only those who use Ray pay for it.
+
+    if kind == "ray_class":
+        return RayClassResident(trainable, trial_id, folder)
+    return RayFunctionResident(trainable, trial_id, folder)
+
+
+def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False) -> None:
+    """Sets a resident up.
+
+    Args:
+        resident: that nothing was done with yet.
+        config: of the trial.
+        joins: whether it takes its state from another lane. A class may say by ``setup_to_join`` how it is set up then.
+    """
+    if joins and isinstance(resident, _ClassResident):
+        resident.set_up_to_join(config)
+    else:
+        resident.setup(config)
+
+
+def elastic_part(resident: Resident) -> Any:
+    """Returns the :class:`fluid.elastic.ElasticTrainable` that a resident is.
+
+    Raises:
+        FluidError: it is none.
+    """
+    trainable = getattr(resident, "trainable", None)
+    if not is_elastic(trainable) or not hasattr(trainable, "load_state"):
+        raise FluidError("only a subclass of fluid.elastic.ElasticTrainable can train on several devices")
+    return trainable
+
+
+class _ClassResident:
+    """A class with ``setup``, ``step``, ``save_checkpoint``, ``load_checkpoint`` and ``cleanup``; all but
+    ``step`` may be missing. Without ``setup`` the config goes to ``__init__``."""
+
+    def __init__(self, cls: type) -> None:
+        self._class = cls
+        self.trainable: Any = None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        if hasattr(self._class, "setup"):
+            self.trainable = self._class()
+            self.trainable.setup(config)
+        else:
+            self.trainable = self._class(config)
+
+    def set_up_to_join(self, config: dict[str, Any]) -> None:
+        if not hasattr(self._class, "setup_to_join"):
+            self.setup(config)
+            return
+        self.trainable = self._class()
+        self.trainable.setup_to_join(config)
+
+    def step(self) -> Step:
+        try:
+            metrics = self.trainable.step()
+        except StopIteration:  # As a generator says it: there is nothing more to do, and no metrics.
+            return Step(None, True)
+        return step_of(metrics, "step()")
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self.trainable, method)(*args, **kwargs)
+
+    def save(self, path: str) -> None:
+        folder = os.path.join(path, _FOLDER)
+        os.mkdir(folder)
+        returned = self.trainable.save_checkpoint(folder)
+        if returned is None or isinstance(returned, (str, os.PathLike)):
+            returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
+        with open(os.path.join(path, _RETURNED), "wb") as file:
+            cloudpickle.dump(returned, file)
+
+    def restore(self, path: str) -> None:
+        with open(os.path.join(path, _RETURNED), "rb") as file:
+            returned = pickle.load(file)
+        if isinstance(returned, _Relative):
+            returned = os.path.normpath(os.path.join(path, _FOLDER, returned.path))
+        self.trainable.load_checkpoint(returned)
+
+    def cleanup(self) -> None:
+        cleanup = getattr(self.trainable, "cleanup", None)
+        if cleanup is not None:
+            cleanup()
+
+
+class _GeneratorResident:
+    """A generator function: it yields the metrics of one iteration at a time. Its state cannot be saved."""
+
+    def __init__(self, function: Callable[[dict[str, Any]], Iterator[Mapping[str, Any]]]) -> None:
+        self._function = function
+        self._iterator: Iterator[Mapping[str, Any]] | None = None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._iterator = iter(self._function(config))
+
+    def step(self) -> Step:
+        assert self._iterator is not None
+        try:
+            return step_of(next(self._iterator), "the generator")
+        except StopIteration:
+            return Step(None, True)
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise FluidError(f"{method!r} cannot be called: a generator function has no methods; write a class")
+
+    def save(self, path: str) -> None:
+        raise FluidError("a generator function cannot be saved: its state is its own; write a class to have it saved")
+
+    def restore(self, path: str) -> None:
+        raise FluidError("a generator function cannot be restored; write a class to have it restored")
+
+    def cleanup(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
+
+
+class _Relative(NamedTuple):
+    """Marks a checkpoint that is a path below the trainable's own folder, not an object."""
+
+    path: str
+
+
+def step_of(metrics: Any, source: str) -> Step:
+    """Reads what a trial reported; ``done: True`` says that it has finished.
+
+    Raises:
+        TypeError: it is no mapping.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"{source} must give a dict of metrics per iteration, not {type(metrics).__name__}")
+    return Step(metrics, bool(metrics.get("done", False)))
+
+
+def _relative(path: str, folder: str) -> str:
+    relative = os.path.relpath(os.path.join(folder, path), folder)
+    if relative.split(os.sep)[0] == os.pardir:
+        raise FluidError(f"save_checkpoint returned {path!r}, which is outside of the folder it was given")
+    return relative

@@ -1,0 +1,128 @@
+"""Folders in host memory: whoever uses one holds it, and one that nobody uses is swept up."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fluid.backends.lanes import host_memory
+from fluid.lane.checkpoint_store import CheckpointStore
+
+
+@pytest.fixture
+def ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the RAM disk."""
+    path = tmp_path / "ram"
+    path.mkdir()
+    monkeypatch.setattr(host_memory, "RAM_DISK", str(path))
+    return path
+
+
+def save(memory: Path, run: Path, text: str) -> str:
+    """Has a trial saved to host memory."""
+
+    def fill(folder: str) -> None:
+        (Path(folder) / "state").write_text(text)
+
+    stored = CheckpointStore(0, str(run), str(memory), 1e9).save("a", 3, fill)
+    assert stored.in_memory
+    return stored.path
+
+
+def test_a_folder_in_use_stays_and_one_that_is_not_goes(ram: Path, tmp_path: Path) -> None:
+    folder, run = ram / "fluid-1", tmp_path / "run"
+    lock = host_memory.enter(str(folder), str(run), temporary=False)
+    path = save(folder, run, "third")
+    host_memory.sweep()
+    assert os.path.isdir(path)
+    os.close(lock)
+    host_memory.sweep()
+    assert os.listdir(ram) == []
+    with CheckpointStore(1, str(run)).reading(path) as settled:  # As who goes on with the run does.
+        assert (Path(settled) / "state").read_text() == "third"
+
+
+def test_of_a_temporary_run_nothing_is_left(ram: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    os.close(host_memory.enter(str(ram / "fluid-1"), str(run), temporary=True))
+    host_memory.sweep()
+    assert os.listdir(ram) == [] and not run.exists()
+
+
+def test_the_last_user_is_told_so(ram: Path) -> None:
+    first, second = (host_memory.enter(str(ram / "fluid-1"), "/run", temporary=False) for _ in range(2))
+    assert not host_memory.is_last(first)
+    os.close(second)
+    assert host_memory.is_last(first)
+    os.close(first)
+
+
+HOLDER = """
+import os, sys
+from fluid.backends.lanes import host_memory
+host_memory.enter(sys.argv[1], sys.argv[2], temporary=False)
+if os.fork() == 0:  # As a lane does, which comes from the fork server.
+    os.close(1)
+    sys.stdin.read()
+    os._exit(0)
+print("in", flush=True)
+os._exit(0)
+"""
+
+
+def test_the_lock_is_held_as_long_as_any_process_that_was_forked_from_its_owner(ram: Path, tmp_path: Path) -> None:
+    folder = ram / "fluid-1"
+    command = [sys.executable, "-c", HOLDER, str(folder), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None and owner.stdout.read() == "in\n"
+        owner.wait()
+        host_memory.sweep()
+        assert folder.is_dir()
+        lock = os.open(folder / ".session", os.O_RDWR)
+        assert not host_memory.is_last(lock)
+        assert owner.stdin is not None
+        owner.stdin.close()  # The forked process ends.
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Waits for that.
+        os.close(lock)
+    host_memory.sweep()
+    assert not folder.exists()
+
+
+def test_what_is_not_this_users_or_not_a_sessions_is_left_alone(
+    ram: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = json.dumps({"run_folder": str(tmp_path / "run"), "temporary": True})
+    (tmp_path / "run").mkdir()
+    for folder in (ram / "fluid-other", ram / "elsewhere", tmp_path / "hidden"):
+        folder.mkdir()
+        (folder / ".session").write_text(facts)
+    (ram / "fluid-link").symlink_to(tmp_path / "hidden")
+    (ram / "fluid-bare").mkdir()
+    (ram / "fluid-broken").mkdir()
+    (ram / "fluid-broken" / ".session").touch()
+    (ram / "fluid-file").touch()
+    before = sorted(os.listdir(ram))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: os.stat(ram).st_uid + 1)
+        host_memory.sweep()
+        with pytest.raises(PermissionError):
+            host_memory.enter(str(ram / "fluid-other"), "/run", temporary=False)
+    assert sorted(os.listdir(ram)) == before
+    host_memory.sweep()
+    assert sorted(os.listdir(ram)) == [name for name in before if name != "fluid-other"]
+    assert not (tmp_path / "run").exists()  # That of fluid-other.
+    assert (tmp_path / "hidden" / ".session").exists()
+
+
+def test_where_there_is_no_ram_disk_there_is_nothing_to_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "RAM_DISK", "/proc/there/is/none")
+    host_memory.sweep()
+    with pytest.raises(FileNotFoundError):
+        host_memory.enter("/proc/there/is/none/fluid-1", "/run", temporary=False)

@@ -1,0 +1,247 @@
+"""The parts of the Ray backend that need no Ray."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluid._imports import try_import
+from fluid.backends.lanes import host_memory
+from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
+from fluid.backends.ray.lane_listener import Arrival, Doorman, answers, birth_of, ring
+from fluid.backends.ray.processes import Processes
+from fluid.errors import MissingDependencyError
+from fluid.lane.checkpoint_store import CheckpointStore
+
+PATIENCE = 60.0
+
+
+# -- the door -----------------------------------------------------------------------------------------------------
+
+
+class Door:
+    """A doorman and what waits for him."""
+
+    def __init__(self, key: bytes) -> None:
+        self.selector = selectors.EpollSelector()
+        self.doorman = Doorman(key, self.selector)
+        self.address = self.doorman.listen("127.0.0.1")
+
+    def serve_until_rung(self, key: bytes, number: int) -> tuple[list[Arrival], list[BaseException]]:
+        """Lets an actor ring, and serves until that has come to an end for both."""
+        errors: list[BaseException] = []
+
+        def try_it() -> None:
+            try:
+                ring(self.address, key, number).close()
+            except OSError as error:
+                errors.append(error)
+
+        actor = threading.Thread(target=try_it)
+        actor.start()
+        arrivals: list[Arrival] = []
+        while actor.is_alive():
+            self.turn(0.01)
+            arrivals += self.doorman.arrivals()
+        self.turn(0.0)
+        return arrivals + self.doorman.arrivals(), errors
+
+    def turn(self, wait: float) -> None:
+        for key, _ in self.selector.select(wait):
+            key.data()
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door(b"right")
+    yield made
+    made.doorman.close()
+    made.selector.close()
+
+
+def test_who_knows_the_key_comes_in(door: Door) -> None:
+    (arrival,), errors = door.serve_until_rung(b"right", 7)
+    assert (arrival.number, arrival.pid, arrival.birth) == (7, os.getpid(), birth_of(os.getpid()))
+    assert errors == []
+    arrival.socket.close()
+
+
+def test_who_does_not_stays_out(door: Door) -> None:
+    arrivals, (error,) = door.serve_until_rung(b"wrong", 7)
+    assert arrivals == []
+    assert isinstance(error, ConnectionError)
+
+
+def test_rubbish_and_silence_do_no_harm(door: Door) -> None:
+    with socket.create_connection(door.address), socket.create_connection(door.address) as rude:
+        rude.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
+        (arrival,), errors = door.serve_until_rung(b"right", 1)
+        assert errors == []
+        arrival.socket.close()
+
+
+def test_an_impostor_learns_nothing_and_is_told_nothing() -> None:
+    """A lane sends no message, and reads none, before the driver has proved that it knows the key."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_impostor, args=(listener,))
+        thread.start()
+        with pytest.raises(ConnectionError, match="not this session's driver"):
+            ring(listener.getsockname(), b"right", 1)
+        thread.join()
+
+
+def _impostor(listener: socket.socket) -> None:
+    sock, _ = listener.accept()
+    with sock:
+        sock.sendall(b"c" * 32)
+        sock.recv(4096)
+        sock.sendall(b"p" * 32)
+
+
+def test_it_listens_once_per_address(door: Door) -> None:
+    assert door.doorman.listen("127.0.0.1") == door.address
+    assert answers(door.address, 1.0)
+    door.doorman.close()
+    assert not answers(door.address, 1.0)
+
+
+# -- folders ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the RAM disk."""
+    path = tmp_path / "ram"
+    path.mkdir()
+    monkeypatch.setattr(host_memory, "RAM_DISK", str(path))
+    return path
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    (tmp_path / "run").mkdir()
+    return Session("0a" * 8, str(tmp_path / "run"), temporary=False)
+
+
+def save(home: Home, trial_id: str, iteration: int, text: str, lane_id: int = 0) -> str:
+    store = CheckpointStore(lane_id, home.run_folder, home.memory_folder, 1e9 if home.memory_folder else 0.0)
+    return store.save(trial_id, iteration, lambda folder: _write(folder, text)).path
+
+
+def _write(folder: str, text: str) -> None:
+    (Path(folder) / "state").write_text(text)
+
+
+def test_a_path_tells_which_machine_wrote_it(ram: Path, session: Session) -> None:
+    for host in (HERE, "10.0.0.7"):
+        home = Home(session, host)
+        assert host_of(save(home, "a", 1, "x")) == host
+        home.memory_folder = ""
+        assert host_of(save(home, "a", 2, "x")) == host
+        home.leave(clear=False)
+
+
+def test_machines_that_share_the_run_folder_use_it_and_others_do_not(ram: Path, session: Session) -> None:
+    Path(session.marker).touch()
+    assert Home(session, "10.0.0.7").run_folder == session.run_folder
+    os.unlink(session.marker)
+    assert Home(session, "10.0.0.7").run_folder != session.run_folder
+
+
+def test_the_last_one_to_leave_puts_checkpoints_on_disk(ram: Path, session: Session) -> None:
+    driver, lane = Home(session, HERE), Home(session, HERE)
+    path = save(lane, "a", 3, "third")
+    assert path.startswith(str(ram))
+    lane.leave(clear=True)
+    assert os.path.isdir(path)  # The driver is still there.
+    driver.leave(clear=True)
+    assert os.listdir(ram) == []
+    found = locate(path, session.run_folder)
+    assert found is not None and (Path(found) / "state").read_text() == "third"
+
+
+@pytest.mark.parametrize("host", [HERE, "10.0.0.7"])
+def test_what_a_killed_process_left_is_swept_up_by_the_next(ram: Path, session: Session, host: str) -> None:
+    home = Home(session, host)
+    path = save(home, "a", 3, "third")
+    host_memory.sweep()
+    assert os.path.isdir(path)  # Somebody uses it.
+    os.close(home._lock)  # As when it is killed.
+    other = Home(session._replace(token="0b" * 8), HERE)
+    assert os.listdir(ram) == [os.path.basename(other.memory_folder)]
+    assert locate(path, session.run_folder) is not None
+
+
+def test_a_temporary_session_leaves_nothing(ram: Path, session: Session) -> None:
+    temporary = session._replace(temporary=True)
+    for host in ("10.0.0.7", HERE):
+        home = Home(temporary, host)
+        save(home, "a", 1, "x")
+        home.leave(clear=True)
+        assert os.listdir(ram) == []
+    assert not os.path.exists(session.run_folder)
+
+
+def test_without_host_memory_everything_is_on_disk(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "RAM_DISK", "/proc/there/is/none")
+    home = Home(session, HERE)
+    assert (home.memory_folder, home.free_bytes()) == ("", 0)
+    assert home.note(3).startswith(session.run_folder)
+    assert home.place_for("a", "n", 10).startswith(session.run_folder)
+    home.leave(clear=True)
+
+
+def test_a_checkpoint_travels_whole(ram: Path, session: Session, tmp_path: Path) -> None:
+    there, here = Home(session, "10.0.0.7"), Home(session, HERE)
+    path = save(there, "a/b", 4, "fourth")
+    os.mkdir(os.path.join(path, "sub"))
+    (Path(path) / "sub" / "more").write_bytes(b"\x00" * 1000)
+    target = here.place_for("a/b", os.path.basename(path), 1000)
+    unpack(pack(path, session.run_folder), target)
+    assert {p.relative_to(target).as_posix() for p in Path(target).rglob("*")} == {"state", "sub", "sub/more"}
+    unpack(pack(path, session.run_folder), target)  # Two lanes may want it at once.
+    assert locate(target, session.run_folder) == target
+    assert locate(path.replace("00000004", "00000005"), session.run_folder) is None
+    with pytest.raises(FileNotFoundError):
+        pack(path.replace("00000004", "00000005"), session.run_folder)
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+
+
+def test_processes_are_waited_for_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluid.backends.ray.processes._END_S", 0.1)
+    watched = Processes()
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+        watched.watch(child.pid, birth_of(child.pid))
+        watched.end()
+        assert child.wait(PATIENCE) == -signal.SIGKILL
+    watched.close()
+
+
+def test_a_process_of_another_container_is_left_alone() -> None:
+    watched = Processes()
+    watched.watch(os.getpid(), birth_of(os.getpid()) + 1)
+    watched.end()
+    watched.close()
+
+
+def test_without_ray_the_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fluid.backends.ray import RayBackend, cluster
+
+    missing: Any = try_import("Ray", extra="ray")
+    with missing:
+        raise ModuleNotFoundError("No module named 'ray'", name="ray")
+    monkeypatch.setattr(cluster, "ray_imports", missing)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'fluid-tune\[ray\]'"):
+        RayBackend(1)

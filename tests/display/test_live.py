@@ -1,0 +1,422 @@
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+from rich.console import Console
+from rich.file_proxy import FileProxy
+
+from fluid.display.dashboard import render, summary_lines
+from fluid.display.device_strips import TrialNumbers
+from fluid.display.live import LiveView
+from fluid.errors import FluidError
+from fluid.session.status import DeviceStatus, GroupStatus, Status
+
+Residents = tuple[tuple[str, float], ...]
+
+RUNNING = GroupStatus("rung-1", {"RUNNING": 3, "QUEUED": 2}, 6, 24, 125.0)
+ENDED = GroupStatus("rung-0", {"DONE": 8, "FAILED": 1}, 9, 9, 0.0)
+
+
+def status(
+    *residents: Residents,
+    groups: Sequence[GroupStatus] = (ENDED, RUNNING),
+    at: float = 83.0,
+    hosts: Sequence[str] = ("node",),
+) -> Status:
+    devices = [DeviceStatus(k, "gpu", hosts[k % len(hosts)], held, 1) for k, held in enumerate(residents)]
+    return Status(at, tuple(groups), tuple(devices), {"net": 1.083, "mlp": 1.0}, {"net": 3, "mlp": 1})
+
+
+def many(devices: int, groups: int = 3) -> Status:
+    def held(k: int) -> Residents:
+        return ((), (("wide", 2.0),), ((f"t{k}", 0.5), (f"u{k}", 0.5)), ((f"t{k}", 1.0),))[k % 4]
+
+    listed = [GroupStatus(f"group {k}", {"RUNNING": 2, "QUEUED": k}, k, 100, None) for k in range(groups)]
+    return status(*map(held, range(devices)), groups=[ENDED] * groups + listed)
+
+
+def text_of(shown: object, width: int = 200, *, coloured: bool = False, encoding: str = "utf-8") -> list[str]:
+    """What a terminal, or a file of that encoding, gets."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    system = "truecolor" if coloured else None
+    console = Console(file=file, width=width, force_terminal=coloured, color_system=system, legacy_windows=False)  # type: ignore[arg-type]
+    console.print(shown)
+    file.flush()
+    return raw.getvalue().decode(encoding).splitlines()
+
+
+def lines(shown: Status, width: int = 100, height: int = 30, encoding: str = "utf-8") -> list[str]:
+    return text_of(render(shown, width, height), width, encoding=encoding)
+
+
+# --- Groups
+
+
+def test_groups_tell_how_far_they_are() -> None:
+    found = lines(status())
+    assert found[0] == "Fluid  1:23  3 running, 2 queued, 8 done, 1 failed"
+    assert found[2] == "1 ended group, 9 trials: 8 done, 1 failed"
+    (line,) = [line for line in found if line.startswith("rung-1")]
+    assert line.split("  ", 1)[1].strip("━─ ") == "25 %  6/24  3 running, 2 queued  ETA 2:05"
+    assert line.count("━") * 3 == line.count("─")
+
+
+def test_an_eta_that_is_not_known_is_no_number() -> None:
+    group = GroupStatus("g", {"QUEUED": 1}, 0, 0, None)
+    assert any(line.endswith("ETA ?") for line in lines(status(groups=[group])))
+
+
+def test_once_all_have_ended_the_last_group_stays() -> None:
+    other = GroupStatus("last", {"DONE": 2}, 4, 4, 0.0)
+    found = lines(status(groups=[ENDED, other]))
+    assert found[2] == "1 ended group, 9 trials: 8 done, 1 failed"
+    assert "last" in found[3] and "100 %" in found[3] and "ETA" not in found[3]
+
+
+def test_of_many_groups_the_newest_are_shown() -> None:
+    found = lines(many(2, groups=50))
+    assert "50 ended groups, 450 trials: 400 done, 50 failed" in found
+    assert "45 more groups, 1,080 trials: 90 running, 990 queued" in found
+    assert [line.split("  ")[0] for line in found if line.startswith("group ")] == [f"group {k}" for k in range(45, 50)]
+
+
+def test_a_sweep_tells_how_many_of_its_trials_have_ended() -> None:
+    sweep = GroupStatus("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
+    (line,) = [line for line in lines(status(groups=[sweep]), 120) if line.startswith("sweep")]
+    assert line.split("  ", 1)[1].strip("━─ ") == "25 %  8/32 trials"
+    assert line.count("━") * 3 == line.count("─")
+
+
+def test_the_states_of_the_only_group_are_told_once() -> None:
+    found = lines(status(groups=[RUNNING]))
+    assert found[0] == "Fluid  1:23  3 running, 2 queued"
+    (line,) = [line for line in found if line.startswith("rung-1")]
+    assert line.split("  ", 1)[1].strip("━─ ") == "25 %  6/24  ETA 2:05"
+
+
+def test_a_line_stays_for_a_sweep() -> None:
+    sweep = GroupStatus("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
+    (line,) = [line.plain for line in summary_lines(status(groups=[sweep]), {0: 12.0})]
+    assert line == "sweep  11 trials: 2 running, 1 paused, 2 done, 6 stopped; 40 iterations; 0:12"
+
+
+# --- Devices
+
+
+def strips(*residents: Residents, width: int = 47) -> list[str]:
+    return [line for line in lines(status(*residents), width) if line.startswith("gpu ")]
+
+
+def test_a_strip_shows_who_runs_there_and_at_what_width() -> None:
+    assert strips(
+        (("trial-1", 1.0),),
+        (("trial-2", 0.5), ("trial-3", 0.25)),
+        (("trial-4", 2.0),),
+        (("trial-4", 2.0),),
+        (),
+    ) == [
+        "gpu 0 │[trial-1 ───────────────────────────────",
+        "gpu 1 │[trial-2 1/2 ───────[3 1/4 ───··········",
+        "gpu 2 │[trial-4 x2 ────────────────────────────",
+        "gpu 3 │[trial-4 x2 ────────────────────────────",
+        "gpu 4 │········································",
+    ]  # fmt: skip
+
+
+def test_shares_that_add_up_to_more_than_a_device_are_scaled() -> None:
+    (line,) = strips(tuple((f"t{k}", 0.5) for k in range(4)))
+    assert [part.split()[0] for part in line.split("[")[1:]] == ["t0", "t1", "t2", "t3"]
+    assert "·" not in line
+
+
+def test_more_trials_than_characters_do_no_harm() -> None:
+    (line,) = strips(tuple((f"t{k}", 1 / 99) for k in range(99)), width=20)
+    assert len(line) == 20
+
+
+def test_the_same_trial_has_the_same_colour_everywhere() -> None:
+    shown = render(status((("a", 2.0),), (("a", 2.0),), (("b", 1.0),)), 60, 20)
+    styles = [
+        {str(segment.style.bgcolor) for segment in line if segment.style and segment.style.bgcolor}
+        for line in Console(width=60, force_terminal=True, color_system="truecolor").render_lines(shown)
+    ]
+    first, second, third = [style for style in styles if style]
+    assert first == second != third
+
+
+def test_hosts_are_named_where_there_are_several() -> None:
+    found = lines(status((), (), hosts=("alpha.example.org", "beta.example.org")))
+    assert [line.split("│")[0] for line in found if "│" in line] == ["alpha gpu 0 ", "beta gpu 1  "]
+
+
+def test_many_devices_stand_in_columns() -> None:
+    found = lines(many(64), 120, 40)
+    assert sum(line.count("gpu ") for line in found) == 64
+    assert max(line.count("gpu ") for line in found) == 3
+
+
+def test_very_many_devices_are_a_character_each() -> None:
+    found = [line for line in lines(many(1000), 100, 30) if "│" in line]
+    assert sum(len(line.split("│")[1]) for line in found) == 1000
+    assert found[0].startswith("  0 │·a2d·a2g")
+
+
+def test_devices_that_find_no_room_are_counted() -> None:
+    assert any(line.startswith("… and 760 more devices, 570 busy") for line in lines(many(1000), 45, 10))
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 1000])
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (100, 30), (60, 24), (38, 12), (20, 5), (1, 1)])
+def test_everything_fits(count: int, width: int, height: int) -> None:
+    for groups in (0, 1, 40):
+        for coloured in (False, True):
+            shown = render(many(count, groups), width, height)
+            options = Console(width=width, force_terminal=True, color_system="truecolor" if coloured else None)
+            drawn = options.render_lines(shown, pad=False)
+            assert len(drawn) <= height
+            assert all(sum(segment.cell_length for segment in line) <= width for line in drawn)
+
+
+def test_nothing_known_yet() -> None:
+    assert lines(Status(0.0, (), (), {}, {})) == ["Fluid  0:00", "", ""]
+
+
+def test_what_was_measured_is_told_once_it_was() -> None:
+    assert lines(status())[-1] == "measured  net: up to 3 a device, alpha 1.08"
+    keys = {f"key-{k}": 2 for k in range(40)}
+    found = lines(Status(0.0, (), (), {}, keys), 80)[-2:]
+    assert found[0].startswith("measured  key-0: up to 2 a device, alpha 1   key-1")
+    assert found[1].endswith("+37 more")
+
+
+# --- Names and terminals
+
+
+def test_ascii_terminals_get_ascii() -> None:
+    names = status((("größe", 0.5), ("日本", 0.5)), groups=[GroupStatus("gruppe ß", {"RUNNING": 1}, 1, 2, 1.0)])
+    found = lines(names, encoding="ascii")
+    assert any("gruppe ?" in line and "####" in line for line in found)
+    assert any(line.startswith("gpu 0 |[gr??e 1/2 ---") for line in found)
+
+
+def test_wide_characters_keep_their_width() -> None:
+    shown = render(status((("日本語日本語", 0.5), ("b", 0.5))), 24, 10)
+    drawn = Console(width=24, force_terminal=True, color_system="truecolor").render_lines(shown, pad=False)
+    assert all(sum(segment.cell_length for segment in line) <= 24 for line in drawn)
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    evil = "a\n\x1b[2Jb[red]"
+    found = lines(status(((evil, 1.0),), groups=[GroupStatus(evil, {"RUNNING": 1}, 0, 1, None)]))
+    assert "\x1b" not in "".join(found)
+    assert any("a??[2Jb[red]" in line for line in found if line.startswith("gpu"))
+    assert any(line.startswith("a??[2Jb[red]") for line in found)
+
+
+# --- Numbers of trials
+
+
+def test_trials_keep_their_number_and_free_ones_are_used_again() -> None:
+    numbers = TrialNumbers()
+    assert numbers.update(status((("a", 0.5), ("b", 0.5)), (("c", 1.0),))) == {"a": 0, "b": 1, "c": 2}
+    assert numbers.update(status((("b", 0.5),), (("c", 1.0),))) == {"b": 1, "c": 2}
+    assert numbers.update(status((("b", 0.5),), (("d", 1.0),))) == {"b": 1, "d": 0}
+    assert numbers.update(status((("b", 0.5), ("a", 0.5)), (("c", 1.0),))) == {"b": 1, "a": 0, "c": 2}
+
+
+# --- The lines that stay
+
+
+def test_a_line_per_group_stays() -> None:
+    found = [line.plain for line in summary_lines(status(), {0: 12.0, 1: 61.0})]
+    assert found == [
+        "rung-0  9 trials: 8 done, 1 failed; 9/9 iterations; 0:12",
+        "rung-1  5 trials: 3 running, 2 queued; 6/24 iterations; 1:01",
+    ]
+
+
+def test_of_many_groups_a_line_sums_up_the_earlier_ones() -> None:
+    found = [line.plain for line in summary_lines(status(groups=[ENDED] * 50), {})]
+    assert len(found) == 20
+    assert found[0] == "31 earlier groups, 279 trials: 248 done, 31 failed"
+
+
+# --- The view
+
+
+class Source:
+    """A session that says how it stands as often as it is asked; it closes after ``rounds`` rounds."""
+
+    def __init__(self, *, rounds: int | None = None, groups: Sequence[GroupStatus] = (RUNNING,)) -> None:
+        self.asked = 0
+        self.rounds = rounds
+        self.groups = groups
+        self.seen = threading.Event()
+
+    def __call__(self) -> Status:
+        self.asked += 1
+        if self.rounds is not None and self.asked > self.rounds:
+            raise FluidError("the executor is closed")
+        if self.asked > 2:
+            self.seen.set()
+        return status((("a", 1.0),), groups=self.groups, at=float(self.asked))
+
+
+@pytest.fixture
+def screen() -> Iterator[Console]:
+    console = Console(file=io.StringIO(), width=60, height=20, force_terminal=True, color_system=None, _environ={})
+    yield console
+    assert sys.stdout is not None and not isinstance(sys.stdout, FileProxy)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def ended(text: str) -> bool:
+    """Whether the cursor is shown after all that was written."""
+    return text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")
+
+
+def test_the_view_draws_until_it_is_closed(screen: Console) -> None:
+    source = Source()
+    view = LiveView(source, console=screen, interval=0.001)
+    assert source.seen.wait(30)
+    view.close()
+    text = written(screen)
+    assert "gpu 0 │" in text
+    assert text.endswith("rung-1  5 trials: 3 running, 2 queued; 6/24 iterations; " + text[-5:])
+    assert ended(text)
+    asked = source.asked
+    view.close()
+    assert (source.asked, written(screen)) == (asked, text)
+
+
+def test_the_last_status_is_the_one_that_stays(screen: Console) -> None:
+    source = Source()
+    view = LiveView(source, console=screen, interval=60.0)
+    source.groups = (GroupStatus("rung-1", {"DONE": 5}, 24, 24, 0.0),)
+    view.close()
+    assert "rung-1  5 trials: 5 done; 24/24 iterations" in written(screen)
+
+
+def test_a_session_that_closes_ends_the_view_quietly(screen: Console) -> None:
+    view = LiveView(Source(rounds=3), console=screen, interval=0.001)
+    view._thread.join(30)
+    assert not view._thread.is_alive()
+    view.close()
+    text = written(screen)
+    assert text.count("rung-1  5 trials") == 1
+    assert ended(text)
+
+
+def test_an_error_gives_the_terminal_back_too(screen: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    caught = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: caught.append(args.exc_type))
+
+    def broken() -> Status:
+        raise ZeroDivisionError
+
+    view = LiveView(broken, console=screen, interval=0.001)
+    view._thread.join(30)
+    view.close()
+    assert caught == [ZeroDivisionError]
+    assert ended(written(screen))
+
+
+def test_without_groups_nothing_is_drawn(screen: Console) -> None:
+    source = Source(groups=())
+    view = LiveView(source, console=screen, interval=0.001)
+    assert source.seen.wait(30)
+    view.close()
+    assert "Fluid" not in written(screen)
+
+
+def test_only_one_view_draws(screen: Console) -> None:
+    other = Console(file=io.StringIO(), force_terminal=True)
+    first, second = Source(), Source()
+    with_terminal = LiveView(first, console=screen, interval=0.001)
+    without = LiveView(second, console=other, interval=0.001)
+    assert first.seen.wait(30) and second.seen.wait(30)
+    without.close()
+    with_terminal.close()
+    assert written(other) == ""
+    # The terminal is free again.
+    third = Source()
+    again = LiveView(third, console=other, interval=0.001)
+    assert third.seen.wait(30)
+    again.close()
+    assert "rung-1" in written(other)
+
+
+def test_a_status_that_never_comes_holds_nothing_up(screen: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluid.display.live._PATIENCE", 0.001)
+    come = threading.Event()
+
+    def stuck() -> Status:
+        come.wait(30)
+        return status()
+
+    view = LiveView(stuck, console=screen, interval=0.001)
+    view.close()
+    text = written(screen)
+    assert ended(text)
+    come.set()
+    view._thread.join(30)
+    assert written(screen) == text
+
+
+def test_what_the_program_prints_stands_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    source = Source()
+    console = Console(stderr=True, width=60, height=20, force_terminal=True, color_system=None, _environ={})
+    view = LiveView(source, console=console, interval=0.001)
+    assert source.seen.wait(30)
+    print("said [b]as it is[/b] {'a': 1}")
+    view.close()
+    print("and after")
+    text = terminal.getvalue()
+    assert "said [b]as it is[/b] {'a': 1}\n" in text
+    assert text.endswith("\nand after\n")
+    assert sys.stdout is terminal and sys.stderr is terminal
+
+
+def test_what_goes_into_a_file_is_left_alone(screen: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    view = LiveView(Source(), console=screen, interval=0.001)
+    print("into the file")
+    view.close()
+    assert file.getvalue() == "into the file\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "wanted"), [(True, "xterm", True), (False, "xterm", False), (True, "dumb", False)]
+)
+def test_wanted(terminal: bool, term: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", term)
+    assert LiveView.wanted() is wanted
+
+
+def test_not_wanted_where_there_is_nothing_to_draw_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed, FileProxy(Console(), io.StringIO())):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert not LiveView.wanted()

@@ -1,0 +1,132 @@
+"""A running trial makes way for one that waits, and goes on where there is room."""
+
+from __future__ import annotations
+
+from engine_helpers import Hand, Known, none, only
+
+from fluid.engine.commands import Pause, RunIteration, StartTrial
+from fluid.engine.events import BudgetExtended, GroupSubmitted, TrialSpec
+from fluid.planning.profile import Profile
+from fluid.resources import MemoryNeed
+
+#: Nothing is packed or widened; iterations take a second.
+ALONE = {"profile": Known(packing=1, width=1), "max_packing": 1}
+
+
+def left_over(budget: int = 4, **spec: object) -> Hand:
+    """Three equal trials on two devices, of which "c" waits; the others have done their first iteration."""
+    hand = Hand(devices=2, **ALONE)
+    hand.submit("a", "b", "c", budget=budget, **spec)
+    for trial_id in "ab":
+        hand.started(trial_id)
+    hand.tick()
+    hand.now += 1.0
+    for trial_id in "ab":
+        hand.now -= 1.0
+        hand.iterate(trial_id)
+    return hand
+
+
+def test_it_makes_way_when_the_other_is_pressed_and_goes_on_from_its_checkpoint() -> None:
+    hand = left_over()
+    pause = only(hand.tick(), Pause)
+    leaving, staying = pause.trial_id, "b" if pause.trial_id == "a" else "a"
+    lane = hand.lane(leaving)
+    assert pause == Pause(leaving, (lane,)), "it is not to be moved"
+    assert none(hand.tick(), Pause), "one at a time"
+    hand.iterate(leaving)
+    assert only(hand.paused(leaving), StartTrial) == StartTrial("c", (lane,), 4)
+    assert hand.states() == {leaving: "QUEUED", staying: "RUNNING", "c": "STARTING"}
+    hand.saved(leaving, lane, 2)
+    hand.started("c")
+    hand.iterate(staying, 2)
+    other = hand.trial(staying).lanes[0]
+    goes_on = only(hand.iterate(staying), StartTrial)
+    assert (goes_on.trial_id, goes_on.lane_ids, goes_on.checkpoint.iteration) == (leaving, (other,), 2)
+    hand.started(leaving, 2)
+    hand.iterate(leaving, 2)
+    hand.iterate("c", 4)
+    assert set(hand.states().values()) == {"DONE"}
+    assert hand.reports(leaving) == hand.reports("c") == [1, 2, 3, 4]
+
+
+def test_they_take_turns_as_soon_as_it_is_known_how_long_iterations_take() -> None:
+    hand = Hand(devices=2, profile=Profile(), max_packing=1)
+    hand.submit("a", "b", "c", budget=4)
+    for trial_id in "ab":
+        hand.started(trial_id)
+    hand.tick()
+    assert not hand.state.wants_tick
+    hand.iterate("a", 2)  # the first one says nothing: others came meanwhile
+    assert hand.state.wants_tick
+    assert only(hand.tick(), Pause).trial_id in "ab"
+
+
+def test_it_goes_on_in_its_lane_if_the_other_has_gone_meanwhile() -> None:
+    hand = left_over()
+    leaving = only(hand.tick(), Pause).trial_id
+    hand.stop("c")
+    hand.iterate(leaving)
+    lane = hand.lane(leaving)
+    assert only(hand.paused(leaving), RunIteration) == RunIteration(leaving, (lane,), 2)
+    assert hand.trial(leaving).successor is None
+
+
+def test_one_that_ends_before_it_has_paused_has_ended() -> None:
+    hand = left_over()
+    pause = only(hand.tick(), Pause)
+    hand.iterate(pause.trial_id, 3)  # an iteration was booked late, and it had begun the last one before it heard
+    started = only(hand.paused(pause.trial_id), StartTrial)
+    assert started.trial_id == "c" and hand.end(pause.trial_id) == "DONE"
+
+
+def test_one_that_cannot_be_saved_does_not_make_way() -> None:
+    assert none(left_over(can_save=False).tick(), Pause)
+
+
+def test_a_higher_priority_does_not_make_way_for_a_lower_one() -> None:
+    hand = Hand(devices=2, **ALONE)
+    specs = [TrialSpec(trial_id, 4, priority) for trial_id, priority in (("a", 2.0), ("b", 2.0), ("c", 1.0))]
+    hand.do(GroupSubmitted(0.0, "g", tuple(specs)))
+    for trial_id in "ab":
+        hand.started(trial_id)
+        hand.iterate(trial_id, 2)
+        assert none(hand.tick(), Pause)
+
+
+def test_the_papers_planners_have_nobody_make_way() -> None:
+    for planner in ("dynamic", "static", "fifo"):
+        hand = Hand(devices=2, planner=planner, **ALONE)
+        hand.submit("a", "b", "c", budget=4)
+        for trial_id in "ab":
+            hand.started(trial_id)
+            hand.iterate(trial_id, 2)
+            assert none(hand.tick(), Pause)
+
+
+def test_nobody_makes_way_for_one_that_does_not_fit_beside_what_stays() -> None:
+    for kept, makes_way in ((10.0, True), (60.0, False)):
+        hand = Hand(devices=2, memory=100.0, **ALONE)
+        hand.submit("a", "b", "c", budget=4, memory=MemoryNeed(kept, 20.0))
+        for trial_id in "ab":
+            hand.started(trial_id)
+        hand.now += 1.0
+        for trial_id in "ab":
+            hand.now -= 1.0
+            hand.iterate(trial_id)
+        assert bool([command for command in hand.tick() if isinstance(command, Pause)]) is makes_way
+
+
+def test_trials_that_lead_to_more_start_first_and_long_ones_with_them() -> None:
+    hand = Hand(devices=1, **ALONE)
+    specs = {"first": (1, 0), "short": (3, 0), "leads": (1, 5), "long": (9, 0), "extended": (1, 0)}
+    trials = [TrialSpec(trial_id, budget, leads_to=leads_to) for trial_id, (budget, leads_to) in specs.items()]
+    hand.do(GroupSubmitted(0.0, "g", tuple(trials)))
+    order = []
+    while running := [trial_id for trial_id, state in hand.states().items() if state == "STARTING"]:
+        order += running
+        hand.started(running[0])
+        if running == ["long"]:
+            hand.do(BudgetExtended(hand.now, "extended", 1, leads_to=4))
+        hand.iterate(running[0], hand.trial(running[0]).budget)
+    assert order == ["long", "leads", "extended", "short", "first"]

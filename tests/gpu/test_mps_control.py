@@ -1,0 +1,146 @@
+"""Talking to a control daemon: what is sent, and how answers are read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fluid.errors import InvalidFieldError
+from fluid.gpu.mps_control import (
+    OUTPUT_LOG,
+    Control,
+    MpsError,
+    find_program,
+    log_tail,
+    memory_text,
+    percentage_text,
+    stray_processes,
+)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Callable[..., Control]:
+    """A control program that runs some Python with the commands as ``command``."""
+
+    def make(code: str, timeout: float = 90.0) -> Control:
+        program = tmp_path / "program"
+        program.write_text(f"#!{sys.executable} -SE\nimport sys\ncommand = sys.stdin.read()\n{code}\n")
+        program.chmod(0o755)
+        return Control(str(program), {"CUDA_MPS_PIPE_DIRECTORY": "/x"}, timeout)
+
+    return make
+
+
+def test_a_command_is_a_line_and_the_environment_names_the_daemon(control: Callable[..., Control]) -> None:
+    echo = control("import os; print(repr(command), os.environ['CUDA_MPS_PIPE_DIRECTORY'])")
+    assert echo.ask("get_server_list") == "'get_server_list\\n' /x"
+
+
+def test_a_status_other_than_0_is_an_error(control: Callable[..., Control]) -> None:
+    with pytest.raises(MpsError, match=r"did not take 'ps': Cannot find MPS control daemon process$"):
+        control("print('Cannot find MPS control daemon process'); sys.exit(1)").ask("ps")
+    with pytest.raises(MpsError, match=r"did not take 'ps': status 3$"):
+        control("sys.exit(3)").ask("ps")
+
+
+def test_an_answer_that_does_not_come(control: Callable[..., Control]) -> None:
+    with pytest.raises(MpsError, match=r"did not answer 'ps' within 0\.1 s"):
+        control("import select; select.select([], [], [])", timeout=0.1).ask("ps")
+    with pytest.raises(MpsError, match=r"within 0\.2 s"):
+        control("import select; select.select([], [], [])").ask("ps", timeout=0.2)
+
+
+def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(MpsError, match="/nowhere cannot be run"):
+        Control("/nowhere", {}, 1.0).ask("ps")
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        ("", True),
+        ("50.0", True),
+        ("Invalid command set_x", False),
+        ("Unrecognized command", False),
+        ("usage: x", False),
+    ],
+)
+def test_a_refusal_is_read_from_its_words(control: Callable[..., Control], answer: str, taken: bool) -> None:
+    assert control(f"print({answer!r})").order("set_x 1") is taken
+
+
+@pytest.mark.parametrize(
+    ("status", "state"), [("ACTIVE", "ACTIVE"), ("Status: Fault", "FAULT"), ("what?", ""), ("INACTIVE", "")]
+)
+def test_servers_and_their_states(control: Callable[..., Control], status: str, state: str) -> None:
+    talker = control(f"print('12\\n34' if command == 'get_server_list\\n' else {status!r})")
+    assert talker.servers() == {12: state, 34: state}
+
+
+def test_there_may_be_no_server_and_no_client(control: Callable[..., Control]) -> None:
+    talker = control("print('' if command == 'get_server_list\\n' else 'No such server')")
+    assert talker.servers() == {}
+    assert talker.clients(12) == []
+
+
+def test_percentages() -> None:
+    assert [percentage_text(value) for value in (100, 12.5, 1e-3)] == ["100", "12.5", "0.001"]
+    for bad in (0, -1, 100.1, float("nan")):
+        with pytest.raises(InvalidFieldError, match="active_thread_percentage="):
+            percentage_text(bad)
+
+
+def test_amounts_of_memory_are_rounded_down() -> None:
+    mib = 1 << 20
+    assert [memory_text(value) for value in (mib, 2 * mib - 1, 141 << 30)] == ["1M", "1M", "144384M"]
+    for bad in (0.0, mib - 1, float("inf")):
+        with pytest.raises(InvalidFieldError, match="memory_limit_bytes="):
+            memory_text(bad)
+
+
+def test_the_program_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_program() is None
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.touch()
+    assert find_program() is None, "not a program"
+    program.chmod(0o755)
+    assert find_program() == str(program)
+
+
+def test_the_end_of_the_logs(tmp_path: Path) -> None:
+    assert log_tail(str(tmp_path)) == ""
+    (tmp_path / "control.log").write_text("one\n\ntwo\nthree\n")
+    (tmp_path / OUTPUT_LOG).write_bytes(b"three\nfour \xff\n")
+    assert log_tail(str(tmp_path), lines=2) == "two\nthree\nfour \ufffd"
+
+
+@pytest.fixture
+def idle() -> Iterator[Callable[[str], int]]:
+    """Starts processes that do nothing, with a pipe folder in their environment."""
+    started = []
+
+    def make(folder: str) -> int:
+        command = [sys.executable, "-c", "print(flush=True); import select; select.select([], [], [])"]
+        environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process.pid
+
+    yield make
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_stray_process_is_known_by_its_folder(idle: Callable[[str], int]) -> None:
+    ours, other = idle("/tmp/ours"), idle("/tmp/ours-too")
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    assert stray_processes([ours, other, nobody], "/tmp/ours") == [ours]

@@ -1,0 +1,62 @@
+"""What Tune's controller and Fluid's engine tell each other, in orders that are rare."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+from ray.tune.schedulers import ASHAScheduler
+
+from fluid import tune
+from fluid.integrations.ray_tune.controller_bridge import Handover
+
+# Tests are imported in importlib mode, which leaves sys.path alone.
+if (_HERE := str(Path(__file__).parent)) not in sys.path:
+    sys.path.append(_HERE)
+from tune_sweeps import Climber, sweep
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+#: Seconds after which a sweep gives up. Far more than it takes, as the machine may be busy.
+PATIENCE = 60.0
+
+
+def test_a_trial_whose_end_is_told_after_its_last_result_was_decided_about_goes_on(
+    executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So it is with a trial that was to make way for others in its last iteration.
+    end, result, train = Handover.on_end, Handover.on_result, Handover.train
+    #: Trials of which the next result was asked for since the last one, and ends that wait for that.
+    asked: set[str] = set()
+    held: dict[str, tuple[Any, ...]] = {}
+
+    def on_result(self: Any, one: Any) -> None:
+        asked.discard(one.trial_id)
+        result(self, one)
+
+    def on_end(self: Any, trial_id: str, *how: Any) -> None:
+        held[trial_id] = how
+        if trial_id in asked:
+            end(self, trial_id, *held.pop(trial_id))
+
+    def ask(self: Any, actor: Any, task: Any) -> None:
+        train(self, actor, task)
+        trial_id = self._hosted[actor].trial_id
+        asked.add(trial_id)
+        if trial_id in held:
+            end(self, trial_id, *held.pop(trial_id))
+
+    monkeypatch.setattr(Handover, "on_result", on_result)
+    monkeypatch.setattr(Handover, "on_end", on_end)
+    monkeypatch.setattr(Handover, "train", ask)
+    asha = ASHAScheduler(
+        time_attr="training_iteration", metric="score", mode="max", max_t=4, grace_period=1, reduction_factor=2
+    )
+    options = {"config": {"x": tune.grid_search([2.0, 1.0])}, "scheduler": asha, "time_budget_s": PATIENCE}
+    done = sweep(Climber, tmp_path / "sweep", executor, options)
+    assert done.trials[0].iterations == [1, 2, 3, 4]
+    assert done.statuses == ["TERMINATED"] * 2

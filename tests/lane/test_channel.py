@@ -1,0 +1,72 @@
+"""A lane's end of its connection, by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from typing import Any
+
+import pytest
+
+from fluid._clock import MonotonicClock
+from fluid.lane.channel import Channel
+from fluid.lane.messages import encode
+
+#: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
+PATIENCE = 90.0
+
+
+class Ends:
+    """A channel, the driver's end of it, and what was overheard."""
+
+    def __init__(self) -> None:
+        self.driver, lane = Pipe()
+        self.hung_up = threading.Event()
+        self.channel = Channel(lane, MonotonicClock(), self.hung_up.set)
+        self.overheard: list[Any] = []
+        self.heard = threading.Event()
+
+    def overhear(self, message: Any) -> None:
+        self.overheard.append(message)
+        self.heard.set()
+
+    def send(self, *messages: Any) -> None:
+        self.driver.send_bytes(encode(messages))
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.driver.close()
+    assert made.hung_up.wait(PATIENCE)
+
+
+def test_messages_are_overheard_while_the_main_thread_is_busy(ends: Ends) -> None:
+    ends.send("before")
+    assert ends.channel.receive(block=True) == ["before"]
+    ends.channel.read_ahead(ends.overhear)
+    ends.send("a", "b")
+    assert ends.heard.wait(PATIENCE)
+    ends.send("c")
+    received: list[Any] = []
+    while len(received) < 3:
+        received += ends.channel.receive(block=True)
+    assert received == ends.overheard == ["a", "b", "c"]
+    assert ends.channel.receive(block=False) == []
+
+
+def test_what_came_before_it_reads_ahead_is_not_lost(ends: Ends) -> None:
+    ends.send("a")
+    ends.channel.read_ahead(ends.overhear)
+    ends.channel.read_ahead(print)  # A second time changes nothing.
+    assert ends.channel.receive(block=True) == ["a"] == ends.overheard
+
+
+def test_the_driver_is_missed_while_it_reads_ahead(ends: Ends) -> None:
+    ends.channel.read_ahead(ends.overhear)
+    ends.channel.send("hello")
+    assert ends.driver.recv_bytes() == encode(["hello"])
+    ends.driver.close()
+    assert ends.hung_up.wait(PATIENCE)

@@ -1,0 +1,151 @@
+"""Where checkpoints are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fluid.lane.checkpoint_store import CheckpointStore, settle
+
+
+def writes(size: int) -> Callable[[str], None]:
+    def write(folder: str) -> None:
+        Path(folder, "data").write_bytes(b"x" * size)
+
+    return write
+
+
+def make(tmp_path: Path, budget: float, lane_id: int = 0) -> CheckpointStore:
+    (tmp_path / "memory").mkdir(exist_ok=True)
+    return CheckpointStore(lane_id, str(tmp_path / "run"), str(tmp_path / "memory"), budget)
+
+
+def where(store: CheckpointStore, path: str) -> str:
+    with store.reading(path) as folder:
+        return folder
+
+
+def test_memory_is_for_what_fits_and_the_oldest_goes_to_disk(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=2500), make(tmp_path, budget=0, lane_id=1)
+    paths = [store.save(name, 1, writes(1000)).path for name in "abc"]
+    assert [os.path.isdir(path) for path in paths] == [False, True, True]
+    for path in paths:  # Whoever looks for one finds it.
+        assert Path(where(other, path), "data").stat().st_size == 1000
+    # Another lane may have deleted what this one wrote: that room is free again.
+    other.delete("b")
+    assert store.save("c", 2, writes(1000)).in_memory
+    assert os.path.isdir(paths[2])
+
+
+def test_what_is_larger_than_memory_goes_to_disk_and_moves_nobody(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=2500)
+    small = store.save("a", 1, writes(1000)).path
+    assert [store.save("b", number, writes(3000)).in_memory for number in (1, 2)] == [False, False]
+    assert os.path.isdir(small)
+
+
+def test_what_is_being_read_stays_where_it_is(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=1500), make(tmp_path, budget=0, lane_id=1)
+    path = store.save("a", 1, writes(1000)).path
+    with other.reading(path) as folder:
+        assert folder == path
+        assert not store.save("b", 1, writes(1000)).in_memory
+        assert os.path.isdir(path)
+    assert store.save("b", 2, writes(1000)).in_memory
+    assert where(other, path) != path
+
+
+def test_the_last_two_are_kept_also_where_one_has_gone_to_disk(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=1500), make(tmp_path, budget=1500, lane_id=1)
+    first, second = (store.save("a", number, writes(1000)).path for number in (1, 2))
+    assert Path(where(other, first)).parts[-4:-2] == ("trials", "a") and os.path.isdir(second)
+    other.restored("a", second)
+    store.save("b", 1, writes(1000))  # The second goes to disk while the trial is in the other lane,
+    other.save("a", 3, writes(1000))  # of which the driver has not heard yet.
+    assert os.path.isdir(where(other, second)) and not os.path.isdir(where(other, first))
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=1e6)
+    paths = [Path(store.save("a", number, writes(1)).path) for number in range(1, 5)]
+    assert [path.exists() for path in paths] == [False, False, True, True]
+    assert len(os.listdir(paths[0].parent)) == 2
+
+
+def test_the_checkpoint_a_trial_came_from_is_kept(tmp_path: Path) -> None:
+    first, second = make(tmp_path, 1e6, 0), make(tmp_path, 1e6, 1)
+    origin, lost = (first.save("a", number, writes(1)).path for number in (1, 2))
+    second.restored("a", origin)
+    saved = second.save("a", 2, writes(1)).path
+    assert [os.path.exists(path) for path in (origin, lost, saved)] == [True, False, True]
+
+
+def test_a_lane_that_a_trial_has_left_deletes_nothing_of_where_it_goes_on(tmp_path: Path) -> None:
+    left, here = make(tmp_path, budget=1e6), make(tmp_path, budget=1e6, lane_id=1)
+    path = left.save("a", 3, writes(10)).path
+    later = here.save("a", 4, writes(30)).path
+    for size in (11, 12):
+        newest = left.save("a", 3, writes(size)).path
+    assert os.path.isdir(later) and os.path.isdir(newest) and not os.path.isdir(path)
+    assert where(here, path) == newest, "what was saved since, of the same iteration"
+    assert where(here, path.replace("00000003", "00000002")).startswith(str(tmp_path / "run")), "there is none"
+
+
+def test_what_is_being_read_is_not_deleted(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=1e6), make(tmp_path, budget=1e6, lane_id=1)
+    path = store.save("a", 3, writes(10)).path
+    with other.reading(path) as folder:
+        for _ in range(2):
+            store.save("a", 3, writes(10))
+        assert Path(folder, "data").stat().st_size == 10
+    store.save("a", 4, writes(10))
+    assert not os.path.isdir(path)
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=1e6)
+    good = store.save("a", 1, writes(1)).path
+
+    def fails(folder: str) -> None:
+        Path(folder, "half").touch()
+        raise RuntimeError("no space left")
+
+    with pytest.raises(RuntimeError):
+        store.save("a", 2, fails)
+    assert os.listdir(os.path.dirname(good)) == [os.path.basename(good)]
+    assert os.listdir(tmp_path / "run/trials/a/checkpoints") == []
+
+
+def test_what_memory_cannot_take_goes_to_disk(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=1e6)
+
+    def full(folder: str) -> None:
+        if folder.startswith(str(tmp_path / "memory")):
+            raise OSError("no space left")
+
+    assert not store.save("a", 1, full).in_memory
+
+
+def test_names_are_private_and_safe(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=1e6)
+    for name in ("../../escape", "..", "x" * 1000, "ü/ß"):
+        path = Path(store.save(name, 1, writes(1)).path)
+        assert path.parent.parent == tmp_path / "memory"
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_settling_moves_the_last_ones_to_disk(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=1e6)
+    old = store.save("a", 1, writes(1)).path
+    os.utime(old, (1, 1))
+    last = store.save("a", 2, writes(2)).path
+    (tmp_path / "memory/a/.draft").mkdir()
+    settle(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
+    assert not (tmp_path / "memory").exists()
+    assert Path(where(make(tmp_path, 0), last), "data").stat().st_size == 2
+    assert not os.path.exists(where(store, old))
+    settle("", str(tmp_path / "run"), temporary=True)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,584 @@
+"""A lane on its own: messages in, messages out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluid.lane.culprit_note import read_note
+from fluid.lane.messages import (
+    Call,
+    Called,
+    Failed,
+    Forget,
+    Iterated,
+    Packed,
+    Pause,
+    Paused,
+    Ready,
+    Released,
+    Run,
+    Save,
+    Saved,
+    Ship,
+    Start,
+    Started,
+    Stop,
+)
+from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
+
+
+class Counter:
+    """Counts, and does what its config says on the way."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.count = 0
+
+    def step(self) -> dict[str, Any]:
+        self.count += 1
+        if self.count == self.config.get("hang_at"):
+            threading.Event().wait()
+        return {"count": self.count, "draw": random.random(), "done": self.count == self.config.get("done_at")}
+
+    def add(self, number: int = 1, *, then_raise: BaseException | None = None) -> Any:
+        self.count += number
+        if then_raise is not None:
+            raise then_raise
+        return self.count, random.random()
+
+    def save_checkpoint(self, folder: str) -> None:
+        Path(folder, "count").write_text(str(self.count), encoding="utf-8")
+        if self.config.get("save_fails"):
+            raise OSError("cannot be saved")
+
+    def load_checkpoint(self, folder: str) -> None:
+        self.count = int(Path(folder, "count").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Callable[..., Any]:
+    server = make_server()
+
+    def make(lane_id: int = 0, **options: Any) -> Any:
+        lane = fork(server, lane_id, **options)
+        lane.receive(Ready)
+        return lane
+
+    return make
+
+
+@pytest.fixture
+def lane(make_lane: Callable[..., Any]) -> Any:
+    return make_lane()
+
+
+def test_a_burst_is_answered_iteration_by_iteration(lane: Any) -> None:
+    lane.start("a", Counter, {}, 3)
+    started = lane.receive(Started)
+    assert (started.trial_id, started.iteration) == ("a", 0)
+    done = [lane.receive(Iterated) for _ in range(3)]
+    assert [(one.iteration, one.metrics["count"], one.finished) for one in done] == [
+        (1, 1, False),
+        (2, 2, False),
+        (3, 3, False),
+    ]
+    assert started.at <= done[0].at <= done[1].at <= done[2].at
+    lane.send(Run("a", 1), Run("a", 1))
+    assert [lane.receive(Iterated).iteration for _ in range(2)] == [4, 5]
+
+
+def test_what_is_done_is_told_while_the_next_iteration_runs(lane: Any) -> None:
+    lane.start("a", Counter, {"hang_at": 2}, 2)
+    # Short iterations are reported together, but not that late.
+    assert lane.receive(Iterated).iteration == 1
+
+
+def test_extensions_and_pauses_take_effect_in_a_burst(lane: Any) -> None:
+    lane.start("a", Counter, {}, 10**9)
+    lane.receive(Iterated)
+    lane.send(Pause("a"))
+    at = lane.receive(Paused).iteration
+    lane.send(Pause("a"), Run("a", 2))
+    assert lane.receive(Paused).iteration == at
+    numbers = [message.iteration for message in lane.messages if isinstance(message, Iterated)]
+    while not numbers or numbers[-1] < at + 2:
+        numbers.append(lane.receive(Iterated).iteration)
+    assert numbers[-2:] == [at + 1, at + 2]
+
+
+def test_a_trial_that_says_done_runs_no_further(lane: Any) -> None:
+    lane.start("a", Counter, {"done_at": 2}, 5)
+    assert [lane.receive(Iterated).finished for _ in range(2)] == [False, True]
+    lane.send(Run("a", 3))
+    nothing = lane.receive(Iterated)
+    assert (nothing.iteration, nothing.metrics, nothing.finished) == (2, None, True)
+    lane.send(Save("a", True))
+    saved = lane.receive(Saved)
+    lane.start("a", Counter, {"done_at": 2}, 3, saved.path, saved.iteration)
+    assert lane.receive(Iterated) == nothing._replace(at=pytest.approx(nothing.at, abs=1e9))
+
+
+def test_one_trial_may_fail_in_the_middle_of_another(lane: Any) -> None:
+    lane.start("long", Counter, {}, 10**9)
+    lane.receive(Iterated)
+    lane.send(Start("bad", 99, b"", 1))
+    assert lane.receive(Failed).trial_id == "bad"
+    lane.send(Pause("long"))
+    lane.receive(Paused)
+
+
+def test_messages_about_trials_that_are_not_there_are_ignored(lane: Any) -> None:
+    lane.send(Run("a", 1), Pause("a"), Save("a", True), Stop("a"), Forget("a"))
+    lane.start("b", Counter, {}, 1)
+    lane.receive(Iterated)
+    assert lane.messages == [message for message in lane.messages if isinstance(message, Started)]
+
+
+def test_starting_a_trial_again_replaces_it(lane: Any) -> None:
+    lane.start("a", Counter, {}, 3)
+    assert [lane.receive(Iterated).metrics["count"] for _ in range(3)] == [1, 2, 3]
+    lane.start("a", Counter, {}, 1)
+    assert lane.receive(Iterated).metrics["count"] == 1
+
+
+def test_metrics_become_plain_numbers(lane: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Metrics:
+        def __init__(self, config: dict[str, Any]) -> None:
+            pass
+
+        def step(self) -> dict[str, Any]:
+            return {"scalar": numpy.float32(0.5), "zero": numpy.array(3), "many": numpy.arange(3), "list": [1, (2, {})]}
+
+    lane.start("a", Metrics, {}, 1)
+    metrics = lane.receive(Iterated).metrics
+    assert isinstance(metrics, Packed)
+    assert metrics.plain == {"scalar": 0.5, "zero": 3, "list": [1, (2, {})]}
+    assert [type(metrics.plain[name]) for name in ("scalar", "zero")] == [float, int]
+
+
+# -- calls ----------------------------------------------------------------------------------------------------------
+
+
+def call(trial_id: str, number: int, *args: Any, method: str = "add", **kwargs: Any) -> Call:
+    return Call(trial_id, number, method, dump_arguments(args, kwargs))
+
+
+def test_a_method_is_called_between_two_iterations(lane: Any) -> None:
+    lane.start("a", Counter, {}, 10**9)
+    lane.receive(Iterated)
+    lane.send(call("a", 1, 1000), Pause("a"))
+    called = lane.receive(Called)
+    assert (called.trial_id, called.call_id, called.raised) == ("a", 1, None)
+    count, _ = pickle.loads(called.result)
+    at = lane.receive(Paused).iteration
+    assert count == at + 1000, "nothing ran between the call and the pause"
+
+
+def test_what_a_method_raises_is_brought_along_and_the_trial_goes_on(lane: Any) -> None:
+    lane.start("a", Counter, {}, 1)
+    lane.send(call("a", 1, 5, then_raise=KeyError("why")), call("a", 2, method="nothing"), Run("a", 1))
+    raised = lane.receive(Called).raised
+    assert (raised.kind, raised.message) == ("error", "KeyError: 'why'")
+    assert "in add" in raised.traceback
+    assert pickle.loads(raised.exception).args == ("why",)
+    assert "has no attribute 'nothing'" in lane.receive(Called).raised.message
+    assert [lane.receive(Iterated).metrics["count"] for _ in range(2)] == [1, 7]
+
+
+@pytest.mark.parametrize("ends", [SystemExit(3), MemoryError()])
+def test_a_method_that_wants_to_end_the_process_does_not(lane: Any, ends: BaseException) -> None:
+    lane.start("a", Counter, {}, 1)
+    lane.send(call("a", 1, then_raise=ends), Run("a", 1))
+    assert lane.receive(Called).raised.kind == ("error" if isinstance(ends, SystemExit) else "out_of_memory")
+    assert [lane.receive(Iterated).iteration for _ in range(2)] == [1, 2]
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error(lane: Any) -> None:
+    class Strange(Counter):
+        def give(self) -> Any:
+            return threading.Lock()
+
+    lane.start("a", Strange, {}, 0)
+    lane.send(call("a", 1, method="give"))
+    assert "what the method returned cannot be pickled" in lane.receive(Called).raised.message
+
+
+def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> None:
+    def train(config: dict[str, Any]) -> Any:
+        yield {"x": 1}
+
+    lane.start("a", train, {}, 1)
+    lane.send(call("b", 1), call("a", 2))
+    called = lane.receive(Called)
+    assert called.call_id == 2 and "a generator function has no methods" in called.raised.message
+
+
+def test_a_call_sees_the_state_of_its_own_trial(lane: Any) -> None:
+    class Seeded(Counter):
+        def setup(self, config: dict[str, Any]) -> None:
+            super().setup(config)
+            random.seed(config["seed"])
+
+    for name in "ab":
+        lane.start(name, Seeded, {"seed": 7}, 0)
+        lane.receive(Started)
+    lane.send(call("a", 1), call("b", 2), call("a", 3), call("b", 4))
+    draws = [pickle.loads(lane.receive(Called).result)[1] for _ in range(4)]
+    expected = random.Random(7)
+    first, second = expected.random(), expected.random()
+    assert draws == [first, first, second, second]
+
+
+class Large(Exception):
+    """Carries more than is worth sending."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = bytes(2**21)
+
+
+class Picky(Exception):
+    """Cannot be read again: its message is not its argument."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "travels"),
+    [(ValueError, ("why",), True), (Picky, (1, 2), False), (Large, (), False)],
+)
+def test_what_a_trial_raised_is_brought_along_if_it_can_be(
+    lane: Any, kind: type[Exception], args: tuple[Any, ...], travels: bool
+) -> None:
+    class Raises:
+        def __init__(self, config: dict[str, Any]) -> None:
+            pass
+
+        def step(self) -> dict[str, Any]:
+            raise kind(*args)
+
+    lane.start("a", Raises, {}, 1)
+    failed = lane.receive(Failed)
+    assert kind.__name__ in failed.message
+    assert (failed.exception is not None) == travels
+    if travels:
+        assert pickle.loads(failed.exception).args == args
+
+
+# -- saving of its own accord ---------------------------------------------------------------------------------------
+
+
+def test_a_trial_is_saved_once_enough_work_would_be_lost(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(save_after=0.0, save_ratio=0.0)
+    lane.start("a", Counter, {}, 4)
+    saved = [lane.receive(Saved) for _ in range(4)]
+    assert [one.iteration for one in saved] == [1, 2, 3, 4]
+    assert not any(one.dropped or one.in_memory for one in saved)
+    # The last two are kept.
+    assert [Path(one.path).is_dir() for one in saved] == [False, False, True, True]
+    lane.send(Stop("a"), Forget("a"))
+    lane.receive(Released)
+    lane.ask(after="1")
+    assert not Path(saved[-1].path).parent.exists()
+
+
+def test_a_trial_is_not_saved_for_little(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(save_after=1e9)
+    lane.start("a", Counter, {}, 50)
+    for _ in range(50):
+        lane.receive(Iterated)
+    lane.send(Pause("a"))
+    lane.receive(Paused)
+    assert not any(isinstance(message, Saved) for message in lane.messages)
+
+
+def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
+    lane.start("a", Counter, {}, 3)
+    assert [lane.receive(Saved).iteration, lane.receive(Iterated).iteration] == [3, 1]
+    lane.send(call("a", 1))  # It may have changed it.
+    assert lane.receive(Saved).iteration == 3
+    lane.start("b", Counter, {"done_at": 2}, 3)  # Nobody goes on with one that has no more to do.
+    assert [lane.receive(Iterated, "b").iteration for _ in range(2)] == [1, 2]
+    lane.ask(after="1")
+    assert not any(isinstance(message, Saved) for message in lane.messages)
+
+
+def test_a_trial_that_makes_way_is_saved_as_it_is_unless_it_goes_on_at_once(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
+    for name, rests in (("moved", False), ("makes way", True)):
+        lane.start(name, Counter, {}, 10**6)
+        lane.receive(Iterated, name)
+        lane.send(Pause(name, rests))
+        paused = lane.receive(Paused)
+        if rests:
+            assert lane.receive(Saved).iteration == paused.iteration
+    assert not any(isinstance(message, Saved) for message in lane.messages)
+
+
+@pytest.mark.parametrize("options", [{"rest_after": 9.0}, {"rest_after": 0.0, "save_ratio": 1e9}])
+def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable[..., Any], options: Any) -> None:
+    lane = make_lane(save_after=1e9, **options)
+    for name in "ab":  # What the first one's save costs is known of the second one.
+        lane.start(name, Counter, {}, 1)
+        lane.receive(Iterated, name)
+    lane.ask(after="1")
+    saved = [message.trial_id for message in lane.messages if isinstance(message, Saved)]
+    assert saved == ([] if options["rest_after"] else ["a"])
+
+
+def test_a_trial_that_cannot_be_saved_runs_on(make_lane: Callable[..., Any], tmp_path: Path) -> None:
+    lane = make_lane(save_after=0.0, save_ratio=0.0)
+    lane.start("a", Counter, {"save_fails": True}, 3)
+    assert [lane.receive(Iterated).iteration for _ in range(3)] == [1, 2, 3]
+    assert "cannot be saved" in (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
+    lane.send(Save("a", False))  # Asked for it, it fails.
+    assert lane.receive(Failed).message == "OSError: cannot be saved"
+
+
+def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) -> None:
+    class Noisy(Counter):
+        def save_checkpoint(self, folder: str) -> None:
+            random.seed(1)
+            super().save_checkpoint(folder)
+
+    draws = []
+    saved = None
+    for options in ({"save_after": 1e9}, {"save_after": 0.0, "save_ratio": 0.0}):
+        lane = make_lane(len(draws), **options)
+        if saved is None:
+            lane.start("a", Noisy, {}, 1)
+            lane.receive(Iterated)
+            lane.send(Save("a", False))
+            saved = lane.receive(Saved)
+            os.rename(saved.path, f"{saved.path}.kept")
+        lane.start("a", Noisy, {}, 3, f"{saved.path}.kept", 1)
+        draws.append([lane.receive(Iterated).metrics["draw"] for _ in range(3)])
+    assert draws[0] == draws[1]
+
+
+def test_host_memory_is_used_first_and_disk_when_it_is_full(make_lane: Callable[..., Any], tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    roomy = make_lane(0, memory_folder=str(memory), memory_bytes=1e6)
+    full = make_lane(1, memory_folder=str(memory), memory_bytes=1.0)
+    missing = make_lane(2, memory_folder=str(tmp_path / "none"), memory_bytes=1e6)
+    for lane, in_memory in ((roomy, True), (full, False), (missing, False)):
+        lane.start("a", Counter, {}, 1)
+        lane.receive(Iterated)
+        lane.send(Save("a", False))
+        saved = lane.receive(Saved)
+        assert saved.in_memory is in_memory
+        assert Path(saved.path).is_relative_to(memory) is in_memory
+        assert Path(saved.path, "state/count").read_text(encoding="utf-8") == "1"
+
+
+def test_a_lane_killed_while_it_saves_leaves_the_older_checkpoint(make_lane: Callable[..., Any]) -> None:
+    class Dies(Counter):
+        def save_checkpoint(self, folder: str) -> None:
+            super().save_checkpoint(folder)
+            if self.count == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    lane = make_lane(0)
+    lane.start("a", Dies, {}, 1)
+    lane.receive(Iterated)
+    lane.send(Save("a", False))
+    saved = lane.receive(Saved)
+    other = make_lane(1)
+    lane.send(Run("a", 1))
+    lane.receive(Iterated)
+    lane.send(Save("a", False))
+    with pytest.raises(AssertionError, match="the lane ended"):
+        lane.receive(Saved)
+    other.start("a", Counter, {}, 1, saved.path, saved.iteration)
+    assert other.receive(Iterated).metrics["count"] == 2
+
+
+# -- what belongs to a resident -----------------------------------------------------------------------------------
+
+
+class Nomad:
+    """Goes to a folder of its own, and logs through a handler that the first of its kind set up."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        os.chdir(config["folder"])
+        random.seed(config["seed"])
+        if not logging.getLogger("nomad").handlers:
+            logging.getLogger("nomad").addHandler(logging.StreamHandler())
+        self.name = config["name"]
+
+    def step(self) -> dict[str, Any]:
+        logging.getLogger("nomad").warning("from %s", self.name)
+        print("to stderr", file=sys.stderr)
+        return {"folder": os.getcwd(), "draw": random.random()}
+
+
+def test_residents_do_not_see_each_other(lane: Any, tmp_path: Path) -> None:
+    names = ["a", "b"]
+    for seed, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        lane.start(name, Nomad, {"folder": str(tmp_path / name), "seed": seed, "name": name}, 0)
+    draws: dict[str, list[float]] = {name: [] for name in names}
+    for name in names * 3:
+        lane.send(Run(name, 1))
+        metrics = lane.receive(Iterated).metrics
+        assert metrics["folder"] == str(tmp_path / name)
+        draws[name].append(metrics["draw"])
+    for seed, name in enumerate(names):
+        expected = random.Random(seed)
+        assert draws[name] == [expected.random() for _ in range(3)]
+        log = (tmp_path / "trials" / name / "output.log").read_text(encoding="utf-8")
+        assert log == f"from {name}\nto stderr\n" * 3
+
+
+class Reader:
+    """Reads the lane's note while its own code runs."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def step(self) -> dict[str, Any]:
+        return {"note": read_note(self.config["note"])}
+
+
+def test_the_note_tells_whose_code_runs(make_lane: Callable[..., Any], tmp_path: Path) -> None:
+    note = str(tmp_path / "note")
+    lane = make_lane(note=note)
+    assert read_note(note) is None
+    for name in ("kåre/2", "x" * 10):
+        lane.start(name, Reader, {"note": note}, 2)
+        assert [lane.receive(Iterated).metrics for _ in range(2)] == [{"note": name}] * 2
+        assert read_note(note) is None
+
+
+def test_a_lane_notices_that_the_driver_is_gone(make_lane: Callable[..., Any], processes: Any) -> None:
+    idle, busy = make_lane(0), make_lane(1)
+    for lane in (idle, busy):
+        processes.watch(lane.ask(pid="os.getpid()")["pid"])
+    busy.start("a", Counter, {"hang_at": 1}, 1)
+    busy.receive(Started)
+    for lane in (idle, busy):
+        lane.wire.close()
+    assert processes.have_ended(within=30.0)
+
+
+def test_a_process_of_a_trial_does_not_keep_the_connection(make_lane: Callable[..., Any], processes: Any) -> None:
+    class Forks(Counter):
+        def step(self) -> dict[str, Any]:
+            child = os.fork()
+            if child == 0:
+                threading.Event().wait()
+            return {"child": child, "pid": os.getpid()}
+
+    lane = make_lane()
+    lane.start("a", Forks, {}, 1)
+    metrics = lane.receive(Iterated).metrics
+    processes.watch(metrics["child"])
+    os.kill(metrics["pid"], signal.SIGKILL)
+    with pytest.raises(AssertionError, match="the lane ended"):
+        lane.receive(Iterated)
+    assert processes.have_ended(within=30.0)
+
+
+# -- several trials with iterations left ----------------------------------------------------------------------------
+
+
+class Timed:
+    """Takes 20 ms for each iteration, by a clock that is its own: that of the lane is put aside."""
+
+    passed = 0.0
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from fluid._clock import MonotonicClock
+
+        MonotonicClock.now = lambda clock: type(self).passed  # type: ignore[method-assign]
+
+    def step(self) -> dict[str, Any]:
+        type(self).passed += 0.02
+        return {}
+
+
+def order_of(lane: Any, iterations: dict[str, int]) -> str:
+    """Which trial ran, iteration by iteration; all that is asked for comes at once."""
+    lane.send(Ship(0, dump_trainable(Timed), ()))
+    lane.send(*(Start(name, 0, dump_config({}), count) for name, count in iterations.items()))
+    return "".join(lane.receive(Iterated).trial_id for _ in range(sum(iterations.values())))
+
+
+def test_srtf_runs_the_shortest_first(make_lane: Callable[..., Any]) -> None:
+    order = order_of(make_lane(policy="srtf"), {"a": 30, "b": 3, "c": 20})
+    assert order == "cab" + "b" * 2 + "c" * 19 + "a" * 29, "once an iteration of each has told"
+
+
+def test_pack_runs_the_longest_first(make_lane: Callable[..., Any]) -> None:
+    order = order_of(make_lane(policy="pack"), {"a": 3, "b": 30, "c": 5})
+    assert order.startswith("cab" + "b" * 24)
+    assert order[-4:] != "bbbb" and {"a", "b", "c"} == set(order[-8:]), "what is left at any time is even"
+
+
+def test_fair_runs_all_alike(make_lane: Callable[..., Any]) -> None:
+    order = order_of(make_lane(policy="fair"), {"a": 40, "b": 40})
+    leads = [order[:count].count("a") - order[:count].count("b") for count in range(1, 81)]
+    assert -4 <= min(leads) < 0 < max(leads) <= 4, "in turns, and none is far ahead"
+
+
+# -- faults that are contagious -------------------------------------------------------------------------------------
+
+
+class Faults:
+    """Raises when asked to; its device is then found to be of no use, as after a fault under MPS."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.fatal = config["fatal"]
+
+    def step(self) -> dict[str, Any]:
+        from fluid.lane.device import Meter
+
+        Meter.is_usable = lambda self: False  # type: ignore[method-assign]
+        raise MemoryError if not self.fatal else RuntimeError("CUDA error: unspecified launch failure")
+
+
+@pytest.mark.parametrize(
+    ("environment", "fatal", "told"),
+    [
+        ((("CUDA_MPS_PIPE_DIRECTORY", "/x"),), True, False),
+        ((("CUDA_MPS_PIPE_DIRECTORY", "/x"),), False, True),
+        ((), True, True),
+    ],
+)
+def test_under_mps_a_lane_whose_device_failed_names_no_trial(
+    make_lane: Callable[..., Any], tmp_path: Path, environment: Any, fatal: bool, told: bool
+) -> None:
+    """What the trial raised may be another one's doing; who dies with whom tells, and the note says who ran."""
+    note = str(tmp_path / "note")
+    lane = make_lane(environment=environment, note=note)
+    lane.start("a", Faults, {"fatal": fatal}, 1)
+    if told:
+        assert lane.receive(Failed).trial_id == "a"
+        assert read_note(note) is None
+        return
+    with pytest.raises(AssertionError, match="the lane ended"):
+        lane.receive(Failed)
+    assert read_note(note) == "a"
+    assert "unspecified launch failure" in (tmp_path / "logs" / "lane-0.log").read_text(encoding="utf-8")
+
+
+def test_a_lane_has_the_environment_it_is_given(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(environment=(("CUDA_MPS_PIPE_DIRECTORY", "/x"), ("CUDA_VISIBLE_DEVICES", "GPU-1")), visible="")
+    asked = lane.ask(pipe="os.environ['CUDA_MPS_PIPE_DIRECTORY']", gpu="os.environ['CUDA_VISIBLE_DEVICES']")
+    assert asked == {"pipe": "/x", "gpu": "GPU-1"}

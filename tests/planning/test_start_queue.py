@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluid.planning.start_queue import StartQueue
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from([0.25, 0.5, 1.0, 4.0]), st.sampled_from([1.0, 2.0]), st.sampled_from(["x", "y", None])),
+    max_size=20,
+)
+Row = tuple[float, float, Hashable]
+
+
+def filled(rows: list[Row]) -> StartQueue:
+    queue = StartQueue()
+    for row, (width, priority, kind) in enumerate(rows):
+        queue.push(row, width, priority, kind)
+    return queue
+
+
+def in_order(rows: list[Row]) -> list[int]:
+    return sorted(range(len(rows)), key=lambda row: (-rows[row][1], -rows[row][0], row))
+
+
+@given(ROWS)
+def test_rows_wait_by_priority_then_width_then_as_queued(rows: list[Row]) -> None:
+    queue = filled(rows)
+    assert list(queue) == in_order(rows)
+    assert len(queue) == len(rows)
+    assert queue.start(lambda _: True) == in_order(rows)
+    assert len(queue) == 0 and list(queue) == []
+
+
+@given(ROWS, st.sets(st.integers(0, 20)))
+def test_removed_rows_are_gone_and_the_others_keep_their_order(rows: list[Row], out: set[int]) -> None:
+    queue = filled(rows)
+    for row in out & set(range(len(rows))):
+        assert queue.priority(row) == rows[row][1]
+        queue.remove(row)
+        assert row not in queue
+    assert list(queue) == [row for row in in_order(rows) if row not in out]
+
+
+@given(ROWS, st.sets(st.tuples(st.sampled_from([0.25, 0.5, 1.0, 4.0]), st.sampled_from(["x", "y", None]))))
+def test_alike_rows_are_refused_once_and_let_the_others_pass(rows: list[Row], unfit: set[tuple[float, str]]) -> None:
+    queue, asked = filled(rows), []
+
+    def place(row: int) -> bool:
+        asked.append(row)
+        return (rows[row][0], rows[row][2]) not in unfit
+
+    started = queue.start(place)
+    assert started == [row for row in in_order(rows) if (rows[row][0], rows[row][2]) not in unfit]
+    refused = [(rows[row][0], rows[row][2]) for row in asked if row not in started]
+    assert len(refused) == len(set(refused))
+    assert list(queue) == [row for row in in_order(rows) if row not in started]
+
+
+def test_a_row_that_starts_as_long_as_there_is_room() -> None:
+    queue, room = filled([(0.5, 1.0, None)] * 5), [3]
+
+    def place(row: int) -> bool:
+        room[0] -= 1
+        return room[0] >= 0
+
+    assert queue.start(place) == [0, 1, 2]
+    assert list(queue) == [3, 4]
+    assert queue.widths() == [0.5]
+    queue.clear()
+    assert len(queue) == 0
+
+
+def test_of_one_priority_those_that_lead_to_more_come_first_whatever_their_width() -> None:
+    queue = StartQueue()
+    queue.push(0, 4.0)
+    queue.push(1, 1.0, leads=True)
+    queue.push(2, 1.0, priority=2.0)
+    queue.push(3, 2.0, leads=True)
+    assert list(queue) == [2, 3, 1, 0]
+    assert queue.widths() == [1.0, 2.0, 1.0, 4.0]
+
+
+def test_a_row_that_was_first_before_is_so_again() -> None:
+    queue = filled([(1.0, 1.0, "x"), (1.0, 1.0, "y"), (2.0, 1.0, "x")])
+    queue.push(7, 1.0, kind="y", again=True)
+    queue.push(8, 1.0, kind="x", again=True)
+    assert list(queue) == [2, 8, 7, 0, 1]
+    queue.remove(8)
+    assert queue.start(lambda _: True) == [2, 7, 0, 1]

@@ -1,0 +1,375 @@
+"""Tests of fluid.simulation.workloads, the shapes of search algorithms that the simulated backend runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluid.simulation.scenario import ALGORITHMS, Workload
+from fluid.simulation.workloads import (
+    Algorithm,
+    Asha,
+    Ask,
+    GroupAsk,
+    Hyperband,
+    Scores,
+    make_algorithm,
+    successive_halving,
+)
+
+LOCK_STEP = ("random", "successive_halving", "hyperband", "syncbohb", "pbt")
+
+
+def scores(seed: int = 0) -> Scores:
+    return Scores(np.random.default_rng(seed))
+
+
+@dataclass
+class Play:
+    """Runs an algorithm: trials end in a random order, several at one instant, some stopped early."""
+
+    algorithm: Algorithm
+    seed: int = 0
+    early_stop: float = 0.0
+    groups: list[GroupAsk] = field(default_factory=list)
+    running: dict[int, Ask] = field(default_factory=dict)
+    #: trial -> iterations of each of its asks that ended, in order.
+    done: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    stopped: set[int] = field(default_factory=set)
+    most_running: int = 0
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.take(self.algorithm.start())
+        while self.running:
+            count = int(rng.integers(1, len(self.running) + 1))
+            chosen = sorted(rng.choice(sorted(self.running), size=count, replace=False).tolist())
+            reports = [(trial, bool(rng.random() < self.early_stop)) for trial in chosen]
+            for trial, early in reports:
+                self.done[trial].append(self.running.pop(trial).iterations)
+                self.stopped |= {trial} if early else set()
+            self.take(self.algorithm.ended(reports))
+
+    def take(self, groups: list[GroupAsk]) -> None:
+        self.groups += groups
+        for group in groups:
+            assert group.asks, "a group is never empty"
+            for ask in group.asks:
+                assert ask.iterations >= 1
+                assert ask.trial not in self.running, "a trial is not asked for while it runs"
+                self.running[ask.trial] = ask
+        self.most_running = max(self.most_running, len(self.running))
+
+    @property
+    def totals(self) -> dict[int, int]:
+        """trial -> iterations it ran in all."""
+        return {trial: sum(iterations) for trial, iterations in self.done.items()}
+
+    def rungs(self) -> dict[str, list[tuple[int, int]]]:
+        """bracket -> (trials, iterations each has run by the end) of its rungs, in order."""
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        reached: dict[int, int] = defaultdict(int)
+        for group in self.groups:
+            for ask in group.asks:
+                reached[ask.trial] += ask.iterations
+            targets = {reached[ask.trial] for ask in group.asks}
+            assert len(targets) == 1, "all trials of a rung reach the same budget"
+            found[group.name.rpartition(" rung ")[0]].append((len(group.asks), targets.pop()))
+        return found
+
+
+def play(algorithm: str, *, seed: int = 0, early_stop: float = 0.0, devices: int = 8, **fields: int) -> Play:
+    """Plays the algorithm of that name."""
+    return Play(make_algorithm(Workload(algorithm, **fields), scores(), devices), seed, early_stop)  # type: ignore[arg-type]
+
+
+# --- Scores
+
+
+def test_a_score_does_not_depend_on_who_is_asked_first() -> None:
+    one, other = scores(), scores()
+    assert one[5] == other[5]
+    forward, backward = [one[trial] for trial in range(10)], [other[trial] for trial in reversed(range(10))]
+    assert forward == backward[::-1]
+    assert len(set(forward)) == 10
+    assert forward != [scores(1)[trial] for trial in range(10)]
+
+
+# --- Random search
+
+
+def test_random_search_asks_once_for_everything() -> None:
+    algorithm = make_algorithm(Workload("random", trials=5, max_iterations=9), scores(), 8)
+    (group,) = algorithm.start()
+    assert group.asks == tuple(Ask(trial, 9) for trial in range(5))
+    assert group.stage == 0
+    assert algorithm.ended([(0, False), (1, True)]) == []
+
+
+# --- Successive Halving
+
+TEXTBOOK = {
+    27: [(27, 1), (9, 3), (3, 9), (1, 27)],
+    81: [(81, 1), (27, 3), (9, 9), (3, 27), (1, 81)],
+}
+
+
+@pytest.mark.parametrize("most", [27, 81])
+def test_the_rungs_of_successive_halving(most: int) -> None:
+    played = play("successive_halving", trials=most, max_iterations=most, eta=3)
+    assert played.rungs() == {"bracket 0": TEXTBOOK[most]}
+    assert [group.stage for group in played.groups] == list(range(len(TEXTBOOK[most])))
+
+
+@pytest.mark.parametrize(
+    ("trials", "most", "eta", "rungs"),
+    [
+        (100, 27, 3, [(100, 1), (33, 3), (11, 9), (3, 27)]),
+        (10, 27, 3, [(10, 3), (3, 9), (1, 27)]),
+        (16, 16, 2, [(16, 1), (8, 2), (4, 4), (2, 8), (1, 16)]),
+        (10, 50, 3, [(10, 5), (3, 16), (1, 50)]),
+        (27, 50, 3, [(27, 1), (9, 5), (3, 16), (1, 50)]),
+        (7, 1, 3, [(7, 1)]),
+        (1, 27, 3, [(1, 27)]),
+        (2, 27, 3, [(2, 27)]),
+    ],
+)
+def test_rungs_of_other_shapes_end_with_the_whole_budget(
+    trials: int, most: int, eta: int, rungs: list[tuple[int, int]]
+) -> None:
+    played = play("successive_halving", trials=trials, max_iterations=most, eta=eta)
+    assert played.rungs() == {"bracket 0": rungs}
+
+
+@given(seed=st.integers(0, 999))
+def test_who_survives_does_not_depend_on_who_ends_first(seed: int) -> None:
+    played = play("successive_halving", seed=seed, trials=27, max_iterations=27)
+    assert played.groups == play("successive_halving", trials=27, max_iterations=27).groups
+
+
+def test_the_best_of_a_rung_go_on() -> None:
+    drawn = scores()
+    best = sorted(range(27), key=lambda trial: -drawn[trial])
+    groups = play("successive_halving", trials=27, max_iterations=27).groups
+    for group, keep in zip(groups[1:], (9, 3, 1), strict=True):
+        assert {ask.trial for ask in group.asks} == set(best[:keep])
+
+
+def test_who_was_stopped_does_not_go_on() -> None:
+    drawn, best = scores(), 0
+    algorithm = successive_halving(Workload("successive_halving", trials=9, max_iterations=9), drawn)
+    (rung,) = algorithm.start()
+    ranked = sorted((ask.trial for ask in rung.asks), key=lambda trial: -drawn[trial])
+    best, rest = ranked[0], ranked[1:]
+    assert algorithm.ended([(trial, False) for trial in rest]) == [], "the rung waits for its last trial"
+    (rung,) = algorithm.ended([(best, True)])
+    assert {ask.trial for ask in rung.asks} == set(ranked[1:4])
+    assert algorithm.ended([(trial, True) for trial in ranked[1:4]]) == []
+    assert algorithm.finished, "nobody is left"
+
+
+# --- Hyperband and SyncBOHB
+
+#: Algorithm 1 of the Hyperband paper: n = ceil((s_max + 1) eta^s / (s + 1)) and r = R eta^-s, then halving.
+BRACKETS = {
+    27: [TEXTBOOK[27], [(12, 3), (4, 9), (1, 27)], [(6, 9), (2, 27)], [(4, 27)]],
+    81: [
+        TEXTBOOK[81],
+        [(34, 3), (11, 9), (3, 27), (1, 81)],
+        [(15, 9), (5, 27), (1, 81)],
+        [(8, 27), (2, 81)],
+        [(5, 81)],
+    ],
+}
+
+
+@pytest.mark.parametrize("most", [27, 81])
+@pytest.mark.parametrize("algorithm", ["hyperband", "syncbohb"])
+def test_the_brackets_of_hyperband(algorithm: str, most: int) -> None:
+    played = play(algorithm, max_iterations=most, eta=3)
+    assert played.rungs() == {f"bracket {index}": rungs for index, rungs in enumerate(BRACKETS[most])}
+    first_rungs = [rungs[0][0] for rungs in BRACKETS[most]]
+    assert len(played.totals) == sum(first_rungs), "no trial is in two brackets"
+
+
+def test_a_budget_that_is_no_power_of_eta_is_used_whole() -> None:
+    rungs = play("hyperband", max_iterations=50, eta=3).rungs()
+    assert rungs["bracket 0"] == [(27, 1), (9, 5), (3, 16), (1, 50)]
+    assert [bracket[-1][1] for bracket in rungs.values()] == [50, 50, 50, 50]
+    assert play("hyperband", max_iterations=2, eta=3).rungs() == {"bracket 0": [(1, 2)]}
+
+
+def test_the_brackets_of_hyperband_run_side_by_side() -> None:
+    algorithm = Hyperband(Workload("hyperband", max_iterations=27), scores(), one_by_one=False)
+    groups = algorithm.start()
+    assert [len(group.asks) for group in groups] == [27, 12, 6, 4]
+    assert [group.bracket for group in groups] == [0, 1, 2, 3]
+    last = groups[3]
+    assert algorithm.ended([(ask.trial, False) for ask in last.asks]) == []
+    (rung,) = algorithm.ended([(ask.trial, False) for ask in groups[2].asks])
+    assert (len(rung.asks), rung.bracket, rung.stage) == (2, 2, 1), "no bracket waits for another"
+
+
+def test_syncbohb_starts_a_bracket_when_the_one_before_has_finished() -> None:
+    groups = play("syncbohb", max_iterations=27).groups
+    assert [group.name.split(" rung ")[0] for group in groups] == [
+        f"bracket {index}" for index, rungs in enumerate(BRACKETS[27]) for _ in rungs
+    ]
+    assert [group.stage for group in groups] == list(range(len(groups))), "each stage waits for the one before"
+    assert {group.bracket for group in groups} == {0}
+    assert play("syncbohb", max_iterations=27).most_running == 27
+
+
+@pytest.mark.parametrize("algorithm", ["hyperband", "syncbohb"])
+def test_brackets_of_which_all_trials_are_stopped_are_over(algorithm: str) -> None:
+    played = play(algorithm, early_stop=1.0, max_iterations=27)
+    assert {name: len(rungs) for name, rungs in played.rungs().items()} == {f"bracket {i}": 1 for i in range(4)}
+
+
+# --- ASHA
+
+
+@pytest.mark.parametrize(("concurrency", "expected"), [(0, 8), (1, 1), (5, 5), (40, 30)])
+def test_asha_keeps_that_many_trials_running(concurrency: int, expected: int) -> None:
+    played = play("asha", trials=30, max_iterations=27, concurrency=concurrency, devices=8)
+    assert played.most_running == expected
+    assert len(played.groups[0].asks) == expected
+    assert len(played.done) == 30
+
+
+@given(
+    seed=st.integers(0, 999),
+    trials=st.integers(1, 60),
+    most=st.sampled_from([1, 3, 9, 20, 27]),
+    eta=st.integers(2, 4),
+    concurrency=st.integers(1, 20),
+    early_stop=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_asha_runs_every_trial_to_some_rung(
+    seed: int, trials: int, most: int, eta: int, concurrency: int, early_stop: float
+) -> None:
+    played = play(
+        "asha",
+        seed=seed,
+        early_stop=early_stop,
+        trials=trials,
+        max_iterations=most,
+        eta=eta,
+        concurrency=concurrency,
+    )
+    assert played.most_running == min(trials, concurrency)
+    assert sorted(played.done) == list(range(trials))
+    targets = [1]
+    while targets[-1] < most:
+        targets.append(min(targets[-1] * eta, most))
+    assert set(played.totals.values()) <= set(targets)
+    assert early_stop < 1.0 or set(played.totals.values()) == {1}
+
+
+@given(seed=st.integers(0, 999), trials=st.integers(1, 60), eta=st.integers(2, 4))
+def test_asha_promotes_only_the_best_of_those_that_reported(seed: int, trials: int, eta: int) -> None:
+    rng = np.random.default_rng(seed)
+    drawn = scores(seed)
+    algorithm = Asha(Workload("asha", trials=trials, max_iterations=eta**3, eta=eta), drawn, concurrency=trials)
+    running = {ask.trial for ask in algorithm.start()[0].asks}
+    rung: dict[int, int] = dict.fromkeys(running, 0)
+    reported: dict[int, list[float]] = defaultdict(list)
+    while running:
+        trial, stopped = int(rng.choice(sorted(running))), bool(rng.random() < 0.2)
+        running.remove(trial)
+        groups = algorithm.ended([(trial, stopped)])
+        promoted = {ask.trial for group in groups for ask in group.asks}
+        assert promoted <= {trial}
+        at = rung[trial]
+        if stopped:
+            assert not promoted
+            continue
+        reported[at].append(drawn[trial])
+        better = sum(score > drawn[trial] for score in reported[at])
+        assert bool(promoted) == (at < 3 and better < len(reported[at]) / eta)
+        if promoted:
+            rung[trial] = at + 1
+            running.add(trial)
+            assert groups[0].asks == (Ask(trial, eta ** (at + 1) - eta**at),)
+
+
+def test_a_fresh_trial_takes_the_place_of_one_that_ends() -> None:
+    drawn = scores()
+    algorithm = Asha(Workload("asha", trials=9, max_iterations=9), drawn, concurrency=3)
+    algorithm.start()
+    worst = min(range(3), key=lambda trial: drawn[trial])
+    best = max(range(3), key=lambda trial: drawn[trial])
+    (group,) = algorithm.ended([(best, False)])
+    assert group.asks == (Ask(best, 2),)
+    (group,) = algorithm.ended([(worst, False)])
+    assert group.asks == (Ask(3, 1),)
+    assert group.stage is None
+
+
+# --- Population based training
+
+
+@pytest.mark.parametrize(("most", "interval"), [(27, 5), (27, 27), (5, 9), (1, 1), (20, 5)])
+@pytest.mark.parametrize("early_stop", [0.0, 0.5, 1.0])
+def test_every_member_of_a_population_runs_to_the_end(most: int, interval: int, early_stop: float) -> None:
+    played = play("pbt", early_stop=early_stop, trials=6, max_iterations=most, interval=interval)
+    assert played.totals == dict.fromkeys(range(6), most)
+    whole, rest = divmod(most, interval)
+    expected = [interval] * whole + [rest] * (rest > 0)
+    assert all(iterations == expected for iterations in played.done.values())
+    assert {group.stage for group in played.groups} == {None}
+
+
+def test_members_that_end_at_one_instant_go_on_together() -> None:
+    algorithm = make_algorithm(Workload("pbt", trials=4, max_iterations=8, interval=5), scores(), 2)
+    (group,) = algorithm.start()
+    assert group.asks == tuple(Ask(member, 5, leads_to=3) for member in range(4))
+    (group,) = algorithm.ended([(0, False), (2, True)])
+    assert group.asks == (Ask(0, 3), Ask(2, 3))
+    assert algorithm.ended([(0, False)]) == []
+
+
+# --- All of them
+
+
+@given(
+    algorithm=st.sampled_from(ALGORITHMS),
+    seed=st.integers(0, 999),
+    trials=st.integers(1, 40),
+    most=st.integers(1, 40),
+    eta=st.integers(2, 4),
+    interval=st.integers(1, 50),
+    concurrency=st.integers(0, 12),
+    early_stop=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+)
+def test_every_algorithm_ends_and_stays_within_its_budget(
+    algorithm: str,
+    seed: int,
+    trials: int,
+    most: int,
+    eta: int,
+    interval: int,
+    concurrency: int,
+    early_stop: float,
+) -> None:
+    fields = {
+        "trials": trials,
+        "max_iterations": most,
+        "eta": eta,
+        "interval": interval,
+        "concurrency": concurrency,
+    }
+    played = play(algorithm, seed=seed, early_stop=early_stop, **fields)
+    assert max(played.totals.values()) <= most
+    if algorithm not in ("hyperband", "syncbohb"):
+        assert sorted(played.done) == list(range(trials))
+    if not early_stop and algorithm != "asha":
+        assert max(played.totals.values()) == most, "somebody gets the whole budget"
+    if not early_stop and algorithm in LOCK_STEP:
+        again = play(algorithm, seed=seed + 1, **fields)
+        assert again.totals == played.totals, "lock-step algorithms do not look at who ends first"
