@@ -6,15 +6,14 @@ import fcntl
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from fluid.errors import FluidError, InvalidFieldError, require_one_of
+from fluid.errors import FluidError, InvalidFieldError
 
 if TYPE_CHECKING:
     import torch
 
 Backend = Literal["torch", "gloo", "nccl", "horovod"]
-BACKENDS = ("torch", "gloo", "nccl", "horovod")
 
 _SIOCGIFADDR = 0x8915
 
@@ -144,28 +143,6 @@ class Fuse:
 
     def _blown(self) -> bool:
         return self._generation <= self._broken
-
-
-def make_group(backend: str, device: Any) -> Group:
-    """Makes the group of a process.
-
-    Args:
-        backend: ``"gloo"`` or ``"nccl"`` of torch.distributed; ``"torch"`` takes NCCL where every member has a GPU
-            of its own, else memory that members share where all are on one machine, else gloo; ``"horovod"``.
-        device: the device that this process trains on.
-
-    Raises:
-        InvalidFieldError: no such backend.
-        MissingDependencyError: Horovod is not installed; the message names the command that builds it.
-    """
-    require_one_of("backend", backend, BACKENDS)
-    if backend == "horovod":
-        from fluid.elastic.horovod_group import HorovodGroup
-
-        return HorovodGroup()
-    from fluid.elastic.torch_group import TorchGroup
-
-    return TorchGroup(device, "auto" if backend == "torch" else backend)
 
 
 def split_meeting(meeting: str) -> tuple[str, int]:

@@ -27,8 +27,7 @@ from fluid.elastic.controller import (
 )
 from fluid.elastic.messages import End, Left, Prepare, Save, Saved
 from fluid.errors import FluidError, require_integer
-from fluid.lane.messages import Packed
-from fluid.trainables.pickling import dump_config, dump_trainable
+from fluid.trainables.pickling import Packed, dump_config, dump_trainable
 
 #: How long processes that were told to end may take for it, seconds.
 _END_S = 10.0
@@ -51,7 +50,7 @@ class ElasticRun:
         trainable: an :class:`ElasticTrainable` subclass.
         config: handed to its ``build``.
         width: processes to begin with.
-        backend: ``"torch"`` (see :func:`fluid.elastic.group.make_group`), ``"gloo"``, ``"nccl"`` or
+        backend: ``"torch"`` (see :func:`fluid.elastic.make_group.make_group`), ``"gloo"``, ``"nccl"`` or
             ``"horovod"``.
         checkpoint: a folder that :meth:`save` wrote, to begin from.
         gpus: for each process in turn, the GPU it sees, as in ``CUDA_VISIBLE_DEVICES``; empty to train on CPUs,

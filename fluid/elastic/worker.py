@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from fluid._clock import MonotonicClock
-from fluid.elastic.group import make_group
+from fluid.elastic.make_group import make_group
 from fluid.elastic.member import ElasticMember
 from fluid.elastic.member_protocol import Seat
 from fluid.elastic.messages import Abort, End, Failed, Leave, Left, Prepare, Prepared, Save, Saved
@@ -38,7 +38,7 @@ class Worker:
 
     Args:
         connection: to the controller.
-        backend: as of :func:`fluid.elastic.group.make_group`.
+        backend: as of :func:`fluid.elastic.make_group.make_group`.
     """
 
     def __init__(self, connection: Connection, backend: str) -> None:

@@ -37,7 +37,7 @@ class LaneMember:
     def __init__(
         self, trial_id: str, trainable: Any, terms: Terms, host: str, tell: Callable[[Any], None], clock: Clock
     ) -> None:
-        from fluid.elastic.group import make_group
+        from fluid.elastic.make_group import make_group
         from fluid.elastic.member import ElasticMember
         from fluid.elastic.member_protocol import Seat
 

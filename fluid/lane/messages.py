@@ -64,7 +64,7 @@ class Terms(NamedTuple):
 
     Attributes:
         number: tells this time from others; all that is said carries it.
-        process_group: as of :func:`fluid.elastic.group.make_group`.
+        process_group: as of :func:`fluid.elastic.make_group.make_group`.
         takes_over: whether its state comes from another lane, so that it need not restore any of its own accord.
     """
 
@@ -268,16 +268,6 @@ class FromMember(NamedTuple):
     term: int
     message: Any
     memory: tuple[float, float] | None = None
-
-
-class Packed(NamedTuple):
-    """Metrics that hold more than plain values.
-
-    They are pickled apart: a driver that cannot read them still reads ``plain``, and the rest of the batch.
-    """
-
-    payload: bytes
-    plain: dict[str, Any]
 
 
 def encode(messages: Sequence[Any]) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fluid.lane.member import LaneMember
 from fluid.lane.policy import Work, choose, joining_service
 from fluid.lane.process_state import Context
-from fluid.trainables.trainable import Resident
+from fluid.trainables.resident import Resident
 
 #: One that runs is run on unless another one is ahead by more seconds than this: a switch costs something.
 SWITCH_SLACK_S = 0.05

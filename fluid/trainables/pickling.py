@@ -14,12 +14,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
 from fluid.errors import InvalidFieldError
-from fluid.lane.messages import Packed
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 #: What trials bring along of Fluid itself.
@@ -74,6 +73,16 @@ def imports_of(trainable: Any) -> list[str]:
     """
     walk = _Walk(trainable)
     return sorted(name for name in walk.imported | walk.modules if _is_worth_loading(name))
+
+
+class Packed(NamedTuple):
+    """Metrics that hold more than plain values.
+
+    They are pickled apart: a driver that cannot read them still reads ``plain``, and the rest of the batch.
+    """
+
+    payload: bytes
+    plain: dict[str, Any]
 
 
 def pack_metrics(metrics: Mapping[str, Any]) -> dict[str, Any] | Packed:

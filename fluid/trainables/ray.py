@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fluid.errors import FluidError
-from fluid.trainables.trainable import Step, step_of
+from fluid.trainables.resident import Step, step_of
 
 #: What Ray Tune reports of a function that returned without a last result.
 _DUPLICATE = "__duplicate__"

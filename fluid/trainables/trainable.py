@@ -12,11 +12,12 @@ import inspect
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import cloudpickle
 
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
+from fluid.trainables.resident import Resident, Step, step_of
 
 Kind = Literal["class", "ray_class", "generator", "ray_function"]
 
@@ -24,50 +25,6 @@ Kind = Literal["class", "ray_class", "generator", "ray_function"]
 _FOLDER = "state"
 #: Name of the file, within a checkpoint, that says what ``save_checkpoint`` returned.
 _RETURNED = "returned.pkl"
-
-
-class Step(NamedTuple):
-    """What one call of :meth:`Resident.step` did.
-
-    Attributes:
-        metrics: what the trial reported; ``None`` if it had nothing left to do and ran no iteration.
-        finished: the trial has no more to do.
-    """
-
-    metrics: Mapping[str, Any] | None
-    finished: bool
-
-
-class Resident(Protocol):
-    """A trial within a lane. Any method may raise what the user's code raises."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        """Makes the trial ready for its first iteration; called once, before anything else."""
-        ...
-
-    def step(self) -> Step:
-        """Runs one iteration."""
-        ...
-
-    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of the trainable and returns what it returned.
-
-        Raises:
-            FluidError: the trainable is a generator, which has no methods.
-        """
-        ...
-
-    def save(self, path: str) -> None:
-        """Writes the trial's state into the empty folder ``path``."""
-        ...
-
-    def restore(self, path: str) -> None:
-        """Reads the state that :meth:`save` wrote; the folder may have been moved since."""
-        ...
-
-    def cleanup(self) -> None:
-        """Releases what the trial holds; called once, at the end."""
-        ...
 
 
 # -- what a trainable is ------------------------------------------------------------------------------------
@@ -295,17 +252,6 @@ class _Relative(NamedTuple):
     """Marks a checkpoint that is a path below the trainable's own folder, not an object."""
 
     path: str
-
-
-def step_of(metrics: Any, source: str) -> Step:
-    """Reads what a trial reported; ``done: True`` says that it has finished.
-
-    Raises:
-        TypeError: it is no mapping.
-    """
-    if not isinstance(metrics, Mapping):
-        raise TypeError(f"{source} must give a dict of metrics per iteration, not {type(metrics).__name__}")
-    return Step(metrics, bool(metrics.get("done", False)))
 
 
 def _relative(path: str, folder: str) -> str:

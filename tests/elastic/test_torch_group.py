@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 
 from elastic.groups import make_groups, meet, together  # noqa: E402
 
-from fluid.elastic.group import GenerationBrokenError, make_group, own_address_towards, split_meeting  # noqa: E402
+from fluid.elastic.group import GenerationBrokenError, own_address_towards, split_meeting  # noqa: E402
+from fluid.elastic.make_group import make_group  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 from fluid.errors import InvalidFieldError  # noqa: E402
 

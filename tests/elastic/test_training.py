@@ -15,7 +15,7 @@ from elastic.quick import QuickRun  # noqa: E402
 from elastic.trainables import Gan, LanguageModel, Raising, Regression, Unready  # noqa: E402
 
 from fluid.elastic import ElasticRun  # noqa: E402
-from fluid.elastic.group import make_group  # noqa: E402
+from fluid.elastic.make_group import make_group  # noqa: E402
 from fluid.elastic.run import Result  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  # noqa: E402
 

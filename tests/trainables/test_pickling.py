@@ -17,8 +17,7 @@ import pytest
 from numpy import linalg
 
 from fluid.errors import InvalidFieldError
-from fluid.lane.messages import Packed
-from fluid.trainables.pickling import _Walk, dump_config, dump_trainable, imports_of, pack_metrics
+from fluid.trainables.pickling import Packed, _Walk, dump_config, dump_trainable, imports_of, pack_metrics
 
 
 class Uses:

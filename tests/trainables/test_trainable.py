@@ -13,7 +13,8 @@ import pytest
 
 import fluid.trainables.trainable
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
-from fluid.trainables.trainable import Resident, Step, can_save, is_elastic, kind_of, make_resident, profile_name
+from fluid.trainables.resident import Resident, Step
+from fluid.trainables.trainable import can_save, is_elastic, kind_of, make_resident, profile_name
 
 
 class Full:

@@ -107,7 +107,7 @@ class ElasticTrials:
 
     Args:
         lanes: the pool.
-        process_group: what members talk through, as of :func:`fluid.elastic.group.make_group`.
+        process_group: what members talk through, as of :func:`fluid.elastic.make_group.make_group`.
     """
 
     def __init__(self, lanes: Lanes, process_group: str) -> None:

@@ -23,6 +23,7 @@ from fluid.engine.events import (
 )
 from fluid.lane import messages as m
 from fluid.resources import MemoryNeed
+from fluid.trainables.pickling import Packed
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
 
 def metrics_of(metrics: Any) -> Any:
     """Returns metrics as they were before a lane packed them, if it did."""
-    if not isinstance(metrics, m.Packed):
+    if not isinstance(metrics, Packed):
         return metrics
     try:
         return pickle.loads(metrics.payload)
