@@ -14,7 +14,7 @@ from typing import Any
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
 from fluid.backends.ray.folders import HERE
-from fluid.backends.ray.lane_listener import answers
+from fluid.backends.ray.lane_listener import is_reachable
 from fluid.backends.ray.remote import call
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.gpu.nvml import find_gpus
@@ -336,7 +336,7 @@ def _is_alive(node: dict[str, Any] | None, awake: dict[str, bool] | None) -> boo
     if awake is None:
         return True
     if node["NodeID"] not in awake:
-        awake[node["NodeID"]] = answers((node["NodeManagerAddress"], node["NodeManagerPort"]), _ANSWER_S)
+        awake[node["NodeID"]] = is_reachable((node["NodeManagerAddress"], node["NodeManagerPort"]), _ANSWER_S)
     return awake[node["NodeID"]]
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fluid._imports import try_import
 from fluid.backends.ray.cluster import PIN_SHARE
 from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
-from fluid.backends.ray.lane_listener import Address, answers, ring
+from fluid.backends.ray.lane_listener import Address, connect, is_reachable
 from fluid.backends.ray.remote import call
 from fluid.lane.channel import Connection as LaneConnection
 from fluid.lane.device import bind
@@ -99,7 +99,7 @@ def run_lane(start: LaneStart) -> None:
     )
     bind(options)
     _load(start.modules)
-    connection = Connection(ring(start.address, start.key, start.number).detach())
+    connection = Connection(connect(start.address, start.key, start.number).detach())
     lane_id = _await_assignment(connection)
     if lane_id is None:
         return
@@ -163,7 +163,7 @@ class Fetching:
         host = host_of(path)
         ip = self._start.driver_ip if host == HERE else host
         ports = [node["NodeManagerPort"] for node in ray.nodes() if node["NodeManagerAddress"] == ip and node["Alive"]]
-        if not any(answers((ip, port), _DRIVER_S) for port in ports):
+        if not any(is_reachable((ip, port), _DRIVER_S) for port in ports):
             raise FileNotFoundError(f"{path}: its machine {ip} is gone")
         packed = call(pack, path, self._start.session.run_folder, resources={f"node:{ip}": PIN_SHARE})
         data = ray.get(packed, timeout=_FETCH_S)
@@ -198,7 +198,7 @@ def _hang_up(start: LaneStart, home: Home) -> None:
     """Ends the process in the middle of whatever it does, and those that a trial started."""
     try:
         # The driver may just have had enough of this lane.
-        if not answers(start.address, _DRIVER_S):
+        if not is_reachable(start.address, _DRIVER_S):
             home.leave(clear=True)
     finally:
         if os.getpgrp() == os.getpid():

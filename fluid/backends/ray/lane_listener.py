@@ -36,13 +36,13 @@ _LANE_BUFFER = 1 << 16
 Address = tuple[str, int]
 
 
-class Arrival(NamedTuple):
+class AuthenticatedConnection(NamedTuple):
     """An actor that has connected and proved itself.
 
     Attributes:
         number: which one.
         pid: its process, in its own machine's or container's count.
-        birth: when that process was started, see :func:`birth_of`.
+        birth: when that process was started, see :func:`process_start_time`.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Guest:
+class _PendingConnection:
     """Somebody at the door."""
 
     socket: socket.socket
@@ -61,7 +61,7 @@ class _Guest:
     heard: bytearray = field(default_factory=bytearray)
 
 
-class Doorman:
+class LaneListener:
     """Listens for lanes and lets in those that know the key. Never waits.
 
     Args:
@@ -75,8 +75,8 @@ class Doorman:
         self._clock = MonotonicClock()
         self._lock = threading.Lock()
         self._listeners: dict[str, socket.socket] = {}
-        self._guests: OrderedDict[int, _Guest] = OrderedDict()
-        self._arrivals: list[Arrival] = []
+        self._guests: OrderedDict[int, _PendingConnection] = OrderedDict()
+        self._arrivals: list[AuthenticatedConnection] = []
 
     def listen(self, ip: str) -> Address:
         """Listens on an address of this machine, if it does not yet, and returns where; from any thread.
@@ -91,11 +91,11 @@ class Doorman:
                 listener = socket.create_server((ip, 0), family=family, backlog=1024)
                 listener.setblocking(False)
                 self._listeners[ip] = listener
-                self._selector.register(listener, selectors.EVENT_READ, _Call(self._open, listener))
+                self._selector.register(listener, selectors.EVENT_READ, _Callback(self._open, listener))
             port: int = listener.getsockname()[1]
             return ip, port
 
-    def arrivals(self) -> list[Arrival]:
+    def arrivals(self) -> list[AuthenticatedConnection]:
         """Returns those who were let in since it was last asked."""
         arrivals, self._arrivals = self._arrivals, []
         return arrivals
@@ -120,9 +120,9 @@ class Doorman:
             except OSError:
                 break  # Nobody is left at the door; or no descriptors are: they can try again.
             sock.setblocking(False)
-            guest = _Guest(sock, secrets.token_bytes(_NONCE_BYTES), self._clock.now() + _PATIENCE_S)
+            guest = _PendingConnection(sock, secrets.token_bytes(_NONCE_BYTES), self._clock.now() + _PATIENCE_S)
             self._guests[sock.fileno()] = guest
-            self._selector.register(sock, selectors.EVENT_READ, _Call(self._hear, guest))
+            self._selector.register(sock, selectors.EVENT_READ, _Callback(self._hear, guest))
             with suppress(OSError):  # If it is gone already, reading tells.
                 sock.send(guest.challenge)
         for old in [guest for guest in self._guests.values() if guest.deadline < self._clock.now()]:
@@ -130,7 +130,7 @@ class Doorman:
         while len(self._guests) > _MOST_GUESTS:
             self._dismiss(next(iter(self._guests.values())))
 
-    def _hear(self, guest: _Guest) -> None:
+    def _hear(self, guest: _PendingConnection) -> None:
         wanted = _HELLO.size + _PROOF_BYTES
         try:
             heard = guest.socket.recv(wanted - len(guest.heard))
@@ -150,18 +150,18 @@ class Doorman:
         _set_options(guest.socket)
         with suppress(OSError):
             guest.socket.send(_prove(self._key, b"driver", nonce, guest.challenge))
-        self._arrivals.append(Arrival(number, pid, birth, guest.socket))
+        self._arrivals.append(AuthenticatedConnection(number, pid, birth, guest.socket))
 
-    def _dismiss(self, guest: _Guest) -> None:
+    def _dismiss(self, guest: _PendingConnection) -> None:
         self._forget(guest)
         guest.socket.close()
 
-    def _forget(self, guest: _Guest) -> None:
+    def _forget(self, guest: _PendingConnection) -> None:
         self._selector.unregister(guest.socket)
         del self._guests[guest.socket.fileno()]
 
 
-class _Call:
+class _Callback:
     """A function and its argument; what a selector keeps with a descriptor."""
 
     def __init__(self, function: Callable[..., None], argument: object) -> None:
@@ -172,7 +172,7 @@ class _Call:
         self._function(self._argument)
 
 
-def ring(address: Address, key: bytes, number: int) -> socket.socket:
+def connect(address: Address, key: bytes, number: int) -> socket.socket:
     """Connects an actor to the driver.
 
     Args:
@@ -189,7 +189,7 @@ def ring(address: Address, key: bytes, number: int) -> socket.socket:
         _set_options(sock)
         challenge = _receive(sock, _NONCE_BYTES)
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        hello = _HELLO.pack(number, os.getpid(), birth_of(os.getpid()), nonce)
+        hello = _HELLO.pack(number, os.getpid(), process_start_time(os.getpid()), nonce)
         sock.sendall(hello + _prove(key, b"lane", challenge, hello))
         if not hmac.compare_digest(_receive(sock, _PROOF_BYTES), _prove(key, b"driver", nonce, challenge)):
             raise ConnectionError("it is not this session's driver")
@@ -200,7 +200,7 @@ def ring(address: Address, key: bytes, number: int) -> socket.socket:
         raise
 
 
-def answers(address: Address, timeout: float) -> bool:
+def is_reachable(address: Address, timeout: float) -> bool:
     """Whether somebody listens at an address, as far as can be told within ``timeout`` seconds."""
     try:
         socket.create_connection(address, timeout=timeout).close()
@@ -209,7 +209,7 @@ def answers(address: Address, timeout: float) -> bool:
     return True
 
 
-def birth_of(pid: int) -> int:
+def process_start_time(pid: int) -> int:
     """When a process was started, in clock ticks since its machine was; -1 if there is none. Tells apart processes
     of one number."""
     try:

@@ -18,7 +18,7 @@ from fluid.backends.ray.cluster import RayDevices
 from fluid.backends.ray.folders import HERE, Home, Session
 from fluid.backends.ray.helper import Helper
 from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
-from fluid.backends.ray.lane_listener import Arrival, Doorman
+from fluid.backends.ray.lane_listener import AuthenticatedConnection, LaneListener
 from fluid.backends.ray.processes import Processes
 from fluid.lane.culprit_note import read_note
 from fluid.lane.messages import encode
@@ -94,7 +94,7 @@ class RayLauncher:
         self._exits: deque[LaneExited] = deque()
         self._processes = Processes()
         self._selector = selectors.EpollSelector()
-        self._doorman = Doorman(self._key, self._selector)
+        self._doorman = LaneListener(self._key, self._selector)
         self._wake_reader, self._wake_writer = os.pipe()
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
@@ -227,7 +227,7 @@ class RayLauncher:
         self._provide(actor)
         return LaneConnected(lane_id, connection, actor.host)
 
-    def _admit(self, arrival: Arrival) -> Iterator[LaneConnected]:
+    def _admit(self, arrival: AuthenticatedConnection) -> Iterator[LaneConnected]:
         actor = self._actors.get(arrival.number)
         if actor is None or actor.connected:
             arrival.socket.close()

@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
-from fluid.backends.ray.lane_listener import birth_of
+from fluid.backends.ray.lane_listener import process_start_time
 
 #: Seconds for killed processes to vanish.
 _END_S = 5.0
@@ -27,7 +27,7 @@ class Processes:
         if hasattr(os, "pidfd_open"):
             with suppress(OSError):
                 handle = os.pidfd_open(pid)
-                if birth >= 0 and birth_of(pid) == birth:
+                if birth >= 0 and process_start_time(pid) == birth:
                     self._handles[pid] = handle
                 else:
                     os.close(handle)

@@ -18,7 +18,13 @@ import pytest
 from fluid._imports import try_import
 from fluid.backends.lanes import host_memory
 from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
-from fluid.backends.ray.lane_listener import Arrival, Doorman, answers, birth_of, ring
+from fluid.backends.ray.lane_listener import (
+    AuthenticatedConnection,
+    LaneListener,
+    connect,
+    is_reachable,
+    process_start_time,
+)
 from fluid.backends.ray.processes import Processes
 from fluid.errors import MissingDependencyError
 from fluid.lane.checkpoint_store import CheckpointStore
@@ -34,22 +40,22 @@ class Door:
 
     def __init__(self, key: bytes) -> None:
         self.selector = selectors.EpollSelector()
-        self.doorman = Doorman(key, self.selector)
+        self.doorman = LaneListener(key, self.selector)
         self.address = self.doorman.listen("127.0.0.1")
 
-    def serve_until_rung(self, key: bytes, number: int) -> tuple[list[Arrival], list[BaseException]]:
+    def serve_until_rung(self, key: bytes, number: int) -> tuple[list[AuthenticatedConnection], list[BaseException]]:
         """Lets an actor ring, and serves until that has come to an end for both."""
         errors: list[BaseException] = []
 
         def try_it() -> None:
             try:
-                ring(self.address, key, number).close()
+                connect(self.address, key, number).close()
             except OSError as error:
                 errors.append(error)
 
         actor = threading.Thread(target=try_it)
         actor.start()
-        arrivals: list[Arrival] = []
+        arrivals: list[AuthenticatedConnection] = []
         while actor.is_alive():
             self.turn(0.01)
             arrivals += self.doorman.arrivals()
@@ -71,7 +77,7 @@ def door() -> Iterator[Door]:
 
 def test_who_knows_the_key_comes_in(door: Door) -> None:
     (arrival,), errors = door.serve_until_rung(b"right", 7)
-    assert (arrival.number, arrival.pid, arrival.birth) == (7, os.getpid(), birth_of(os.getpid()))
+    assert (arrival.number, arrival.pid, arrival.birth) == (7, os.getpid(), process_start_time(os.getpid()))
     assert errors == []
     arrival.socket.close()
 
@@ -96,7 +102,7 @@ def test_an_impostor_learns_nothing_and_is_told_nothing() -> None:
         thread = threading.Thread(target=_impostor, args=(listener,))
         thread.start()
         with pytest.raises(ConnectionError, match="not this session's driver"):
-            ring(listener.getsockname(), b"right", 1)
+            connect(listener.getsockname(), b"right", 1)
         thread.join()
 
 
@@ -110,9 +116,9 @@ def _impostor(listener: socket.socket) -> None:
 
 def test_it_listens_once_per_address(door: Door) -> None:
     assert door.doorman.listen("127.0.0.1") == door.address
-    assert answers(door.address, 1.0)
+    assert is_reachable(door.address, 1.0)
     door.doorman.close()
-    assert not answers(door.address, 1.0)
+    assert not is_reachable(door.address, 1.0)
 
 
 # -- folders ------------------------------------------------------------------------------------------------------
@@ -223,7 +229,7 @@ def test_processes_are_waited_for_and_then_killed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("fluid.backends.ray.processes._END_S", 0.1)
     watched = Processes()
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
-        watched.watch(child.pid, birth_of(child.pid))
+        watched.watch(child.pid, process_start_time(child.pid))
         watched.end()
         assert child.wait(PATIENCE) == -signal.SIGKILL
     watched.close()
@@ -231,7 +237,7 @@ def test_processes_are_waited_for_and_then_killed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_process_of_another_container_is_left_alone() -> None:
     watched = Processes()
-    watched.watch(os.getpid(), birth_of(os.getpid()) + 1)
+    watched.watch(os.getpid(), process_start_time(os.getpid()) + 1)
     watched.end()
     watched.close()
 
