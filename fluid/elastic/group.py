@@ -100,7 +100,7 @@ class Group(Protocol):
         ...
 
 
-class Fuse:
+class GenerationGuard:
     """Says, across threads, which generation is current and whether it has been broken."""
 
     def __init__(self) -> None:
@@ -110,38 +110,38 @@ class Fuse:
         self._broken = -1
         self._waiting: threading.Event | None = None
 
-    def renew(self, generation: int) -> None:
+    def start(self, generation: int) -> None:
         """Makes a generation the current one."""
         with self._lock:
             self._generation = generation
 
-    def blow(self, generation: int | None = None) -> None:
+    def break_(self, generation: int | None = None) -> None:
         """Breaks a generation, by default the current one, and wakes whoever waits in it."""
         with self._lock:
             self._broken = max(self._broken, self._generation if generation is None else generation)
-            if self._blown() and self._waiting is not None:
+            if self._is_broken() and self._waiting is not None:
                 self._waiting.set()
 
     @property
-    def blown(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether the current generation is broken."""
         with self._lock:
-            return self._blown()
+            return self._is_broken()
 
     def check(self) -> None:
         """Raises GenerationBrokenError if the current generation is broken."""
-        if self.blown:
+        if self.is_broken:
             raise GenerationBrokenError(f"generation {self._generation} was aborted")
 
     def event(self) -> threading.Event:
         """A new event to wait for, which is also set if the generation breaks."""
         with self._lock:
             self._waiting = threading.Event()
-            if self._blown():
+            if self._is_broken():
                 self._waiting.set()
             return self._waiting
 
-    def _blown(self) -> bool:
+    def _is_broken(self) -> bool:
         return self._generation <= self._broken
 
 

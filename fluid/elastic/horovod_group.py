@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from fluid._imports import try_import
-from fluid.elastic.group import Fuse, GenerationBrokenError, interface_of, own_address_towards, split_meeting
+from fluid.elastic.group import GenerationBrokenError, GenerationGuard, interface_of, own_address_towards, split_meeting
 from fluid.elastic.messages import HOROVOD_INSTALL
 from fluid.errors import FluidError
 
@@ -51,7 +51,7 @@ class HorovodGroup:
         _imports.check()
         self.rank = 0
         self.size = 1
-        self._fuse = Fuse()
+        self._guard = GenerationGuard()
         self._server: Any = None
         #: Descriptors and inodes of the connections of this generation.
         self._sockets: dict[int, int] = {}
@@ -61,7 +61,7 @@ class HorovodGroup:
     @property
     def broken(self) -> bool:
         """Whether an operation of this generation has failed, or it was aborted."""
-        return self._fuse.blown
+        return self._guard.is_broken
 
     def host(self, address: str, generation: int, size: int) -> str:
         """Starts a rendezvous server; Horovod's listens on all addresses, at a free port."""
@@ -82,8 +82,8 @@ class HorovodGroup:
         self._leave()
         if HorovodGroup._owner is not None:
             raise FluidError("Horovod can train one trial at a time in a process, and another one uses it")
-        self._fuse.renew(generation)
-        self._fuse.check()
+        self._guard.start(generation)
+        self._guard.check()
         address, port = split_meeting(meeting)
         own = own_address_towards(address, port)
         os.environ.pop("HOROVOD_ELASTIC", None)
@@ -129,8 +129,8 @@ class HorovodGroup:
 
     def abort(self, generation: int) -> None:
         """Breaks a generation; what waits for its members raises, here and there."""
-        self._fuse.blow(generation)
-        if self._fuse.blown:
+        self._guard.break_(generation)
+        if self._guard.is_broken:
             _cut(self._sockets)
 
     def shutdown(self) -> None:
@@ -139,18 +139,18 @@ class HorovodGroup:
         self._stop_server()
 
     def _guard(self, operation: Callable[[], Any]) -> None:
-        self._fuse.check()
+        self._guard.check()
         try:
             operation()
         except Exception as error:  # HorovodInternalError, and RuntimeError from the rendezvous.
-            self._fuse.blow()
+            self._guard.break_()
             raise GenerationBrokenError(f"a member of the generation failed: {error}") from None
-        self._fuse.check()
+        self._guard.check()
 
     def _leave(self) -> None:
         self.rank, self.size = 0, 1
         sockets, self._sockets = self._sockets, {}
-        if self._fuse.blown:
+        if self._guard.is_broken:
             _cut(sockets)
         if HorovodGroup._owner is self:
             HorovodGroup._owner = None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fluid.elastic.group import GenerationBrokenError, Group
-from fluid.elastic.runtime import Alone
+from fluid.elastic.runtime import SingleProcessGroup
 from fluid.elastic.state import Snapshot, broadcast
 from fluid.elastic.trainable import ElasticTrainable
 
@@ -89,7 +89,7 @@ class ElasticMember:
         else:
             self._group.shutdown()
             self._snapshot = None
-        self.trainable._elastic.group = self._group if size > 1 else Alone()
+        self.trainable._elastic.group = self._group if size > 1 else SingleProcessGroup()
         self.trainable._elastic_joined(reported, self.metrics)
 
     def _meet(self, generation: int, rank: int, size: int, meeting: str, sync: bool) -> None:
@@ -180,7 +180,7 @@ class ElasticMember:
         """Leaves a generation in the middle of something; closing the connections tells its other members."""
         self._group.abort(self._generation)
         self._group.shutdown()
-        self.trainable._elastic.group = Alone()
+        self.trainable._elastic.group = SingleProcessGroup()
 
     def _roll_back(self) -> None:
         assert self._snapshot is not None

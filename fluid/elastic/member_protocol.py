@@ -24,7 +24,7 @@ from fluid.elastic.messages import (
 from fluid.trainables.pickling import pack_metrics
 
 
-class Seat:
+class MemberProtocol:
     """Carries out a controller's messages that are about generations.
 
     Two threads use it: the one that runs the user's code takes messages between two iterations, while another one
@@ -57,7 +57,7 @@ class Seat:
             Abort: self._abort,
         }
 
-    def overhear(self, message: Any) -> None:
+    def preview(self, message: Any) -> None:
         """Looks at a message as soon as it has been read, in any thread; :meth:`take` follows, in order."""
         if isinstance(message, Halt):
             self._halt.set()
@@ -102,7 +102,7 @@ class Seat:
             self._say(Halted(self._generation, done.iteration, done.finished))
         return done
 
-    def vacate(self) -> None:
+    def leave_generation(self) -> None:
         """Leaves the current generation without waiting for anybody; the trainable goes on alone, or is cleaned up."""
         self.member.break_off()
 

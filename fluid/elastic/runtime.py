@@ -18,7 +18,7 @@ from fluid.elastic.shard import Shard
 from fluid.errors import FluidError
 
 
-class Alone:
+class SingleProcessGroup:
     """The group of a process that trains alone: size 1, nothing to talk about."""
 
     rank = 0
@@ -60,7 +60,7 @@ class Runtime:
     """
 
     def __init__(self) -> None:
-        self.group: Group = Alone()
+        self.group: Group = SingleProcessGroup()
         self.iteration = 0
         self.seed = 0
         self.shard: Shard | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fluid.elastic.group import Fuse, GenerationBrokenError, own_address_towards, split_meeting
+from fluid.elastic.group import GenerationBrokenError, GenerationGuard, own_address_towards, split_meeting
 from fluid.elastic.host_group import HostGroup, SharedMemory, host_token
 
 #: Rank 0 listens before anybody is told where: who cannot connect within this time finds it dead. Seconds.
@@ -48,7 +48,7 @@ class TorchGroup:
         self._device = torch.device(device)
         self._backend = backend
         self._timeout = timedelta(seconds=timeout)
-        self._fuse = Fuse()
+        self._guard = GenerationGuard()
         self._is_nccl = False
         self._store: Any = None
         self._hosted: Any = None
@@ -59,7 +59,7 @@ class TorchGroup:
     @property
     def broken(self) -> bool:
         """Whether an operation of this generation has failed, or it was aborted."""
-        return self._fuse.blown
+        return self._guard.is_broken
 
     def host(self, address: str, generation: int, size: int) -> str:
         """Opens a store that listens on ``address`` only, at a free port."""
@@ -82,7 +82,7 @@ class TorchGroup:
             GenerationBrokenError: not all members came, or the generation was aborted.
         """
         self._leave()
-        self._fuse.renew(generation)
+        self._guard.start(generation)
         address, port = split_meeting(meeting)
         problem = None
         try:
@@ -100,7 +100,7 @@ class TorchGroup:
         except RuntimeError as error:  # Of torch.distributed, whose own errors derive from it.
             problem = str(error)
         if problem is not None:
-            self._fuse.blow()
+            self._guard.break_()
             self._leave()
             raise GenerationBrokenError(f"generation {generation} did not come together: {problem}")
         self.rank, self.size = rank, size
@@ -119,13 +119,13 @@ class TorchGroup:
             token = torch.zeros(1, device=self._device if self._is_nccl else "cpu")
             self.all_reduce(token)
             token.item()  # NCCL returns at once; its result does not.
-            self._fuse.check()
+            self._guard.check()
 
     def abort(self, generation: int) -> None:
         """Breaks a generation; what waits for its members, in this process, raises."""
-        self._fuse.blow(generation)
+        self._guard.break_(generation)
         process_group = self._process_group
-        if process_group is not None and self._is_nccl and self._fuse.blown:
+        if process_group is not None and self._is_nccl and self._guard.is_broken:
             process_group.abort()  # Its kernels would spin for ever.
 
     def shutdown(self) -> None:
@@ -142,7 +142,7 @@ class TorchGroup:
             on_host.close()
         if holder[0] is None:
             return
-        if self._is_nccl and self._fuse.blown:
+        if self._is_nccl and self._guard.is_broken:
             holder[0].abort()
         # Closing connections takes some time, and for ever if an operation waits for a peer that hangs.
         threading.Thread(target=holder.clear, name="fluid-elastic-burial", daemon=True).start()
@@ -155,12 +155,12 @@ class TorchGroup:
         self._store.set(f"device/{rank}", self._device_name())
         self._store.set(f"host/{rank}", host_token())
         arrived = self._store.add("arrived", 1)
-        alarm = self._fuse.event()
+        alarm = self._guard.event()
         for _ in range(int(_ARRIVE_S / _LOOK_S)):
             if arrived >= size:
                 break
             alarm.wait(_LOOK_S)
-            self._fuse.check()
+            self._guard.check()
             arrived = self._store.add("arrived", 0)
         else:
             raise GenerationBrokenError(f"only {arrived} of {size} members came within {_ARRIVE_S:g} s")
@@ -189,7 +189,7 @@ class TorchGroup:
             memory.forget_descriptor()
         if not everybody or memory is None:
             return None
-        return HostGroup(memory, rank, size, self._fuse.check, self._timeout.total_seconds())
+        return HostGroup(memory, rank, size, self._guard.check, self._timeout.total_seconds())
 
     def _device_name(self) -> str:
         if self._device.type != "cuda":
@@ -218,19 +218,19 @@ class TorchGroup:
         """Runs one operation and waits for it, or until the generation is aborted."""
         if self.size == 1:
             return
-        self._fuse.check()
+        self._guard.check()
         # NCCL moves what is on a GPU, gloo is at its best with what is not.
         kind = "cuda" if self._is_nccl else "cpu"
         staged = tensor if tensor.device.type == kind else tensor.to(self._device if self._is_nccl else "cpu")
         problem = self._share(on_host, staged) if self._on_host is not None else self._wait(start, staged)
         if problem is not None:
             # Outside of the except block: the error's frames would keep the connections to the peers open.
-            self._fuse.blow()
+            self._guard.break_()
             raise GenerationBrokenError(f"a member of the generation failed: {problem}")
         if staged is not tensor:
             tensor.copy_(staged)
             # NCCL returns at once; only now the result is there, or nothing is if it was aborted.
-            self._fuse.check()
+            self._guard.check()
 
     def _share(self, operation: Callable[[HostGroup, torch.Tensor], None], staged: torch.Tensor) -> str | None:
         """Returns what went wrong."""
@@ -247,7 +247,7 @@ class TorchGroup:
             if self._is_nccl:
                 start(staged).wait()
                 return None
-            done = self._fuse.event()
+            done = self._guard.event()
             future = start(staged).get_future()
             # Not work.wait(), which an abort could not interrupt.
             future.add_done_callback(lambda _: done.set())

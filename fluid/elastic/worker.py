@@ -24,7 +24,7 @@ import torch
 from fluid._clock import MonotonicClock
 from fluid.elastic.make_group import make_group
 from fluid.elastic.member import ElasticMember
-from fluid.elastic.member_protocol import Seat
+from fluid.elastic.member_protocol import MemberProtocol
 from fluid.elastic.messages import Abort, End, Failed, Leave, Left, Prepare, Prepared, Save, Saved
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.elastic.tune import elastic_class
@@ -46,7 +46,7 @@ class Worker:
         self._backend = backend
         self._clock = MonotonicClock()
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._seat: Seat | None = None
+        self._protocol: MemberProtocol | None = None
 
     def serve(self) -> None:
         """Serves until it is told to end."""
@@ -65,9 +65,9 @@ class Worker:
                 message = pickle.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
                 os._exit(1)  # The controller is gone.
-            seat = self._seat
-            if seat is not None:
-                seat.overhear(message)
+            protocol = self._protocol
+            if protocol is not None:
+                protocol.preview(message)
             self._messages.put(message)
 
     def _take(self, message: Any) -> None:
@@ -76,17 +76,17 @@ class Worker:
         elif isinstance(message, Leave):
             self._drop()
             self._say(Left())
-        elif self._seat is None:
+        elif self._protocol is None:
             if not isinstance(message, Abort):  # It crossed with what this member said before it left.
                 raise FluidError("this member has not been prepared")
         elif isinstance(message, Save):
-            member = self._seat.member
+            member = self._protocol.member
             member.trainable.save_checkpoint(message.path)
             self._say(Saved(member.iteration, message.path))
         else:
-            self._seat.take(message)
-            while self._seat.left:
-                self._seat.iterate()
+            self._protocol.take(message)
+            while self._protocol.left:
+                self._protocol.iterate()
 
     def _say(self, message: Any) -> None:
         self._connection.send_bytes(pickle.dumps(message))
@@ -97,10 +97,10 @@ class Worker:
         self._say(Failed(f"{type(error).__name__}: {error}", text))
 
     def _drop(self) -> None:
-        seat, self._seat = self._seat, None
-        if seat is not None:
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
             try:
-                seat.member.leave()
+                protocol.member.leave()
             except Exception:  # Of the user's cleanup; nothing depends on it.
                 traceback.print_exc()
 
@@ -113,7 +113,7 @@ class Worker:
         if message.checkpoint is not None:
             trainable.load_checkpoint(message.checkpoint)
         group = make_group(self._backend, trainable.device)
-        self._seat = Seat(ElasticMember(trainable, group), self._say, self._clock)
+        self._protocol = MemberProtocol(ElasticMember(trainable, group), self._say, self._clock)
         self._say(Prepared(trainable.iteration, _LOOPBACK, self._clock.now() - begun))
 
 

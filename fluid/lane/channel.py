@@ -109,14 +109,14 @@ class Channel:
             return []
         return decode(self._connection.recv_bytes())
 
-    def read_ahead(self, overhear: Callable[[Any], None]) -> None:
+    def read_ahead(self, preview: Callable[[Any], None]) -> None:
         """Has the watcher read messages from now on, also while the main thread is busy.
 
         Args:
             overhear: called with each, in the watcher's thread, before :meth:`receive` returns it.
         """
         if self._overhear is None:
-            self._overhear = overhear
+            self._overhear = preview
             os.write(self._wake_writer, b"x")
 
     def _read_so_far(self, block: bool) -> list[Any]:

@@ -39,7 +39,7 @@ class LaneMember:
     ) -> None:
         from fluid.elastic.make_group import make_group
         from fluid.elastic.member import ElasticMember
-        from fluid.elastic.member_protocol import Seat
+        from fluid.elastic.member_protocol import MemberProtocol
 
         self._trial_id = trial_id
         self._term = terms.number
@@ -48,13 +48,15 @@ class LaneMember:
         self._clock = clock
         self._trainable = trainable
         self._memory: Memory = None
-        self._seat = Seat(ElasticMember(trainable, make_group(terms.process_group, trainable.device)), self.say, clock)
+        self._protocol = MemberProtocol(
+            ElasticMember(trainable, make_group(terms.process_group, trainable.device)), self.say, clock
+        )
         #: For the thread that reads ahead.
-        self.overhear = self._seat.overhear
+        self.preview = self._protocol.preview
         #: Takes messages about generations.
-        self.take = self._seat.take
+        self.take = self._protocol.take
         #: Leaves its generation, without waiting for anybody.
-        self.vacate = self._seat.vacate
+        self.leave_generation = self._protocol.leave_generation
 
     @property
     def iteration(self) -> int:
@@ -64,7 +66,7 @@ class LaneMember:
     @property
     def left(self) -> int:
         """Iterations still to run."""
-        return self._seat.left
+        return self._protocol.left
 
     @property
     def leads(self) -> bool:
@@ -86,7 +88,7 @@ class LaneMember:
         def note() -> None:
             self._memory = measure()
 
-        return self._seat.iterate(note)
+        return self._protocol.iterate(note)
 
 
 def own_address(host: str) -> str:

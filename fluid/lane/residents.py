@@ -107,7 +107,7 @@ class Residents:
         self.enter(hosted)
         try:
             if hosted.member is not None:
-                hosted.member.vacate()
+                hosted.member.leave_generation()
             if hosted.body is not None:
                 hosted.body.cleanup()
         except BaseException:

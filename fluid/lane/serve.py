@@ -245,7 +245,7 @@ class _Lane:
             hosted = self._residents.get(message.trial_id)
             member = None if hosted is None else hosted.member
             if member is not None:
-                member.overhear(message.message)
+                member.preview(message.message)
 
     def _to_member(self, message: ToMember) -> None:
         hosted = self._residents.get(message.trial_id)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from elastic.groups import make_groups, together  # noqa: E402
 
 from fluid.elastic.averaging import Means, average_gradients  # noqa: E402
-from fluid.elastic.runtime import Alone  # noqa: E402
+from fluid.elastic.runtime import SingleProcessGroup  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 from fluid.errors import FluidError  # noqa: E402
 
@@ -68,7 +68,7 @@ def test_sparse_gradients_are_refused() -> None:
     sparse = parameter(None)
     sparse.grad = torch.zeros(2).to_sparse()
     with pytest.raises(FluidError, match="sparse=False"):
-        average_gradients(Alone(), [sparse], 1.0)
+        average_gradients(SingleProcessGroup(), [sparse], 1.0)
 
 
 def test_means_of_metrics() -> None:
@@ -84,4 +84,4 @@ def test_means_of_metrics() -> None:
 
 def test_no_mean_of_nothing() -> None:
     with pytest.raises(FluidError, match="no samples"):
-        Means(Alone()).result()
+        Means(SingleProcessGroup()).result()

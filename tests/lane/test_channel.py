@@ -27,7 +27,7 @@ class Ends:
         self.overheard: list[Any] = []
         self.heard = threading.Event()
 
-    def overhear(self, message: Any) -> None:
+    def preview(self, message: Any) -> None:
         self.overheard.append(message)
         self.heard.set()
 
@@ -46,7 +46,7 @@ def ends() -> Iterator[Ends]:
 def test_messages_are_overheard_while_the_main_thread_is_busy(ends: Ends) -> None:
     ends.send("before")
     assert ends.channel.receive(block=True) == ["before"]
-    ends.channel.read_ahead(ends.overhear)
+    ends.channel.read_ahead(ends.preview)
     ends.send("a", "b")
     assert ends.heard.wait(PATIENCE)
     ends.send("c")
@@ -59,13 +59,13 @@ def test_messages_are_overheard_while_the_main_thread_is_busy(ends: Ends) -> Non
 
 def test_what_came_before_it_reads_ahead_is_not_lost(ends: Ends) -> None:
     ends.send("a")
-    ends.channel.read_ahead(ends.overhear)
+    ends.channel.read_ahead(ends.preview)
     ends.channel.read_ahead(print)  # A second time changes nothing.
     assert ends.channel.receive(block=True) == ["a"] == ends.overheard
 
 
 def test_the_driver_is_missed_while_it_reads_ahead(ends: Ends) -> None:
-    ends.channel.read_ahead(ends.overhear)
+    ends.channel.read_ahead(ends.preview)
     ends.channel.send("hello")
     assert ends.driver.recv_bytes() == encode(["hello"])
     ends.driver.close()
