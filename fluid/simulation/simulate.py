@@ -33,7 +33,7 @@ from fluid.planning.rollout import Segment
 from fluid.planning.runtime_model import TOLERANCE
 from fluid.resources import Cluster, Device
 from fluid.simulation.scenario import Scenario
-from fluid.simulation.trial_outcomes import Fates, KnownProfile
+from fluid.simulation.trial_outcomes import OracleProfile, TrialOutcomes
 from fluid.simulation.workloads import GroupAsk, Scores, make_algorithm
 
 _SECONDS_PER_HOUR = 3600.0
@@ -120,13 +120,13 @@ class _Run:
         self._planner = planner
         self._record = record
         trials_rng, scores_rng = np.random.default_rng(scenario.seed).spawn(2)
-        self._fates = Fates(scenario, trials_rng)
+        self._fates = TrialOutcomes(scenario, trials_rng)
         self._paces: dict[str, float] = {}
         self._algorithm = make_algorithm(scenario.workload, Scores(scores_rng), len(scenario.cluster))
         self._backend = SimulatedBackend(
             self._truth, scenario.epsilon, saves=any(change.lost is not None for change in scenario.changes)
         )
-        profile = KnownProfile(scenario, self._paces)
+        profile = OracleProfile(scenario, self._paces)
         self._state = EngineState(planner, profile, max_packing=scenario.c, max_width=scenario.d)
         #: the next one last; those of one instant in the order given
         self._changes = sorted(scenario.changes, key=lambda change: change.at)[::-1]

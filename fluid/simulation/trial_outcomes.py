@@ -12,7 +12,7 @@ from fluid.resources import MemoryNeed
 from fluid.simulation.scenario import Scenario
 
 
-class Fates:
+class TrialOutcomes:
     """Paces and fates, the same for a trial under every planner."""
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
@@ -44,7 +44,7 @@ class Fates:
         return max(moment, 1e-3) if stops < self._scenario.early_stop else 1.0
 
 
-class KnownProfile(Profile):
+class OracleProfile(Profile):
     """A profile that knows a scenario's overheads and predicted paces beforehand, and learns nothing.
 
     Args:
