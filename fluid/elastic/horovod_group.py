@@ -107,7 +107,7 @@ class HorovodGroup:
         self._numbers = itertools.count()
         HorovodGroup._owner = self
         before = _open_sockets()
-        self._guard(hvd.init)
+        self._run_guarded(hvd.init)
         self._sockets = dict(_open_sockets().items() - before.items())
         self.rank, self.size = rank, size
 
@@ -115,13 +115,13 @@ class HorovodGroup:
         """Replaces a contiguous tensor by its sum over the members."""
         if self.size > 1:
             name = f"sum-{next(self._numbers)}"
-            self._guard(lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name))
+            self._run_guarded(lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replaces a contiguous tensor by rank 0's."""
         if self.size > 1 and tensor.numel():
             name = f"broadcast-{next(self._numbers)}"
-            self._guard(lambda: hvd.broadcast_(tensor, root_rank=0, name=name))
+            self._run_guarded(lambda: hvd.broadcast_(tensor, root_rank=0, name=name))
 
     def barrier(self) -> None:
         """Returns once all members have called it."""
@@ -138,7 +138,7 @@ class HorovodGroup:
         self._leave()
         self._stop_server()
 
-    def _guard(self, operation: Callable[[], Any]) -> None:
+    def _run_guarded(self, operation: Callable[[], Any]) -> None:
         self._guard.check()
         try:
             operation()

@@ -98,7 +98,7 @@ class Core:
         self.clearing.pop(trial.row, None)
         trial.lanes = ()
         trial.move = None
-        trial.launched = trial.suspending = False
+        trial.launched = trial.preempting = False
         trial.successor = None
         trial.releasing.clear()
         trial.former.clear()
@@ -139,7 +139,7 @@ class Core:
     def top_up(self, trial: TrialRecord) -> None:
         """Tells the lanes of a running trial about iterations that it was not told about yet."""
         limit = trial.limit
-        if trial.stopping or trial.suspending or trial.asked >= limit or trial.exhausted:
+        if trial.stopping or trial.preempting or trial.asked >= limit or trial.exhausted:
             return
         warming = trial.move is not None and trial.move.stage is Stage.WARMING
         if trial.state is TrialState.RUNNING or warming:

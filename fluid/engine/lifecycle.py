@@ -120,7 +120,7 @@ class Lifecycle:
         if trial.calls:
             self._calls.deliver(trial)  # some wait until it is as far as it was before it lost its lane
             core.top_up(trial)
-        if trial.done < trial.budget or trial.stopping or trial.suspending:
+        if trial.done < trial.budget or trial.stopping or trial.preempting:
             return
         if trial.move is not None:
             if trial.move.stage is not Stage.WARMING:
@@ -158,7 +158,7 @@ class Lifecycle:
 
     # -- make way ------------------------------------------------------------------------------------------
 
-    def suspend(self, trial: TrialRecord, successor: TrialRecord | None = None) -> None:
+    def preempt(self, trial: TrialRecord, successor: TrialRecord | None = None) -> None:
         """Has a trial pause after its iteration, and go on later, where it is if that is free.
 
         Args:
@@ -167,7 +167,7 @@ class Lifecycle:
                 done, and leaves the device to them.
         """
         core = self._core
-        trial.suspending = True
+        trial.preempting = True
         core.commands.append(Pause(trial.trial_id, trial.lanes))
         if successor is not None:
             trial.successor = successor.row
@@ -179,9 +179,9 @@ class Lifecycle:
         """Queues a trial that was to make way; returns whether it was that."""
         core = self._core
         trial = core.holder(event.trial_id, event.lane_id)
-        if trial is None or not trial.suspending:
+        if trial is None or not trial.preempting:
             return False
-        successor, trial.suspending, trial.successor = trial.successor, False, None
+        successor, trial.preempting, trial.successor = trial.successor, False, None
         if trial.stopping:
             return True
         if event.iteration != trial.done:

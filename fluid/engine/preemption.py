@@ -6,14 +6,14 @@ import math
 
 from fluid.engine.core import Core
 from fluid.engine.records import TrialRecord, TrialState
-from fluid.planning.preemption import Claim, take_turns
+from fluid.planning.preemption import Demand, choose_preemptions
 from fluid.resources import MemoryNeed
 
 #: Trials that wait, per device, up to which anybody can be pressed: with more, the end of all is far.
 _MOST_WAITING = 2
 
 
-class Turns:
+class Preemptions:
     """Who makes way for whom in a session, and when that is to be looked at again.
 
     Args:
@@ -26,11 +26,11 @@ class Turns:
         self._wanted = wanted
         self._due = math.inf
 
-    def are_due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether a trial that waits may be pressed by now."""
         return self._core.now >= self._due
 
-    def take(self) -> list[tuple[TrialRecord, TrialRecord]]:
+    def choose(self) -> list[tuple[TrialRecord, TrialRecord]]:
         """Says which running trials are to make way now, and for whom."""
         core, scheduling = self._core, self._core.scheduling
         self._due = math.inf
@@ -40,39 +40,41 @@ class Turns:
             return []
         running = [scheduling.records[row] for row in scheduling.running]
         waiting = [scheduling.records[row] for row in scheduling.queue]
-        if any(trial.suspending for trial in running):
+        if any(trial.preempting for trial in running):
             return []
         if not all(scheduling.estimates.is_measured(trial) for trial in (*running, *waiting)):
             return []
         pace = scheduling.estimates.usual_pace()
         first = max(trial.spec.priority for trial in waiting)
-        turns = take_turns(
-            [self._claim(trial, pace, self._may_make_way(trial, first)) for trial in running],
-            [self._claim(trial, pace, self._may_step_in(trial, first)) for trial in waiting],
+        plan = choose_preemptions(
+            [self._demand(trial, pace, self._may_be_preempted(trial, first)) for trial in running],
+            [self._demand(trial, pace, self._may_take_over(trial, first)) for trial in waiting],
             scheduling.n,
         )
-        self._due = core.now + turns.again_in
-        swaps = [(scheduling.records[swap.running], scheduling.records[swap.waiting]) for swap in turns.swaps]
-        return [(leaving, coming) for leaving, coming in swaps if self._fits(leaving, coming)]
+        self._due = core.now + plan.again_in
+        preemptions = [
+            (scheduling.records[swap.running], scheduling.records[swap.waiting]) for swap in plan.preemptions
+        ]
+        return [(leaving, coming) for leaving, coming in preemptions if self._fits(leaving, coming)]
 
-    def _claim(self, trial: TrialRecord, usual_pace: float, yields: bool) -> Claim:
+    def _demand(self, trial: TrialRecord, usual_pace: float, yields: bool) -> Demand:
         estimates = self._core.scheduling.estimates
         seconds = estimates.seconds_left(trial)
         holds = trial.row in self._core.scheduling.occupancy.held
         width = 1.0 / estimates.co_residents(trial) if holds and trial.width < 1.0 else trial.width
         step = seconds / max(1, trial.iterations_left)
         cost = estimates.facts(trial).interruption
-        return Claim(trial.row, seconds, trial.leads_to * usual_pace, step, width, cost, yields)
+        return Demand(trial.row, seconds, trial.leads_to * usual_pace, step, width, cost, yields)
 
-    def _may_make_way(self, trial: TrialRecord, first: float) -> bool:
-        if trial.state is not TrialState.RUNNING or trial.stopping or trial.suspending or trial.calls:
+    def _may_be_preempted(self, trial: TrialRecord, first: float) -> bool:
+        if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting or trial.calls:
             return False
         if not trial.spec.can_save or trial.spec.priority > first or trial.width > 1.0:
             return False
         return self._core.scheduling.estimates.co_residents(trial) == 1
 
     @staticmethod
-    def _may_step_in(trial: TrialRecord, first: float) -> bool:
+    def _may_take_over(trial: TrialRecord, first: float) -> bool:
         return trial.width <= 1.0 and trial.spec.priority == first and not trial.pinned and not trial.calls
 
     def _fits(self, leaving: TrialRecord, coming: TrialRecord) -> bool:

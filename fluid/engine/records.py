@@ -163,7 +163,7 @@ class TrialRecord:
     alone: float | None = None
     disturbed: bool = True
     calls: list[PendingCall] = field(default_factory=list)
-    suspending: bool = False
+    preempting: bool = False
     successor: int | None = None
     leads_to: int = 0
     woken: bool = False

@@ -247,7 +247,7 @@ class Scheduling:
         # Where its state is, a trial fits although others that need as much do not.
         kind: Hashable = trial.row if trial.pinned or (trial.home is not None and need is not None) else need
         self.note_work(trial)
-        leads = self.planner.takes_turns and (early or self._is_pressing(trial))
+        leads = self.planner.preempts and (early or self._is_pressing(trial))
         self.queue.push(trial.row, trial.width, trial.spec.priority, kind, leads=leads, again=again)
 
     def _note_paths(self, trials: Sequence[TrialRecord]) -> None:
@@ -362,7 +362,7 @@ class Scheduling:
             trials = [self.records[row] for row in reversed(rows) if row in self.running]
             many = [trial for trial in trials if self._hinders(trial, len(rows))]
             self._crowded |= bool(many)
-            if not any(trial.suspending for trial in many):
+            if not any(trial.preempting for trial in many):
                 found += [trial for trial in many if trial.state is TrialState.RUNNING and not trial.stopping][:1]
         return found
 
@@ -373,7 +373,7 @@ class Scheduling:
 
     def _allowed(self, resize: Resize) -> bool:
         trial = self.records[resize.row]
-        if trial.state is not TrialState.RUNNING or trial.stopping or trial.suspending:
+        if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting:
             return False
         if resize.width > max(1.0, trial.width) and not self._pays(trial, resize.width):
             return False

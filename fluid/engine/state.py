@@ -38,7 +38,7 @@ from fluid.engine.events import (
 from fluid.engine.failures import Failures
 from fluid.engine.lanes import Lanes
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.preemption import Turns
+from fluid.engine.preemption import Preemptions
 from fluid.engine.records import GroupRecord, TrialRecord, TrialState
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
@@ -112,7 +112,7 @@ class EngineState:
         most = require_integer("max_failures", max_failures, at_least=0)
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
         self._submissions = Submissions(self._core, self._lifecycle)
-        self._turns = Turns(self._core, planner.takes_turns)
+        self._preemptions = Preemptions(self._core, planner.preempts)
         self._ticked = False
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             GroupSubmitted: self._submissions.group_submitted,
@@ -190,7 +190,7 @@ class EngineState:
                 raise core.error(trial, f"{event!r} cannot be: {error!r}") from error
         if core.changed or core.arrivals or self._ticked or self.scheduling.ramped:
             self._settle()
-        self.wants_tick |= self._turns.are_due()
+        self.wants_tick |= self._preemptions.is_due()
         self._residency.relieve()
         return core.commands
 
@@ -248,13 +248,13 @@ class EngineState:
     def _rebalance(self) -> None:
         self.wants_tick = False
         for trial in self.scheduling.crowding():
-            self._lifecycle.suspend(trial)
+            self._lifecycle.preempt(trial)
         for trial, width in self.scheduling.rebalance():
             self._resizing.begin(trial, width)
         if self.scheduling.queue:
             self._dispatch()
-        for leaving, coming in self._turns.take():
-            self._lifecycle.suspend(leaving, coming)
+        for leaving, coming in self._preemptions.choose():
+            self._lifecycle.preempt(leaving, coming)
         self._core.changed = False
 
     def _dispatch(self) -> None:

@@ -182,11 +182,11 @@ def _progress(trial: TrialRecord) -> Iterator[str]:
         yield f"iteration {trial.reported} reported, of {trial.budget}"
     if trial.launched and not trial.done <= trial.asked <= max(trial.budget, trial.asked * trial.exhausted):
         yield f"{trial.done} done, asked up to {trial.asked} of {trial.budget}"
-    if trial.suspending and trial.state is not TrialState.RUNNING:
+    if trial.preempting and trial.state is not TrialState.RUNNING:
         yield "is to make way, and does not run"
-    if trial.successor is not None and not trial.suspending:
+    if trial.successor is not None and not trial.preempting:
         yield f"has row {trial.successor} for a successor, and is not to make way"
-    at_work = trial.state is TrialState.RUNNING and not trial.stopping and not trial.suspending
+    at_work = trial.state is TrialState.RUNNING and not trial.stopping and not trial.preempting
     if at_work and trial.asked < trial.limit:
         yield f"asked up to {trial.asked} only, of {trial.limit}"
     if trial.state is TrialState.DONE and trial.done < trial.budget:

@@ -44,7 +44,7 @@ class Portfolio(Planner):
     """
 
     name = "portfolio"
-    takes_turns = True
+    preempts = True
 
     def __init__(
         self,

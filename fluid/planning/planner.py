@@ -32,7 +32,7 @@ class Planner(ABC):
     name: str
     #: Whether trials that lead to more come first, and running ones make way for those that would end late
     #: (:mod:`fluid.planning.preemption`).
-    takes_turns: bool = False
+    preempts: bool = False
 
     def __init__(self, c: int = DEFAULT_MAX_PACKING, d: int = DEFAULT_MAX_WIDTH) -> None:
         self.c = require_integer("c", c, at_least=1)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 _ROUNDING = 0.7
 
 
-class Claim(NamedTuple):
+class Demand(NamedTuple):
     """A trial that runs or waits.
 
     Attributes:
@@ -46,14 +46,14 @@ class Claim(NamedTuple):
         return self.seconds + self.after
 
 
-class Swap(NamedTuple):
+class Preemption(NamedTuple):
     """Interrupt ``running`` at the end of its iteration, and give its device to ``waiting``."""
 
     running: int
     waiting: int
 
 
-class Turns(NamedTuple):
+class PreemptionPlan(NamedTuple):
     """What to do.
 
     Attributes:
@@ -61,11 +61,11 @@ class Turns(NamedTuple):
         again_in: seconds after which a trial that waits will be pressed, if nothing else happens, or infinite.
     """
 
-    swaps: list[Swap]
+    preemptions: list[Preemption]
     again_in: float
 
 
-def take_turns(running: Sequence[Claim], waiting: Sequence[Claim], n: int) -> Turns:
+def choose_preemptions(running: Sequence[Demand], waiting: Sequence[Demand], n: int) -> PreemptionPlan:
     """Says which running trials make way now.
 
     Args:
@@ -75,35 +75,35 @@ def take_turns(running: Sequence[Claim], waiting: Sequence[Claim], n: int) -> Tu
     """
     everyone = (*running, *waiting)
     if not running or not waiting:
-        return Turns([], math.inf)
-    work = sum(claim.seconds * claim.width for claim in everyone)
-    horizon = max(work / n, *(claim.level for claim in everyone))
-    victims = [claim for claim in running if claim.yields and claim.seconds >= (1.0 + _ROUNDING) * claim.step]
+        return PreemptionPlan([], math.inf)
+    work = sum(demand.seconds * demand.width for demand in everyone)
+    horizon = max(work / n, *(demand.level for demand in everyone))
+    victims = [demand for demand in running if demand.yields and demand.seconds >= (1.0 + _ROUNDING) * demand.step]
     #: when devices fall free, if nobody is interrupted
-    ends = sorted(claim.seconds for claim in running)
-    ahead = {claim.row: place for place, claim in enumerate(waiting)}
-    swaps: list[Swap] = []
+    ends = sorted(demand.seconds for demand in running)
+    ahead = {demand.row: place for place, demand in enumerate(waiting)}
+    preemptions: list[Preemption] = []
     again_in = math.inf
-    for claim in sorted(waiting, key=lambda claim: -claim.level):
+    for demand in sorted(waiting, key=lambda demand: -demand.level):
         if not victims:
             break
         victim = min(victims, key=lambda other: other.level)
         worth = _ROUNDING * victim.step + victim.cost
-        slack = horizon - claim.level
-        place = max(0, ahead[claim.row] - len(swaps))
+        slack = horizon - demand.level
+        place = max(0, ahead[demand.row] - len(preemptions))
         starts_in = ends[place] if place < len(ends) else math.inf
-        if not claim.yields or starts_in - slack <= worth:
+        if not demand.yields or starts_in - slack <= worth:
             continue
         spare = (1.0 + _ROUNDING) * victim.step
         if slack > spare:
             again_in = min(again_in, slack - spare)
             continue
         # By when it has made way, the slack of the one that waits is less by an iteration.
-        if claim.level - victim.level + victim.step < worth:
+        if demand.level - victim.level + victim.step < worth:
             again_in = min(again_in, victim.step)
             continue
-        swaps.append(Swap(victim.row, claim.row))
+        preemptions.append(Preemption(victim.row, demand.row))
         victims.remove(victim)
         ends.remove(victim.seconds)
-        ends = sorted([*ends, victim.step + claim.seconds])
-    return Turns(swaps, again_in)
+        ends = sorted([*ends, victim.step + demand.seconds])
+    return PreemptionPlan(preemptions, again_in)

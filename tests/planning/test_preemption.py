@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.planning.preemption import Claim, Swap, Turns, take_turns
+from fluid.planning.preemption import Demand, Preemption, PreemptionPlan, choose_preemptions
 
 
 def run(budgets: list[int], n: int, *, turns: bool) -> tuple[int, int]:
@@ -17,13 +17,13 @@ def run(budgets: list[int], n: int, *, turns: bool) -> tuple[int, int]:
     waiting = sorted(left, key=lambda row: -left[row])
     running: list[int] = []
     now = swapped = 0
-    pending: list[Swap] = []
+    pending: list[Preemption] = []
     while waiting or running:
         while waiting and len(running) < n:
             running.append(waiting.pop(0))
         if turns:
-            claims = ([Claim(row, left[row], 0.0, 1.0) for row in rows] for rows in (running, waiting))
-            pending = take_turns(*claims, n).swaps
+            claims = ([Demand(row, left[row], 0.0, 1.0) for row in rows] for rows in (running, waiting))
+            pending = choose_preemptions(*claims, n).preemptions
         now += 1
         for row in running:
             left[row] -= 1
@@ -41,57 +41,57 @@ def run(budgets: list[int], n: int, *, turns: bool) -> tuple[int, int]:
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 5))
 @settings(max_examples=300)
 def test_all_end_within_an_iteration_or_two_of_the_bound(budgets: list[int], n: int) -> None:
-    makespan, swaps = run(budgets, n, turns=True)
+    makespan, preemptions = run(budgets, n, turns=True)
     assert makespan <= math.ceil(max(*budgets, sum(budgets) / n)) + 2
     assert makespan <= run(budgets, n, turns=False)[0] + 1
-    assert swaps <= 4 * n
+    assert preemptions <= 4 * n
 
 
 @pytest.mark.parametrize(("trials", "n", "most"), [(3, 2, 1), (9, 2, 1), (9, 8, 12), (7, 3, 4)])
 def test_equal_trials_are_interrupted_rarely(trials: int, n: int, most: int) -> None:
-    makespan, swaps = run([24] * trials, n, turns=True)
+    makespan, preemptions = run([24] * trials, n, turns=True)
     assert makespan <= 24 * trials / n + 1.5
-    assert 0 < swaps <= most
+    assert 0 < preemptions <= most
 
 
 def test_nobody_makes_way_before_the_one_that_waits_is_pressed() -> None:
-    running = [Claim(0, 9.0, 0.0, 1.0), Claim(1, 9.0, 0.0, 1.0)]
-    early = take_turns(running, [Claim(2, 9.0, 0.0, 1.0)], 2)
-    assert early.swaps == []
+    running = [Demand(0, 9.0, 0.0, 1.0), Demand(1, 9.0, 0.0, 1.0)]
+    early = choose_preemptions(running, [Demand(2, 9.0, 0.0, 1.0)], 2)
+    assert early.preemptions == []
     assert 1.0 < early.again_in < 4.5
-    later = [Claim(0, 5.0, 0.0, 1.0), Claim(1, 5.0, 0.0, 1.0)]
-    assert take_turns(later, [Claim(2, 9.0, 0.0, 1.0)], 2).swaps == [Swap(0, 2)]
+    later = [Demand(0, 5.0, 0.0, 1.0), Demand(1, 5.0, 0.0, 1.0)]
+    assert choose_preemptions(later, [Demand(2, 9.0, 0.0, 1.0)], 2).preemptions == [Preemption(0, 2)]
 
 
 def test_what_follows_from_a_trial_counts_as_part_of_it() -> None:
-    running = [Claim(0, 6.0, 0.0, 1.0), Claim(1, 2.0, 6.0, 1.0)]
-    assert take_turns(running, [Claim(2, 2.0, 0.0, 1.0)], 2).swaps == []
-    assert take_turns(running, [Claim(2, 2.0, 6.0, 1.0)], 2).swaps == [Swap(0, 2)]
+    running = [Demand(0, 6.0, 0.0, 1.0), Demand(1, 2.0, 6.0, 1.0)]
+    assert choose_preemptions(running, [Demand(2, 2.0, 0.0, 1.0)], 2).preemptions == []
+    assert choose_preemptions(running, [Demand(2, 2.0, 6.0, 1.0)], 2).preemptions == [Preemption(0, 2)]
 
 
 @pytest.mark.parametrize(
     ("running", "waiting"),
     [
-        pytest.param([], [Claim(0, 9.0, 0.0, 1.0)], id="nobody runs"),
-        pytest.param([Claim(0, 9.0, 0.0, 1.0)], [], id="nobody waits"),
-        pytest.param([Claim(0, 3.0, 0.0, 1.0, yields=False)] * 2, [Claim(2, 9.0, 0.0, 1.0)], id="none may"),
-        pytest.param([Claim(0, 3.0, 0.0, 1.0)] * 2, [Claim(2, 9.0, 0.0, 1.0, yields=False)], id="cannot step in"),
-        pytest.param([Claim(0, 1.0, 0.0, 1.0)] * 2, [Claim(2, 9.0, 0.0, 1.0)], id="they end anyway"),
-        pytest.param([Claim(0, 9.0, 0.0, 1.0)] * 2, [Claim(2, 1.0, 0.0, 1.0)] * 2, id="short ones fit in behind"),
+        pytest.param([], [Demand(0, 9.0, 0.0, 1.0)], id="nobody runs"),
+        pytest.param([Demand(0, 9.0, 0.0, 1.0)], [], id="nobody waits"),
+        pytest.param([Demand(0, 3.0, 0.0, 1.0, yields=False)] * 2, [Demand(2, 9.0, 0.0, 1.0)], id="none may"),
+        pytest.param([Demand(0, 3.0, 0.0, 1.0)] * 2, [Demand(2, 9.0, 0.0, 1.0, yields=False)], id="cannot step in"),
+        pytest.param([Demand(0, 1.0, 0.0, 1.0)] * 2, [Demand(2, 9.0, 0.0, 1.0)], id="they end anyway"),
+        pytest.param([Demand(0, 9.0, 0.0, 1.0)] * 2, [Demand(2, 1.0, 0.0, 1.0)] * 2, id="short ones fit in behind"),
     ],
 )
-def test_nothing_is_done_where_it_would_not_help(running: list[Claim], waiting: list[Claim]) -> None:
-    assert take_turns(running, waiting, 2).swaps == []
+def test_nothing_is_done_where_it_would_not_help(running: list[Demand], waiting: list[Demand]) -> None:
+    assert choose_preemptions(running, waiting, 2).preemptions == []
 
 
 def test_an_interruption_that_costs_more_than_it_brings_is_not_made() -> None:
-    waiting = [Claim(2, 9.0, 0.0, 1.0)]
+    waiting = [Demand(2, 9.0, 0.0, 1.0)]
     for cost, pays in ((1.0, True), (5.0, False)):
-        turns = take_turns([Claim(row, 5.0, 0.0, 1.0, cost=cost) for row in range(2)], waiting, 2)
-        assert bool(turns.swaps) is pays
-    assert turns == Turns([], math.inf)
+        turns = choose_preemptions([Demand(row, 5.0, 0.0, 1.0, cost=cost) for row in range(2)], waiting, 2)
+        assert bool(turns.preemptions) is pays
+    assert turns == PreemptionPlan([], math.inf)
 
 
 def test_the_one_with_most_time_to_spare_makes_way() -> None:
-    running = [Claim(0, 5.0, 0.0, 1.0), Claim(1, 3.0, 0.0, 1.0), Claim(2, 6.0, 0.0, 1.0)]
-    assert take_turns(running, [Claim(3, 7.0, 0.0, 1.0)], 3).swaps == [Swap(1, 3)]
+    running = [Demand(0, 5.0, 0.0, 1.0), Demand(1, 3.0, 0.0, 1.0), Demand(2, 6.0, 0.0, 1.0)]
+    assert choose_preemptions(running, [Demand(3, 7.0, 0.0, 1.0)], 3).preemptions == [Preemption(1, 3)]
