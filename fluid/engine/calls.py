@@ -8,7 +8,7 @@ may be called more than once, but not before the trial has again done what had b
 from __future__ import annotations
 
 from fluid.engine.commands import Call
-from fluid.engine.core import Core
+from fluid.engine.core import SessionState
 from fluid.engine.events import CallRequested, Failure, TrialCalled
 from fluid.engine.records import PendingCall, Stage, TrialRecord, TrialState
 
@@ -16,7 +16,7 @@ from fluid.engine.records import PendingCall, Stage, TrialRecord, TrialState
 class Calls:
     """Hands calls to lanes."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: SessionState) -> None:
         self._core = core
 
     def requested(self, event: CallRequested) -> None:

@@ -17,7 +17,7 @@ class EngineError(FluidError):
 
 
 @dataclass
-class Core:
+class SessionState:
     """The state of a session, and the steps that all transitions are made of.
 
     Attributes:

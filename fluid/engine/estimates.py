@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from statistics import median_low
 
-from fluid.engine.key_estimates import KeyFacts
+from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord, TrialState
-from fluid.engine.running_table import Board
+from fluid.engine.running_table import RunningTable
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import TOLERANCE, stretch_of
@@ -30,23 +30,23 @@ class Estimates:
     """
 
     def __init__(
-        self, profile: Profile, occupancy: Occupancy, board: Board, *, max_packing: int, max_width: int
+        self, profile: Profile, occupancy: Occupancy, board: RunningTable, *, max_packing: int, max_width: int
     ) -> None:
         self._profile = profile
         self._occupancy = occupancy
-        self._board = board
+        self._table = board
         self._max_packing = max_packing
         self._max_width = max_width
-        self._by_key: dict[str, KeyFacts] = {}
+        self._by_key: dict[str, KeyEstimate] = {}
 
-    def facts(self, trial: TrialRecord) -> KeyFacts:
+    def facts(self, trial: TrialRecord) -> KeyEstimate:
         """What the profile says about its key."""
         key = trial.spec.profile_key
         facts = self._by_key.get(key)
         if facts is None:
-            facts = self._by_key[key] = KeyFacts(key, self._max_packing, self._max_width)
+            facts = self._by_key[key] = KeyEstimate(key, self._max_packing, self._max_width)
             facts.update(self._profile)
-            self._board.know(facts)
+            self._table.set_key(facts)
         return facts
 
     def is_measured(self, trial: TrialRecord) -> bool:

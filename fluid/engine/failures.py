@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fluid.engine.calls import Calls
 from fluid.engine.commands import NoteDeviceLost
-from fluid.engine.core import Core
+from fluid.engine.core import SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import LaneRecord, TrialRecord, TrialState
@@ -27,7 +27,7 @@ class Failures:
 
     def __init__(
         self,
-        core: Core,
+        core: SessionState,
         calls: Calls,
         lifecycle: Lifecycle,
         residency: Residency,

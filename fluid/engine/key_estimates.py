@@ -19,7 +19,7 @@ _LATEST = 5
 
 
 @dataclass(slots=True)
-class KeyFacts:
+class KeyEstimate:
     """What the profile says about one key, read off it when it learnt something.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Pause, Report, RunIteration, StartTrial, StopTrial
-from fluid.engine.core import Core
+from fluid.engine.core import SessionState
 from fluid.engine.events import IterationDone, TrialPaused, TrialReleased, TrialSaved, TrialStarted
 from fluid.engine.records import Stage, TrialRecord, TrialState
 from fluid.engine.residency import Residency
@@ -14,7 +14,7 @@ from fluid.engine.resizing import Resizing
 class Lifecycle:
     """The transitions QUEUED -> STARTING -> RUNNING -> DONE or STOPPED."""
 
-    def __init__(self, core: Core, calls: Calls, residency: Residency, resizing: Resizing) -> None:
+    def __init__(self, core: SessionState, calls: Calls, residency: Residency, resizing: Resizing) -> None:
         self._core = core
         self._calls = calls
         self._residency = residency

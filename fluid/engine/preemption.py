@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fluid.engine.core import Core
+from fluid.engine.core import SessionState
 from fluid.engine.records import TrialRecord, TrialState
 from fluid.planning.preemption import Demand, choose_preemptions
 from fluid.resources import MemoryNeed
@@ -21,7 +21,7 @@ class Preemptions:
         wanted: whether the planner has trials take turns.
     """
 
-    def __init__(self, core: Core, wanted: bool) -> None:
+    def __init__(self, core: SessionState, wanted: bool) -> None:
         self._core = core
         self._wanted = wanted
         self._due = math.inf

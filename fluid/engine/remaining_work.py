@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Work:
+class RemainingWork:
     """Seconds of work left of each trial that runs or waits, at width 1 and speed 1, as last predicted."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Save, StopTrial
-from fluid.engine.core import Core
+from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, TrialSaved
 from fluid.engine.records import TrialRecord, TrialState
 
@@ -21,7 +21,7 @@ _MEASURED_ALLOWANCE = 32
 class Residency:
     """Keeps, saves and lets go of the states of trials that do not run."""
 
-    def __init__(self, core: Core, calls: Calls) -> None:
+    def __init__(self, core: SessionState, calls: Calls) -> None:
         self._core = core
         self._calls = calls
 

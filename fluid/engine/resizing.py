@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Pause, Resize
-from fluid.engine.core import Core
+from fluid.engine.core import SessionState
 from fluid.engine.events import ResizeDone, TrialPaused
 from fluid.engine.records import Move, Stage, TrialRecord, TrialState
 
@@ -17,7 +17,7 @@ from fluid.engine.records import Move, Stage, TrialRecord, TrialState
 class Resizing:
     """The transitions of a resize."""
 
-    def __init__(self, core: Core, calls: Calls) -> None:
+    def __init__(self, core: SessionState, calls: Calls) -> None:
         self._core = core
         self._calls = calls
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fluid.engine.key_estimates import KeyFacts
+from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
 from fluid.planning.arrangement import Running
 from fluid.planning.occupancy import Occupancy
@@ -30,7 +30,7 @@ class _Column:
             self.values = np.resize(self.values, max(size, 2 * len(self.values)))
 
 
-class Board:
+class RunningTable:
     """Columns of the running trials, without gaps; a trial that leaves is replaced by the last one."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Board:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def know(self, facts: KeyFacts) -> None:
+    def set_key(self, facts: KeyEstimate) -> None:
         """Notes what is known about a profile key."""
         index = self._keys.setdefault(facts.key, len(self._keys))
         for column, value in (

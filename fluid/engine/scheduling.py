@@ -11,11 +11,11 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from fluid.engine.estimates import Estimates
-from fluid.engine.key_estimates import KeyFacts
+from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord, TrialState
-from fluid.engine.remaining_work import Work
-from fluid.engine.running_table import Board
+from fluid.engine.remaining_work import RemainingWork
+from fluid.engine.running_table import RunningTable
 from fluid.planning.arrangement import Replanner, Resize, Running
 from fluid.planning.instance import Instance
 from fluid.planning.occupancy import Occupancy
@@ -71,13 +71,13 @@ class Scheduling:
         self._replanner: Replanner = planner.replanner()
         self._devices: dict[int, Device] = {}
         self._cluster: Cluster | None = None
-        self._board = Board()
-        self.estimates = Estimates(profile, occupancy, self._board, max_packing=max_packing, max_width=max_width)
+        self._table = RunningTable()
+        self.estimates = Estimates(profile, occupancy, self._table, max_packing=max_packing, max_width=max_width)
         #: whether a device may hold more trials than are of use there.
         self._crowded = False
         #: whether c or d of a key changed, or its pace is known at last, while its trials run or wait.
         self.ramped = False
-        self.work = Work()
+        self.work = RemainingWork()
 
     # -- what is learnt of trials --------------------------------------------------------------------------
 
@@ -97,14 +97,14 @@ class Scheduling:
             before = facts.packing
             self.ramped |= facts.update(self.profile, trying_pays=self._trying_pays())
             self._crowded |= facts.packing < before
-            self._board.know(facts)
+            self._table.set_key(facts)
         if p == w == 1:
             trial.alone = seconds if trial.alone is None else 0.5 * (trial.alone + seconds)
         pace = seconds / self.estimates.stretch(trial)
         trial.pace = pace if trial.pace is None else 0.5 * (trial.pace + pace)
 
     @staticmethod
-    def _as_typical(trial: TrialRecord, facts: KeyFacts, seconds: float, *, alone: bool) -> float:
+    def _as_typical(trial: TrialRecord, facts: KeyEstimate, seconds: float, *, alone: bool) -> float:
         """What a packed or wide iteration would have taken a trial of its key's usual pace.
 
         Trials of a key differ, and overheads are factors: which trial happened to be packed or wide must not count.
@@ -136,7 +136,7 @@ class Scheduling:
             if trial is not None and trial.spec.profile_key == key and trial.spec.memory is None:
                 self.learn_need(trial)
 
-    def _note_pace(self, facts: KeyFacts, pace: float) -> None:
+    def _note_pace(self, facts: KeyEstimate, pace: float) -> None:
         """Notes how long the iterations of a key take, of which until now only a guess went into the work left."""
         facts.pace = pace
         self.ramped = True
@@ -158,7 +158,7 @@ class Scheduling:
         """Notes how much a trial that runs or waits has left to do."""
         height = self.estimates.height(trial)
         self.work.note(trial.row, height)
-        self._board.set_work(trial.row, height)
+        self._table.set_work(trial.row, height)
 
     # -- arrivals ------------------------------------------------------------------------------------------
 
@@ -206,12 +206,12 @@ class Scheduling:
         """Notes that a trial runs on the devices it holds, and may be resized."""
         devices = self.occupancy.held[trial.row]
         self.running.add(trial.row)
-        self._board.add(trial, devices, self.occupancy.speed(devices), self.work.by_row[trial.row])
+        self._table.add(trial, devices, self.occupancy.speed(devices), self.work.by_row[trial.row])
 
     def set_aside(self, trial: TrialRecord) -> None:
         """Notes that a trial is being resized, and nothing is to be decided about it."""
         self.running.discard(trial.row)
-        self._board.remove(trial.row)
+        self._table.remove(trial.row)
 
     def start_at_home(self, trial: TrialRecord) -> bool:
         """Places a queued trial where its state is, though memory is short there, if nobody runs there."""
@@ -320,7 +320,7 @@ class Scheduling:
         if not self.running:
             return []
         # First of all, trials that run wider than was measured to help are narrowed.
-        resizes = [Resize(row, float(width)) for row, width in self._board.too_wide()]
+        resizes = [Resize(row, float(width)) for row, width in self._table.too_wide()]
         if not resizes and self.queue:
             resizes = self._make_room()
         elif not resizes:
@@ -329,10 +329,10 @@ class Scheduling:
 
     def _make_room(self) -> list[Resize]:
         narrowest = min(self.queue.widths())
-        for row in self._board.packed_wider_than(narrowest):
+        for row in self._table.packed_wider_than(narrowest):
             trial = self.records[row]
             self.let_in(trial, max(narrowest, 1.0 / self.estimates.packing(trial)))
-        if not self._board.can_give_way():
+        if not self._table.can_give_way():
             return []
         waiting = np.array([self.work.by_row[row] for row in self.queue])
         return self._replanner.make_room(self.snapshot(), waiting)
@@ -342,12 +342,12 @@ class Scheduling:
         if width < trial.width - TOLERANCE:
             trial.width = width
             self.occupancy.tolerate(trial.row, width)
-            self._board.set_width(trial.row, width)
+            self._table.set_width(trial.row, width)
 
     @property
     def presses(self) -> bool:
         """Whether trials are known to hinder each other, or to run wider than helps."""
-        return self._crowded or bool(self._board.too_wide())
+        return self._crowded or bool(self._table.too_wide())
 
     def crowding(self) -> list[TrialRecord]:
         """One trial of each device on which fewer would get more done than all do, as was measured since they came.
@@ -441,7 +441,7 @@ class Scheduling:
 
     def snapshot(self) -> Running:
         """What a re-planner looks at: the trials that run and are not being resized."""
-        return self._board.snapshot(self.occupancy, self.profile.epsilon)
+        return self._table.snapshot(self.occupancy, self.profile.epsilon)
 
 
 def _grows(known: MemoryNeed | None, seen: MemoryNeed) -> bool:

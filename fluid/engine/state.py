@@ -11,7 +11,7 @@ from typing import Any
 
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
-from fluid.engine.core import Core, EngineError
+from fluid.engine.core import EngineError, SessionState
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
@@ -104,7 +104,7 @@ class EngineState:
         self.wants_tick = False
         #: When what ticks are for changed last, seconds.
         self.changed_at = 0.0
-        self._core = Core(self.lanes, self.scheduling)
+        self._core = SessionState(self.lanes, self.scheduling)
         self._calls = Calls(self._core)
         self._residency = Residency(self._core, self._calls)
         self._resizing = Resizing(self._core, self._calls)

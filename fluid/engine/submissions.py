@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fluid.engine.core import Core
+from fluid.engine.core import SessionState
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,
@@ -29,7 +29,7 @@ _ENDS = ("DONE", "STOPPED", "FAILED")
 class Submissions:
     """Checks and carries out what submitters ask for."""
 
-    def __init__(self, core: Core, lifecycle: Lifecycle) -> None:
+    def __init__(self, core: SessionState, lifecycle: Lifecycle) -> None:
         self._core = core
         self._lifecycle = lifecycle
 
@@ -152,7 +152,7 @@ class Submissions:
 class _Asked:
     """What there will be once the events looked at so far are carried out."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: SessionState) -> None:
         self._core = core
         self._groups: set[str] = set()
         self._trials: set[str] = set()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fluid.errors import InvalidFieldError, require_number, require_one_of
 
 
-class Work(NamedTuple):
+class ResidentWork(NamedTuple):
     """A resident with iterations left to run.
 
     Attributes:
@@ -22,7 +22,9 @@ class Work(NamedTuple):
     service: float = 0.0
 
 
-def choose(policy: str, residents: Sequence[Work], *, current: Hashable = None, slack: float = 0.0) -> Work:
+def choose(
+    policy: str, residents: Sequence[ResidentWork], *, current: Hashable = None, slack: float = 0.0
+) -> ResidentWork:
     """Returns the resident to run for the next iteration.
 
     ``"pack"``: the one with the longest work left. What is left at any time is then as even and as small in its
@@ -54,7 +56,7 @@ def choose(policy: str, residents: Sequence[Work], *, current: Hashable = None, 
     return residents[ranks.index(best)]
 
 
-def joining_service(others: Iterable[Work]) -> float:
+def joining_service(others: Iterable[ResidentWork]) -> float:
     """Returns the service that one who joins these is taken to have had, seconds: as much as the least served.
 
     With none at all it would run alone until it had caught up with those that have been there for hours.
@@ -62,20 +64,20 @@ def joining_service(others: Iterable[Work]) -> float:
     return min((work.service for work in others), default=0.0)
 
 
-def _longest_first(work: Work) -> float:
+def _longest_first(work: ResidentWork) -> float:
     return -float("inf") if work.remaining is None else -work.remaining
 
 
-def _shortest_first(work: Work) -> float:
+def _shortest_first(work: ResidentWork) -> float:
     return -float("inf") if work.remaining is None else work.remaining
 
 
-def _least_served_first(work: Work) -> float:
+def _least_served_first(work: ResidentWork) -> float:
     return work.service
 
 
 #: Each gives a resident a rank in seconds; the lowest runs.
-POLICIES: dict[str, Callable[[Work], float]] = {
+POLICIES: dict[str, Callable[[ResidentWork], float]] = {
     "pack": _longest_first,
     "srtf": _shortest_first,
     "fair": _least_served_first,
@@ -83,7 +85,7 @@ POLICIES: dict[str, Callable[[Work], float]] = {
 DEFAULT_POLICY = "pack"
 
 
-def _checked(work: Work) -> Work:
+def _checked(work: ResidentWork) -> ResidentWork:
     if work.remaining is not None:
         require_number("remaining", work.remaining, at_least=0.0)
     require_number("service", work.service, at_least=0.0)

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fluid.lane.member import LaneMember
-from fluid.lane.policy import Work, choose, joining_service
+from fluid.lane.policy import ResidentWork, choose, joining_service
 from fluid.lane.process_state import Context
 from fluid.trainables.resident import Resident
 
@@ -52,9 +52,9 @@ class Hosted:
         self.pace = seconds if self.pace is None else 0.5 * (self.pace + seconds)
         self.service += seconds
 
-    def work(self) -> Work:
+    def work(self) -> ResidentWork:
         """What it has left to do, as the policies see it."""
-        return Work(self.trial_id, None if self.pace is None else self.left * self.pace, self.service)
+        return ResidentWork(self.trial_id, None if self.pace is None else self.left * self.pace, self.service)
 
 
 class WorkQueue(deque[Hosted]):

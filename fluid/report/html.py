@@ -19,7 +19,7 @@ import numpy as np
 from fluid.display.format import count, duration, number, percent, place, short_names, width_name, widths_name
 from fluid.display.palette import colour, ink
 from fluid.errors import InvalidFieldError
-from fluid.report.run import KeyFacts, Run, TrialRun, is_number
+from fluid.report.run import KeyMeasurements, Run, TrialRun, is_number
 
 #: Points of all curves together, and the least and most of one curve.
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400
@@ -231,7 +231,7 @@ def _groups_table(run: Run) -> str:
     return _table(("group", "trials#", "states", "iterations#", "makespan#"), rows, "groups")
 
 
-def _keys_table(keys: Sequence[KeyFacts]) -> str:
+def _keys_table(keys: Sequence[KeyMeasurements]) -> str:
     if not keys:
         return '<p class="muted">Nothing: the profile is written when the session ends.</p>'
     rows = [

@@ -13,7 +13,7 @@ from fluid.engine.journal import PastTrial, Recovered
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
-from fluid.report.run import PAUSED, UNFINISHED, UNKNOWN, GroupRun, KeyFacts, Run, TrialRun
+from fluid.report.run import PAUSED, UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, Run, TrialRun
 from fluid.report.run_files import RunFiles, device_from
 from fluid.report.segments import Iterations, Resized, Step, read_iterations, segments_of, with_pauses
 from fluid.report.timeline import DeviceChange, Timeline
@@ -218,7 +218,7 @@ def _devices(session: Mapping[str, Any], journal: Recovered, segments: Iterable[
     return tuple(devices[index] for index in sorted(devices))
 
 
-def _key_facts(profile: Profile | None) -> tuple[KeyFacts, ...]:
+def _key_facts(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
     if profile is None:
         return ()
     found = []
@@ -226,7 +226,7 @@ def _key_facts(profile: Profile | None) -> tuple[KeyFacts, ...]:
     for key in keys:
         packing = profile.measured_packing(key)
         found.append(
-            KeyFacts(
+            KeyMeasurements(
                 key,
                 profile.seconds_per_iteration(key),
                 profile.alpha(key),

@@ -125,7 +125,7 @@ class GroupRun:
 
 
 @dataclass(frozen=True)
-class KeyFacts:
+class KeyMeasurements:
     """What was measured about one profile key.
 
     Attributes:
@@ -161,7 +161,7 @@ class Run:
     session: Mapping[str, Any]
     groups: tuple[GroupRun, ...]
     timeline: Timeline
-    keys: tuple[KeyFacts, ...]
+    keys: tuple[KeyMeasurements, ...]
     notes: tuple[str, ...]
 
     @property

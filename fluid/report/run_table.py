@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fluid.display.format import count, duration, durations, number, percent, printable, shortened, widths_name
 from fluid.display.palette import colour
-from fluid.report.run import GroupRun, KeyFacts, Run, TrialRun, is_number
+from fluid.report.run import GroupRun, KeyMeasurements, Run, TrialRun, is_number
 
 #: Rows of a table that people still read.
 DEFAULT_TABLE_ROWS = 20
@@ -163,7 +163,7 @@ def _rank(trial: TrialRun, metric: str, *, less: bool) -> float:
     return best if less else -best
 
 
-def _measured(key: KeyFacts) -> str:
+def _measured(key: KeyMeasurements) -> str:
     said = f"{printable(key.key)}:"
     if key.seconds is not None:
         said += f" {duration(key.seconds)} per iteration alone,"

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.lane.policy import DEFAULT_POLICY, POLICIES, Work, choose, joining_service
+from fluid.lane.policy import DEFAULT_POLICY, POLICIES, ResidentWork, choose, joining_service
 
 #: (seconds per iteration, iterations) of residents. Whole seconds, so that sums are exact.
 JOBS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 8)), min_size=1, max_size=6)
 RESIDENTS = st.lists(
-    st.builds(Work, st.none(), st.none() | st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, max_size=8
+    st.builds(ResidentWork, st.none(), st.none() | st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, max_size=8
 ).map(lambda works: [work._replace(key=number) for number, work in enumerate(works)])
 NAMES = st.sampled_from(sorted(POLICIES))
 
@@ -24,7 +24,9 @@ def run(policy: str, jobs: Sequence[tuple[int, int]], slack: float = 0.0, *, unt
     """Runs a lane: every iteration the policy is asked, knowing all exactly."""
     lane = Run(jobs)
     while lane.left and lane.now < until:
-        works = [Work(key, float(seconds * lane.left[key]), lane.served[key]) for key, seconds in lane.pace.items()]
+        works = [
+            ResidentWork(key, float(seconds * lane.left[key]), lane.served[key]) for key, seconds in lane.pace.items()
+        ]
         lane.advance(choose(policy, works, current=lane.current, slack=slack).key)
     return lane
 
@@ -57,7 +59,7 @@ class Run:
 
 # --- Worked examples
 
-THREE = [Work("a", 5.0, 3.0), Work("b", 9.0, 4.0), Work("c", 2.0, 1.0)]
+THREE = [ResidentWork("a", 5.0, 3.0), ResidentWork("b", 9.0, 4.0), ResidentWork("c", 2.0, 1.0)]
 
 
 @pytest.mark.parametrize(("policy", "chosen"), [("pack", "b"), ("srtf", "c"), ("fair", "c")])
@@ -71,21 +73,23 @@ def test_the_default_is_for_the_makespan() -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_of_equals_the_first_to_come_runs(policy: str) -> None:
-    assert choose(policy, [Work("z", 5.0), Work("a", 5.0)]).key == "z"
-    assert choose(policy, [Work("z", 5.0), Work("a", 5.0)], current="a").key == "a", "it is there already"
+    assert choose(policy, [ResidentWork("z", 5.0), ResidentWork("a", 5.0)]).key == "z"
+    assert choose(policy, [ResidentWork("z", 5.0), ResidentWork("a", 5.0)], current="a").key == "a", (
+        "it is there already"
+    )
 
 
 @pytest.mark.parametrize("policy", ["pack", "srtf"])
 def test_one_that_nothing_is_known_about_runs_first(policy: str) -> None:
-    assert choose(policy, [Work("a", 0.0), Work("b", None), Work("c", 1e9)]).key == "b"
+    assert choose(policy, [ResidentWork("a", 0.0), ResidentWork("b", None), ResidentWork("c", 1e9)]).key == "b"
 
 
 def test_fairness_needs_no_prediction() -> None:
-    assert choose("fair", [Work("a", 1.0, 2.0), Work("b", None, 3.0)]).key == "a"
+    assert choose("fair", [ResidentWork("a", 1.0, 2.0), ResidentWork("b", None, 3.0)]).key == "a"
 
 
 def test_slack_keeps_the_current_one() -> None:
-    works = [Work("a", 10.0, 5.0), Work("b", 12.0, 4.0)]
+    works = [ResidentWork("a", 10.0, 5.0), ResidentWork("b", 12.0, 4.0)]
     assert choose("pack", works, current="a").key == "b"
     assert choose("pack", works, current="a", slack=2.0).key == "a"
     assert choose("pack", works, current="a", slack=1.9).key == "b"
@@ -101,7 +105,7 @@ def test_slack_saves_switches() -> None:
 
 def test_one_that_joins_is_no_worse_off_and_no_better() -> None:
     assert joining_service([]) == 0.0
-    assert joining_service([Work("a", 1.0, 30.0), Work("b", 1.0, 20.0)]) == 20.0
+    assert joining_service([ResidentWork("a", 1.0, 30.0), ResidentWork("b", 1.0, 20.0)]) == 20.0
 
 
 @pytest.mark.parametrize(
@@ -110,9 +114,9 @@ def test_one_that_joins_is_no_worse_off_and_no_better() -> None:
         ("policy", lambda: choose("best", THREE)),
         ("residents", lambda: choose("pack", [])),
         ("slack", lambda: choose("pack", THREE, slack=-1.0)),
-        ("remaining", lambda: choose("pack", [Work("a", -1.0)])),
-        ("remaining", lambda: choose("fair", [Work("a", float("nan"))])),
-        ("service", lambda: choose("pack", [Work("a", 1.0, -1.0)])),
+        ("remaining", lambda: choose("pack", [ResidentWork("a", -1.0)])),
+        ("remaining", lambda: choose("fair", [ResidentWork("a", float("nan"))])),
+        ("service", lambda: choose("pack", [ResidentWork("a", 1.0, -1.0)])),
     ],
 )
 def test_bad_input_is_refused(field: str, call: object) -> None:
@@ -127,7 +131,7 @@ def test_bad_input_is_refused(field: str, call: object) -> None:
 
 @given(NAMES, RESIDENTS, st.data())
 def test_the_choice_is_one_of_them_and_none_is_ahead_by_more_than_the_slack(
-    policy: str, residents: list[Work], data: st.DataObject
+    policy: str, residents: list[ResidentWork], data: st.DataObject
 ) -> None:
     slack = data.draw(st.floats(0, 1e3))
     current = data.draw(st.none() | st.sampled_from([work.key for work in residents]))
