@@ -85,7 +85,7 @@ class Calls:
         """Queues a trial that is done, so that a lane has its state again."""
         self._core.groups[trial.group_id].open += 1
         trial.woken = True
-        self._core.queue(trial, "woken to be called")
+        self._core.enqueue(trial, "woken to be called")
 
 
 def _able(trial: TrialRecord) -> int | None:

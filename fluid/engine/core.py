@@ -58,12 +58,12 @@ class SessionState:
 
     # -- the story -----------------------------------------------------------------------------------------
 
-    def become(self, trial: TrialRecord, state: TrialState, why: str) -> None:
+    def set_state(self, trial: TrialRecord, state: TrialState, why: str) -> None:
         """Brings a trial into a state."""
         trial.state = state
         trial.story.append((self.now, f"{state.value}: {why}"))
 
-    def tell(self, trial: TrialRecord, text: str) -> None:
+    def log(self, trial: TrialRecord, text: str) -> None:
         """Adds to a trial's story."""
         trial.story.append((self.now, text))
 
@@ -76,7 +76,7 @@ class SessionState:
 
     # -- steps ---------------------------------------------------------------------------------------------
 
-    def disturb(self, trial: TrialRecord) -> None:
+    def invalidate_timing(self, trial: TrialRecord) -> None:
         """Notes for all trials on its devices that the iteration in flight says nothing about co-residency."""
         trial.disturbed = True
         occupancy, records = self.scheduling.occupancy, self.scheduling.records
@@ -87,9 +87,9 @@ class SessionState:
                     if row in records:
                         records[row].disturbed = True
 
-    def free(self, trial: TrialRecord) -> None:
+    def release(self, trial: TrialRecord) -> None:
         """Takes a trial off its devices and lanes."""
-        self.disturb(trial)
+        self.invalidate_timing(trial)
         self.lanes.release(trial.lanes)
         if trial.move is not None:
             self.lanes.release(trial.move.old_lanes)
@@ -114,18 +114,18 @@ class SessionState:
         if not told:
             self.commands.append(StopTrial(trial.trial_id, lane_ids))
 
-    def queue(self, trial: TrialRecord, why: str) -> None:
+    def enqueue(self, trial: TrialRecord, why: str) -> None:
         """Queues a trial; it goes on from the state that is left of it."""
         if trial.resident is None:
             trial.done = trial.restart_at
-        self.become(trial, TrialState.QUEUED, why)
+        self.set_state(trial, TrialState.QUEUED, why)
         self.arrivals[trial.row] = trial
         if trial.home is not None:
             self.scheduling.occupancy.look_at(trial.home)  # its state may leave now
 
     def queue_again(self, trial: TrialRecord, why: str) -> None:
         """Queues a trial that was interrupted: at the width it has, before those it was ahead of."""
-        self.become(trial, TrialState.QUEUED, why)
+        self.set_state(trial, TrialState.QUEUED, why)
         self.scheduling.enqueue(trial, trial.width, again=True)
         self.changed = True
         if trial.home is not None:
@@ -150,7 +150,7 @@ class SessionState:
         """Ends a trial, which holds nothing any more."""
         if trial.state is not TrialState.DONE:
             self.groups[trial.group_id].open -= 1
-        self.become(trial, state, why)
+        self.set_state(trial, state, why)
         was_told, trial.woken = trial.woken, False
         if state is TrialState.DONE:
             if not was_told:

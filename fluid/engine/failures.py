@@ -56,7 +56,7 @@ class Failures:
             return
         trial = core.trials.get(event.trial_id)
         if trial is None:
-            core.lanes.take_up(event.lane_id, event.trial_id)  # forgotten while it was saved
+            core.lanes.remove_resident(event.lane_id, event.trial_id)  # forgotten while it was saved
             core.changed = True
             return
         if event.lane_id == trial.resident:
@@ -70,7 +70,7 @@ class Failures:
             return
         if core.holder(event.trial_id, event.lane_id) is None:
             if event.lane_id in core.lanes:
-                core.lanes.take_up(event.lane_id, event.trial_id)
+                core.lanes.remove_resident(event.lane_id, event.trial_id)
             return
         if trial.stopping:
             return  # the lanes it was to move to have been told to stop it
@@ -81,15 +81,15 @@ class Failures:
         neighbours = core.scheduling.estimates.co_residents(trial)
         others = tuple(host for host in trial.stays_in if host != lane_id)
         devices = [core.lanes[lane].device_id for lane in trial.stays_in]
-        core.free(trial)
+        core.release(trial)
         core.drain(trial, others)
-        self._residency.lose(trial, failure.message)
+        self._residency.lose_state(trial, failure.message)
         if failure.kind != "out_of_memory":
             self._count(trial, failure)
         elif neighbours > 1:
             # It costs nobody their progress: it runs again with fewer neighbours.
             trial.neighbours = neighbours - 1
-            core.queue(trial, f"out of memory beside {neighbours - 1} others")
+            core.enqueue(trial, f"out of memory beside {neighbours - 1} others")
         elif self._others_leave(devices):
             self._count(trial, failure)
         else:
@@ -120,10 +120,10 @@ class Failures:
     def _failed_to_save(self, trial: TrialRecord, failure: Failure) -> None:
         """Its state is gone: one that waits to go on does so from its newest checkpoint."""
         core = self._core
-        self._residency.lose(trial, f"could not be saved: {failure.message}")
+        self._residency.lose_state(trial, f"could not be saved: {failure.message}")
         core.changed = True
         if trial.state is TrialState.STARTING:
-            core.free(trial)
+            core.release(trial)
             self._count(trial, failure)
         elif trial.state is TrialState.QUEUED:
             trial.failures += 1
@@ -139,7 +139,7 @@ class Failures:
         if trial.failures > self._max_failures or _is_final(trial, failure):
             self._core.end(trial, TrialState.FAILED, failure.message)
         else:
-            self._core.queue(trial, f"failure {trial.failures} of {self._max_failures}: {failure.message}")
+            self._core.enqueue(trial, f"failure {trial.failures} of {self._max_failures}: {failure.message}")
 
     # -- lanes ---------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Failures:
         waiting = [*core.arrivals.values(), *(core.scheduling.records[row] for row in core.scheduling.queue)]
         for trial in waiting:
             core.unqueue(trial)
-            self._residency.let_go(trial)
+            self._residency.drop(trial)
             trial.failure = Failure("lane_lost", f"no lane could be started on any device: {reason}")
             core.end(trial, TrialState.FAILED, trial.failure.message)
 
@@ -196,18 +196,18 @@ class Failures:
             trial = core.trials[trial_id]
             if not blameless and culprit in (None, trial_id):
                 self._calls.blame(trial, reason, self._max_failures)
-            self._residency.lose(trial, reason)
+            self._residency.lose_state(trial, reason)
             if trial.state is TrialState.STARTING:  # elsewhere, or here; it waited for its state
-                core.free(trial)
-                core.queue(trial, reason)
+                core.release(trial)
+                core.enqueue(trial, reason)
         if lane.trial_id is None or not core.trials[lane.trial_id].state.holds_devices:
             return
         trial = core.trials[lane.trial_id]
         if trial.stopping:
             self._stopped_by_loss(trial, lane.lane_id, reason)
         elif not trial.launched:
-            core.free(trial)
-            core.queue(trial, reason)
+            core.release(trial)
+            core.enqueue(trial, reason)
         elif lane.lane_id not in trial.hosts:
             self._resizing.call_off(trial)  # it was still to go there
             core.top_up(trial)
@@ -230,21 +230,21 @@ class Failures:
     def _stopped_by_loss(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
         """The others may wait for the one that is gone: they leave when they can, and the trial is over."""
         others = tuple(lane for lane in trial.releasing if lane != lane_id and lane in self._core.lanes)
-        self._core.free(trial)
+        self._core.release(trial)
         self._core.drain(trial, others, told=True)
         self._core.end(trial, TrialState.STOPPED, reason)
 
     def _killed(self, trial: TrialRecord, lane_id: int, reason: str, *, culprit: str | None, blameless: bool) -> None:
         core = self._core
         others = tuple(host for host in trial.stays_in if host != lane_id and host in core.lanes)
-        core.free(trial)
+        core.release(trial)
         core.drain(trial, others)
         blameless = blameless or culprit not in (None, trial.trial_id)
         if not blameless:
             self._calls.blame(trial, reason, self._max_failures)
-        self._residency.lose(trial, reason)
+        self._residency.lose_state(trial, reason)
         if blameless:
-            core.queue(trial, reason)
+            core.enqueue(trial, reason)
             return
         if culprit is not None:
             trial.neighbours = 1  # what kills a lane may kill its neighbours': it runs alone from now on
@@ -287,7 +287,7 @@ class Failures:
                 assert need is not None
                 text = f"needs {need.peak_bytes:.0f} bytes and the device with the most has {most:.0f} usable"
                 core.unqueue(trial)
-                self._residency.let_go(trial)
+                self._residency.drop(trial)
                 trial.failure = Failure("out_of_memory", text)
                 core.end(trial, TrialState.FAILED, text)
 

@@ -170,7 +170,7 @@ class Lanes:
         lane.residents[trial_id] = None
         self._hold_memory(lane, trial_id, memory)
 
-    def take_up(self, lane_id: int, trial_id: str) -> None:
+    def remove_resident(self, lane_id: int, trial_id: str) -> None:
         """Notes that a resident runs again, or has left: its memory is no longer the lane's to account for."""
         lane = self._lanes.get(lane_id)
         if lane is not None:

@@ -28,8 +28,8 @@ class Lifecycle:
         devices = core.scheduling.occupancy.held[trial.row]
         lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
         trial.lanes = tuple(lane.lane_id for lane in lanes)
-        core.become(trial, TrialState.STARTING, f"width {trial.width:g} on devices {list(devices)}")
-        core.disturb(trial)
+        core.set_state(trial, TrialState.STARTING, f"width {trial.width:g} on devices {list(devices)}")
+        core.invalidate_timing(trial)
         self._residency.clear_for(trial)
         self.launch_when_ready(trial)
 
@@ -46,7 +46,7 @@ class Lifecycle:
             self._resume(trial)
         elif trial.current:
             # The lane that keeps it may be busy for long. Calls that it was told to make are made where it goes on.
-            self._residency.let_go(trial)
+            self._residency.drop(trial)
             self._calls.recall(trial)
             self._launch(trial)
         else:
@@ -60,11 +60,11 @@ class Lifecycle:
 
     def _resume(self, trial: TrialRecord) -> None:
         core = self._core
-        core.lanes.take_up(trial.lanes[0], trial.trial_id)
+        core.lanes.remove_resident(trial.lanes[0], trial.trial_id)
         trial.resident = trial.home = None
         trial.launched, trial.asked = True, trial.budget  # no call waits: its lane was told of them all
         core.commands.append(RunIteration(trial.trial_id, trial.lanes, trial.iterations_left))
-        core.become(trial, TrialState.RUNNING, "resumed where it was")
+        core.set_state(trial, TrialState.RUNNING, "resumed where it was")
         core.report_start(trial)
 
     def started(self, event: TrialStarted) -> None:
@@ -79,7 +79,7 @@ class Lifecycle:
         trial.asked -= trial.done - event.iteration
         trial.current &= event.iteration == trial.done
         trial.done = event.iteration
-        core.become(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
+        core.set_state(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
         core.report_start(trial)
         if trial.done >= trial.budget and not trial.stopping:
             self.finish(trial)  # it lost its lane after its last iteration, or was woken
@@ -151,10 +151,10 @@ class Lifecycle:
     def finish(self, trial: TrialRecord) -> None:
         """RUNNING -> DONE. Its state stays resident in its first lane."""
         core, lanes = self._core, trial.lanes
-        core.free(trial)
+        core.release(trial)
         core.drain(trial, lanes[1:])
         core.end(trial, TrialState.DONE, f"done after {trial.done} iterations")
-        self._residency.settle_in(trial, lanes[0])
+        self._residency.keep(trial, lanes[0])
 
     # -- make way ------------------------------------------------------------------------------------------
 
@@ -171,9 +171,9 @@ class Lifecycle:
         core.commands.append(Pause(trial.trial_id, trial.lanes))
         if successor is not None:
             trial.successor = successor.row
-            core.tell(trial, f"is to make way for {successor.trial_id!r}")
+            core.log(trial, f"is to make way for {successor.trial_id!r}")
             return
-        core.tell(trial, f"is to make way: {core.scheduling.estimates.co_residents(trial)} on a device are too many")
+        core.log(trial, f"is to make way: {core.scheduling.estimates.co_residents(trial)} on a device are too many")
 
     def paused(self, event: TrialPaused) -> bool:
         """Queues a trial that was to make way; returns whether it was that."""
@@ -190,10 +190,10 @@ class Lifecycle:
             self.finish(trial)
             return True
         (lane_id,) = trial.lanes
-        core.free(trial)
-        self._residency.settle_in(trial, lane_id)
+        core.release(trial)
+        self._residency.keep(trial, lane_id)
         if successor is None:
-            core.queue(trial, "made way")
+            core.enqueue(trial, "made way")
         else:
             core.queue_again(trial, "made way")
             self._take_over(successor, core.lanes[lane_id].device_id)
@@ -217,20 +217,20 @@ class Lifecycle:
                 self._resizing.call_off(trial)
             trial.releasing = set(trial.lanes)
             core.commands.append(StopTrial(trial.trial_id, trial.lanes))
-            core.tell(trial, "is to stop")
+            core.log(trial, "is to stop")
             return
         if trial.state is TrialState.QUEUED:
             core.unqueue(trial)
         elif trial.state is TrialState.STARTING:
-            core.free(trial)
-        self._residency.let_go(trial)
+            core.release(trial)
+        self._residency.drop(trial)
         when = "after it was done" if trial.state is TrialState.DONE else "before it started"
         core.end(trial, TrialState.STOPPED, f"stopped {when}")
 
     def forget(self, trial: TrialRecord) -> None:
         """Drops a trial that has ended; what its lane still says of it is no news."""
         core = self._core
-        self._residency.let_go(trial)
+        self._residency.drop(trial)
         core.refuse_calls(trial)
         del core.trials[trial.trial_id], core.scheduling.records[trial.row]
         group = core.groups[trial.group_id]
@@ -251,14 +251,14 @@ class Lifecycle:
             self.left(trial, event.lane_id, "stopped")
             return
         if event.lane_id in core.lanes and event.trial_id in core.lanes[event.lane_id].reserved:
-            core.lanes.take_up(event.lane_id, event.trial_id)  # a resident that was let go
+            core.lanes.remove_resident(event.lane_id, event.trial_id)  # a resident that was let go
             core.changed = True
 
     def left(self, trial: TrialRecord, lane_id: int, why: str) -> None:
         """One of the lanes of a trial that is being stopped is rid of it."""
         trial.releasing.discard(lane_id)
         if not trial.releasing:
-            self._core.free(trial)
+            self._core.release(trial)
             self._core.end(trial, TrialState.STOPPED, why)
 
     def lane_usable(self, lane_id: int) -> None:

@@ -65,7 +65,7 @@ class Move:
     old_lanes: tuple[int, ...]
     old_devices: tuple[int, ...]
     old_width: float
-    ghost: int
+    old_devices_row: int
     old_need: MemoryNeed | None = None
     stage: Stage = Stage.WARMING
     called_off: bool = False

@@ -25,23 +25,23 @@ class Residency:
         self._core = core
         self._calls = calls
 
-    def settle_in(self, trial: TrialRecord, lane_id: int) -> None:
+    def keep(self, trial: TrialRecord, lane_id: int) -> None:
         """Leaves a trial's state resident in its lane, and makes room if there are too many."""
         core = self._core
         trial.resident, trial.home = lane_id, core.lanes[lane_id].device_id
         core.lanes.keep(lane_id, trial.trial_id, core.scheduling.estimates.kept_bytes(trial))
         self._calls.deliver(trial)
-        self._thin_out(trial.home)
+        self._trim_residents(trial.home)
 
     def answered(self, trial: TrialRecord) -> None:
         """Has a resident whose last call was answered make room for others, if need be."""
         if trial.home is not None:
             self._core.changed = True
             self._core.scheduling.occupancy.look_at(trial.home)
-            self._thin_out(trial.home)
+            self._trim_residents(trial.home)
 
-    def _thin_out(self, device: int) -> None:
-        """Evicts states of which a device keeps too many: where bytes decide, see :meth:`relieve`, that is rare."""
+    def _trim_residents(self, device: int) -> None:
+        """Evicts states of which a device keeps too many: where bytes decide, see :meth:`evict_excess`, that is rare."""
         core = self._core
         bounded = core.scheduling.occupancy.usable_bytes(device) is not None
         kept = core.lanes.kept_on(device)
@@ -55,12 +55,12 @@ class Residency:
         pinned = [trial for trial in trials if not trial.spec.can_save]
         self._evict_oldest(pinned, len(pinned) - limit * _PINNED_ALLOWANCE)
 
-    def relieve(self) -> None:
+    def evict_excess(self) -> None:
         """Evicts states that can be fetched back until what is known to be on devices fits there."""
         for device in self._core.scheduling.occupancy.take_grown():
-            self._relieve(device)
+            self._evict_excess(device)
 
-    def _relieve(self, device: int) -> None:
+    def _evict_excess(self, device: int) -> None:
         occupancy = self._core.scheduling.occupancy
         usable = occupancy.usable_bytes(device)
         if usable is None or device not in occupancy.reserved:
@@ -99,18 +99,18 @@ class Residency:
         if trial.spec.can_save:
             self.save_out(trial)
         else:
-            self.let_go(trial)
+            self.drop(trial)
             trial.given_up = True
-            self._core.tell(trial, "its state was given up to make room")
+            self._core.log(trial, "its state was given up to make room")
 
     def save_out(self, trial: TrialRecord) -> None:
         """Has a resident saved, and leave its lane."""
         assert trial.resident is not None and not trial.saving
         trial.saving = True
         self._core.commands.append(Save(trial.trial_id, (trial.resident,), drop=True))
-        self._core.tell(trial, f"is saved out of lane {trial.resident}")
+        self._core.log(trial, f"is saved out of lane {trial.resident}")
 
-    def let_go(self, trial: TrialRecord) -> None:
+    def drop(self, trial: TrialRecord) -> None:
         """Has a resident leave its lane unsaved."""
         if trial.resident is not None:
             self._core.commands.append(StopTrial(trial.trial_id, (trial.resident,)))
@@ -126,7 +126,7 @@ class Residency:
             self._note_checkpoint(trial, event.checkpoint)
         if not event.dropped:
             return None
-        self._core.lanes.take_up(event.lane_id, event.trial_id)
+        self._core.lanes.remove_resident(event.lane_id, event.trial_id)
         self._core.changed = True  # memory that it held is free
         if trial is None or trial.resident != event.lane_id:
             return None
@@ -152,15 +152,15 @@ class Residency:
         if trial.checkpoint is not None and trial.checkpoint.iteration > trial.done:
             trial.checkpoint, trial.current = trial.durable, False
 
-    def lose(self, trial: TrialRecord, why: str) -> None:
+    def lose_state(self, trial: TrialRecord, why: str) -> None:
         """Sets a trial whose state is gone back to its newest checkpoint."""
         if trial.resident is not None:
-            self._core.lanes.take_up(trial.resident, trial.trial_id)
+            self._core.lanes.remove_resident(trial.resident, trial.trial_id)
         trial.resident = trial.home = None
         trial.saving = False
         if not trial.state.ended:
             trial.done = trial.restart_at
-        self._core.tell(trial, f"lost its state: {why}")
+        self._core.log(trial, f"lost its state: {why}")
         self._calls.recall(trial)
 
     def lose_host(self, host: str) -> None:

@@ -32,11 +32,11 @@ class Resizing:
         if devices is None or (devices != old_devices and not trial.spec.can_save):
             return
         if devices == old_devices:
-            core.scheduling.let_in(trial, width)
-            core.tell(trial, f"lets others in, width {width:g}")
+            core.scheduling.allow_packing(trial, width)
+            core.log(trial, f"lets others in, width {width:g}")
             return
         move = Move(trial.lanes, old_devices, trial.width, core.next_row(), occupancy.placed_need_of(trial.row))
-        occupancy.move(trial.row, devices, width, need, ghost=move.ghost)
+        occupancy.move(trial.row, devices, width, need, old_devices_row=move.old_devices_row)
         by_device = dict(zip(old_devices, trial.lanes, strict=True))
         trial.lanes = tuple(
             by_device[device]
@@ -46,8 +46,8 @@ class Resizing:
         )
         trial.move, trial.width = move, width
         core.resizing[trial.row] = trial
-        core.scheduling.set_aside(trial)
-        core.become(
+        core.scheduling.mark_resizing(trial)
+        core.set_state(
             trial, TrialState.RESIZING, f"from devices {list(old_devices)} to width {width:g} on {list(devices)}"
         )
         self.pause_when_ready(trial)
@@ -94,14 +94,14 @@ class Resizing:
             return None
         if not trial.move.after_loss:
             core.scheduling.profile.observe_resize(event.seconds)
-        core.disturb(trial)
+        core.invalidate_timing(trial)
         self._leave_ghost(trial.move)
         core.lanes.release(lane_id for lane_id in trial.move.old_lanes if lane_id not in trial.lanes)
         trial.move = None
         del core.resizing[trial.row]
-        core.disturb(trial)
-        core.scheduling.enter(trial)
-        core.become(trial, TrialState.RUNNING, f"resized in {event.seconds:.3f} s")
+        core.invalidate_timing(trial)
+        core.scheduling.mark_running(trial)
+        core.set_state(trial, TrialState.RUNNING, f"resized in {event.seconds:.3f} s")
         core.note_resize(trial, event.seconds)
         scheduling = core.scheduling
         core.changed |= bool(scheduling.queue) or scheduling.occupancy.free_count > 0
@@ -117,7 +117,7 @@ class Resizing:
         if move is None or move.called_off:
             return
         self._give_back(trial, move)
-        core.tell(trial, "stays where it is")
+        core.log(trial, "stays where it is")
         if move.stage is Stage.WARMING:
             self._stay(trial)
 
@@ -125,7 +125,7 @@ class Resizing:
         """Lets a trial stay where it is that could not be set up where it was to go; it is not widened any more."""
         assert trial.move is not None
         trial.confined = max(1, round(trial.move.old_width))
-        self._core.tell(trial, f"could not be set up on further devices: {why}")
+        self._core.log(trial, f"could not be set up on further devices: {why}")
         self.call_off(trial)
 
     # -- losses --------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Resizing:
         lanes = self.survivors(trial, lane_id)
         if trial.move is not None and trial.move.stage is not Stage.MOVING and not trial.move.called_off:
             self._give_back(trial, trial.move)
-        core.disturb(trial)
+        core.invalidate_timing(trial)
         devices = tuple(core.lanes[other].device_id for other in lanes)
         need = occupancy.need_of(trial.row)
         occupancy.move(trial.row, devices, float(len(lanes)), need)
@@ -165,8 +165,10 @@ class Resizing:
             self._calls.recall(trial)  # before it is told how far to run: what comes after a call waits for it
         trial.lanes, trial.width, trial.asked = lanes, float(len(lanes)), max(trial.done, trial.limit)
         core.resizing[trial.row] = trial
-        core.scheduling.set_aside(trial)
-        core.become(trial, TrialState.RESIZING, f"goes on without lane {lane_id}, on devices {list(devices)}: {reason}")
+        core.scheduling.mark_resizing(trial)
+        core.set_state(
+            trial, TrialState.RESIZING, f"goes on without lane {lane_id}, on devices {list(devices)}: {reason}"
+        )
         iterations = trial.asked - trial.done
         core.commands.append(Resize(trial.trial_id, lanes, trial.move.old_lanes, iterations, trial.done))
 
@@ -199,11 +201,11 @@ class Resizing:
     def _stay(self, trial: TrialRecord) -> None:
         trial.move = None
         del self._core.resizing[trial.row]
-        self._core.scheduling.enter(trial)
-        self._core.become(trial, TrialState.RUNNING, "goes on at the width it had")
+        self._core.scheduling.mark_running(trial)
+        self._core.set_state(trial, TrialState.RUNNING, "goes on at the width it had")
         self._calls.deliver(trial)
         self._core.top_up(trial)
 
     def _leave_ghost(self, move: Move) -> None:
-        if move.ghost in self._core.scheduling.occupancy.held:
-            self._core.scheduling.occupancy.release(move.ghost)
+        if move.old_devices_row in self._core.scheduling.occupancy.held:
+            self._core.scheduling.occupancy.release(move.old_devices_row)

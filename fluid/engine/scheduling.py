@@ -74,7 +74,7 @@ class Scheduling:
         self._table = RunningTable()
         self.estimates = Estimates(profile, occupancy, self._table, max_packing=max_packing, max_width=max_width)
         #: whether a device may hold more trials than are of use there.
-        self._crowded = False
+        self._overpacked = False
         #: whether c or d of a key changed, or its pace is known at last, while its trials run or wait.
         self.ramped = False
         self.work = RemainingWork()
@@ -96,7 +96,7 @@ class Scheduling:
                 self._note_pace(facts, seconds / self.estimates.stretch(trial))
             before = facts.packing
             self.ramped |= facts.update(self.profile, trying_pays=self._trying_pays())
-            self._crowded |= facts.packing < before
+            self._overpacked |= facts.packing < before
             self._table.set_key(facts)
         if p == w == 1:
             trial.alone = seconds if trial.alone is None else 0.5 * (trial.alone + seconds)
@@ -124,7 +124,7 @@ class Scheduling:
     def learn_need(self, trial: TrialRecord) -> None:
         """Has placement leave to a trial, where it is, what it is known to need by now."""
         need = self.estimates.need(trial)
-        places = (trial.row,) if trial.move is None else (trial.row, trial.move.ghost)
+        places = (trial.row,) if trial.move is None else (trial.row, trial.move.old_devices_row)
         for row in places:
             if row in self.occupancy.held:
                 self.occupancy.learn(row, need)
@@ -149,7 +149,7 @@ class Scheduling:
         """Whether there is enough left to do for one more co-resident to be tried, which takes a lane to be started."""
         return self.work.total >= _WORTH_TRYING_S * self.n
 
-    def take_ramps(self) -> bool:
+    def pop_ramp_changes(self) -> bool:
         """Whether what is known of a key that is being measured changed since this was last asked."""
         ramped, self.ramped = self.ramped, False
         return ramped
@@ -199,16 +199,16 @@ class Scheduling:
             return []
         started = [self.records[row] for row in self.queue.start(self._place)]
         for trial in started:
-            self.enter(trial)
+            self.mark_running(trial)
         return started
 
-    def enter(self, trial: TrialRecord) -> None:
+    def mark_running(self, trial: TrialRecord) -> None:
         """Notes that a trial runs on the devices it holds, and may be resized."""
         devices = self.occupancy.held[trial.row]
         self.running.add(trial.row)
         self._table.add(trial, devices, self.occupancy.speed(devices), self.work.by_row[trial.row])
 
-    def set_aside(self, trial: TrialRecord) -> None:
+    def mark_resizing(self, trial: TrialRecord) -> None:
         """Notes that a trial is being resized, and nothing is to be decided about it."""
         self.running.discard(trial.row)
         self._table.remove(trial.row)
@@ -219,7 +219,7 @@ class Scheduling:
             return False
         self.queue.remove(trial.row)
         self.occupancy.hold(trial.row, (trial.home,), trial.width, self.estimates.need(trial))
-        self.enter(trial)
+        self.mark_running(trial)
         return True
 
     def take_over(self, trial: TrialRecord, device: int) -> bool:
@@ -227,7 +227,7 @@ class Scheduling:
         if not self._place_near(trial, device, only=True):
             return False
         self.queue.remove(trial.row)
-        self.enter(trial)
+        self.mark_running(trial)
         return True
 
     def enqueue(self, trial: TrialRecord, width: float, *, again: bool = False, early: bool = False) -> None:
@@ -283,12 +283,12 @@ class Scheduling:
 
     def leave(self, trial: TrialRecord) -> None:
         """Takes a trial off its devices."""
-        self.set_aside(trial)
+        self.mark_resizing(trial)
         self.work.forget(trial.row)
         if trial.row in self.occupancy.held:
             self.occupancy.release(trial.row)
-        if trial.move is not None and trial.move.ghost in self.occupancy.held:
-            self.occupancy.release(trial.move.ghost)
+        if trial.move is not None and trial.move.old_devices_row in self.occupancy.held:
+            self.occupancy.release(trial.move.old_devices_row)
 
     def _place(self, row: int) -> bool:
         trial = self.records[row]
@@ -331,13 +331,13 @@ class Scheduling:
         narrowest = min(self.queue.widths())
         for row in self._table.packed_wider_than(narrowest):
             trial = self.records[row]
-            self.let_in(trial, max(narrowest, 1.0 / self.estimates.packing(trial)))
+            self.allow_packing(trial, max(narrowest, 1.0 / self.estimates.packing(trial)))
         if not self._table.can_give_way():
             return []
         waiting = np.array([self.work.by_row[row] for row in self.queue])
         return self._replanner.make_room(self.snapshot(), waiting)
 
-    def let_in(self, trial: TrialRecord, width: float) -> None:
+    def allow_packing(self, trial: TrialRecord, width: float) -> None:
         """Has a trial tolerate more neighbours on its device, which costs nothing but their company."""
         if width < trial.width - TOLERANCE:
             trial.width = width
@@ -345,28 +345,28 @@ class Scheduling:
             self._table.set_width(trial.row, width)
 
     @property
-    def presses(self) -> bool:
+    def has_overpacking(self) -> bool:
         """Whether trials are known to hinder each other, or to run wider than helps."""
-        return self._crowded or bool(self._table.too_wide())
+        return self._overpacked or bool(self._table.too_wide())
 
-    def crowding(self) -> list[TrialRecord]:
+    def overpacked(self) -> list[TrialRecord]:
         """One trial of each device on which fewer would get more done than all do, as was measured since they came.
 
         Where there is none to be told now, or there may be a further one, the devices are looked at again next time.
         """
-        if not self._crowded:
+        if not self._overpacked:
             return []
         found = []
-        self._crowded = False
+        self._overpacked = False
         for rows in self.occupancy.residents.values():
             trials = [self.records[row] for row in reversed(rows) if row in self.running]
-            many = [trial for trial in trials if self._hinders(trial, len(rows))]
-            self._crowded |= bool(many)
+            many = [trial for trial in trials if self._packing_hurts(trial, len(rows))]
+            self._overpacked |= bool(many)
             if not any(trial.preempting for trial in many):
                 found += [trial for trial in many if trial.state is TrialState.RUNNING and not trial.stopping][:1]
         return found
 
-    def _hinders(self, trial: TrialRecord, residents: int) -> bool:
+    def _packing_hurts(self, trial: TrialRecord, residents: int) -> bool:
         """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p."""
         facts = self.estimates.facts(trial)
         return residents > max(1, facts.packing) and facts.alpha * (residents - 1) > residents

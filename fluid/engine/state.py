@@ -160,7 +160,7 @@ class EngineState:
     @property
     def only_spreads(self) -> bool:
         """Whether all that a tick could do is to spread trials over idle devices: nobody waits or is in the way."""
-        return not self.scheduling.queue and not self.scheduling.presses
+        return not self.scheduling.queue and not self.scheduling.has_overpacking
 
     def is_taken(self, trial_id: str) -> bool:
         """Whether a trial has, or had, that id."""
@@ -191,7 +191,7 @@ class EngineState:
         if core.changed or core.arrivals or self._ticked or self.scheduling.ramped:
             self._settle()
         self.wants_tick |= self._preemptions.is_due()
-        self._residency.relieve()
+        self._residency.evict_excess()
         return core.commands
 
     # -- transitions that two parts make together ----------------------------------------------------------
@@ -229,7 +229,7 @@ class EngineState:
             self._failures.fail_what_waits()
             self._ticked = self.wants_tick = False
             return
-        ramped = scheduling.take_ramps()
+        ramped = scheduling.pop_ramp_changes()
         if core.changed or core.arrivals or ramped:
             self._failures.end_misfits()
             if ramped:
@@ -247,7 +247,7 @@ class EngineState:
 
     def _rebalance(self) -> None:
         self.wants_tick = False
-        for trial in self.scheduling.crowding():
+        for trial in self.scheduling.overpacked():
             self._lifecycle.preempt(trial)
         for trial, width in self.scheduling.rebalance():
             self._resizing.begin(trial, width)

@@ -71,11 +71,11 @@ class Submissions:
         """Queues a group's trials."""
         self._core.groups[event.group_id] = GroupRecord(event.group_id)
         for spec in event.trials:
-            self._core.queue(self._admit(event.group_id, spec), "submitted")
+            self._core.enqueue(self._admit(event.group_id, spec), "submitted")
 
     def trial_added(self, event: TrialAdded) -> None:
         """Queues a further trial."""
-        self._core.queue(self._admit(event.group_id, event.trial), "submitted")
+        self._core.enqueue(self._admit(event.group_id, event.trial), "submitted")
 
     def group_recovered(self, event: GroupRecovered) -> None:
         """Takes a group over from an earlier session."""
@@ -89,19 +89,19 @@ class Submissions:
             if history.checkpoint is not None and not history.checkpoint.in_memory:
                 trial.durable = history.checkpoint
             if history.ended is None:
-                core.queue(trial, "recovered from an earlier session")
+                core.enqueue(trial, "recovered from an earlier session")
                 continue
             group.open -= 1
             trial.done = history.reported
             # One that was done could be extended, but its lane is gone, and with it what could not be saved.
             trial.given_up = history.ended == "DONE" and not history.trial.can_save
-            core.become(trial, TrialState(history.ended), "ended in an earlier session")
+            core.set_state(trial, TrialState(history.ended), "ended in an earlier session")
 
     def budget_extended(self, event: BudgetExtended) -> None:
         """Gives a trial more to do; one that was done is queued."""
         trial = self._core.trials[event.trial_id]
         if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
-            self._core.tell(trial, "was extended at the instant it ended")
+            self._core.log(trial, "was extended at the instant it ended")
             return  # the submitter hears of its end
         trial.budget += event.iterations
         self._note_what_follows(trial, event.leads_to)
@@ -111,7 +111,7 @@ class Submissions:
                 self._core.report_start(trial)
         if trial.state is TrialState.DONE:
             self._core.groups[trial.group_id].open += 1
-            self._core.queue(trial, "extended")
+            self._core.enqueue(trial, "extended")
         else:
             if trial.state is not TrialState.QUEUED or trial.row in self._core.scheduling.queue:
                 self._core.scheduling.note_work(trial)
@@ -136,7 +136,7 @@ class Submissions:
         before, trial.leads_to = trial.leads_to, leads_to
         if leads_to != before and trial.row in self._core.scheduling.queue:
             self._core.unqueue(trial)
-            self._core.queue(trial, "extended")
+            self._core.enqueue(trial, "extended")
 
     def _admit(self, group_id: str, spec: TrialSpec) -> TrialRecord:
         core = self._core

@@ -37,7 +37,7 @@ def _devices(state: EngineState) -> Iterator[str]:
     A need that grew since may exceed it, with neighbours that were there before.
     """
     occupancy, records = state.scheduling.occupancy, state.scheduling.records
-    ghosts = {trial.move.ghost: trial for trial in state.trials.values() if trial.move is not None}
+    ghosts = {trial.move.old_devices_row: trial for trial in state.trials.values() if trial.move is not None}
     on_devices: Counter[int] = Counter()
     for device, rows in occupancy.residents.items():
         on_devices.update(rows)
@@ -254,9 +254,9 @@ def _move(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     move, occupancy = trial.move, state.scheduling.occupancy
     assert move is not None
     left = tuple(device for device in move.old_devices if device not in occupancy.held[trial.row])
-    ghost = occupancy.held.get(move.ghost, ())
-    if ghost != (() if move.called_off else left):
-        yield f"leaves devices {left}, and its ghost holds {ghost}"
+    old_devices_row = occupancy.held.get(move.old_devices_row, ())
+    if old_devices_row != (() if move.called_off else left):
+        yield f"leaves devices {left}, and its ghost holds {old_devices_row}"
     if move.called_off and (move.stage is not Stage.PAUSING or trial.lanes != move.old_lanes):
         yield "was to stay where it was"
     if any(lane not in state.lanes for lane in move.old_lanes) and not trial.stopping:

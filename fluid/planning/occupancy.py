@@ -248,7 +248,7 @@ class Occupancy:
         width: float,
         need: MemoryNeed | None = None,
         *,
-        ghost: int | None = None,
+        old_devices_row: int | None = None,
     ) -> None:
         """Leaves the row with these devices, as :meth:`devices_for` chose them just before.
 
@@ -263,9 +263,9 @@ class Occupancy:
         tolerates, placed, old_need = self._tolerates[row], self._placed.get(row), self._needs.get(row)
         self.release(row)
         self._hold(row, devices, residents_at(width), need)
-        if ghost is not None and left:
-            self._hold(ghost, left, tolerates, placed)
-            self.learn(ghost, old_need)
+        if old_devices_row is not None and left:
+            self._hold(old_devices_row, left, tolerates, placed)
+            self.learn(old_devices_row, old_need)
 
     def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
         """The devices :meth:`resize` would leave the row with; changes nothing."""
