@@ -95,8 +95,8 @@ class LaneExited(NamedTuple):
     reason: str
 
 
-class Guard(Protocol):
-    """Watches what all lanes depend on (:class:`fluid.backends.lanes.mps_watchdog.MpsGuard`). Never waits."""
+class Watchdog(Protocol):
+    """Watches what all lanes depend on (:class:`fluid.backends.lanes.mps_watchdog.MpsWatchdog`). Never waits."""
 
     @property
     def problem(self) -> str:
@@ -104,7 +104,7 @@ class Guard(Protocol):
         ...
 
     @property
-    def is_looking(self) -> bool:
+    def is_checking(self) -> bool:
         """Whether a look was asked for and its outcome is not known yet."""
         ...
 
@@ -117,7 +117,7 @@ class Guard(Protocol):
         """Begins to watch, and calls ``wake``, in another thread, whenever there is something to look at."""
         ...
 
-    def look(self) -> None:
+    def request_check(self) -> None:
         """Has it looked after now, as a lane has died."""
         ...
 

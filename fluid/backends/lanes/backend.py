@@ -18,10 +18,10 @@ from fluid.errors import require_number, require_one_of
 from fluid.lane.policy import POLICIES
 from fluid.resources import Device
 
-_Self = TypeVar("_Self", bound="PooledBackend")
+_Self = TypeVar("_Self", bound="LaneBackend")
 
 
-class PooledBackend:
+class LaneBackend:
     """Implements :class:`fluid.backends.base.Backend` by a pool of lanes. Use it as a context, or close it.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fluid.backends.base import LaneConnected, Launcher
-from fluid.backends.lanes.waiting import Waiter
+from fluid.backends.lanes.waiting import WakeableSelector
 from fluid.backends.lanes.wire import Wire
 
 #: Stands for the launcher among the numbers of the lanes.
@@ -15,7 +15,7 @@ _LAUNCHER = "launcher"
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class LaneConnection:
     """A lane as the driver sees it.
 
     Attributes:
@@ -43,15 +43,15 @@ class Waited(NamedTuple):
     Attributes:
         news: the launcher has something to say.
         readable: links on which something has come.
-        woken: :meth:`Links.wake` was called.
+        woken: :meth:`LaneConnections.wake` was called.
     """
 
     news: bool
-    readable: list[Link]
+    readable: list[LaneConnection]
     woken: bool
 
 
-class Links:
+class LaneConnections:
     """The links to all lanes there are, by number of the lane.
 
     Args:
@@ -60,94 +60,94 @@ class Links:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._links: dict[int, Link] = {}
+        self._connections: dict[int, LaneConnection] = {}
         #: Those with messages in their outbox.
-        self._dirty: dict[int, Link] = {}
-        self._waiter = Waiter()
+        self._dirty: dict[int, LaneConnection] = {}
+        self._selector = WakeableSelector()
 
     def __contains__(self, lane_id: object) -> bool:
-        return lane_id in self._links
+        return lane_id in self._connections
 
-    def __getitem__(self, lane_id: int) -> Link:
-        return self._links[lane_id]
+    def __getitem__(self, lane_id: int) -> LaneConnection:
+        return self._connections[lane_id]
 
-    def __iter__(self) -> Iterator[Link]:
-        return iter(list(self._links.values()))
+    def __iter__(self) -> Iterator[LaneConnection]:
+        return iter(list(self._connections.values()))
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self._connections)
 
-    def get(self, lane_id: int) -> Link | None:
+    def get(self, lane_id: int) -> LaneConnection | None:
         """The link to a lane, if it is there."""
-        return self._links.get(lane_id)
+        return self._connections.get(lane_id)
 
-    def add(self, lane_id: int) -> Link:
+    def add(self, lane_id: int) -> LaneConnection:
         """Notes that a lane is being started; what is sent to it waits until it has connected."""
-        link = self._links[lane_id] = Link(lane_id)
-        return link
+        connection = self._connections[lane_id] = LaneConnection(lane_id)
+        return connection
 
     def connect(self, connected: LaneConnected) -> None:
         """Takes the connection of a lane; closes it if the lane is not there any more."""
-        link = self._links.get(connected.lane_id)
-        if link is None:
+        connection = self._connections.get(connected.lane_id)
+        if connection is None:
             connected.socket.close()
             return
-        link.wire = Wire(connected.socket)
-        link.host = connected.host
-        self._waiter.watch(link.lane_id, link.wire)
-        self._dirty[link.lane_id] = link
+        connection.wire = Wire(connected.socket)
+        connection.host = connected.host
+        self._selector.watch(connection.lane_id, connection.wire)
+        self._dirty[connection.lane_id] = connection
 
-    def disconnect(self, link: Link) -> None:
+    def disconnect(self, connection: LaneConnection) -> None:
         """Closes a connection, if there is one; the lane stays."""
-        self._waiter.drop(link.lane_id)
-        if link.wire is not None:
-            link.wire.close()
-            link.wire = None
+        self._selector.drop(connection.lane_id)
+        if connection.wire is not None:
+            connection.wire.close()
+            connection.wire = None
 
-    def remove(self, link: Link) -> None:
+    def remove(self, connection: LaneConnection) -> None:
         """Notes that a lane is gone."""
-        self._links.pop(link.lane_id, None)
-        self._dirty.pop(link.lane_id, None)
-        self.disconnect(link)
+        self._connections.pop(connection.lane_id, None)
+        self._dirty.pop(connection.lane_id, None)
+        self.disconnect(connection)
 
-    def put(self, link: Link, message: Any) -> None:
+    def put(self, connection: LaneConnection, message: Any) -> None:
         """Has a message sent with the next :meth:`flush`."""
-        link.outbox.append(message)
-        self._dirty[link.lane_id] = link
+        connection.outbox.append(message)
+        self._dirty[connection.lane_id] = connection
 
     def flush(self) -> None:
         """Sends what waits in the outboxes of lanes that have connected."""
-        for link in self._dirty.values():
-            if link.wire is not None and link.outbox:
-                batch, link.outbox = link.outbox, []
-                link.wire.send(batch)
-                self._waiter.watch(link.lane_id, link.wire)
-        self._dirty = {lane_id: link for lane_id, link in self._dirty.items() if link.outbox}
+        for connection in self._dirty.values():
+            if connection.wire is not None and connection.outbox:
+                batch, connection.outbox = connection.outbox, []
+                connection.wire.send(batch)
+                self._selector.watch(connection.lane_id, connection.wire)
+        self._dirty = {lane_id: connection for lane_id, connection in self._dirty.items() if connection.outbox}
 
     def wait(self, seconds: float | None) -> Waited:
         """Waits once for lanes, the launcher and :meth:`wake`, and sends on what could not be sent before."""
-        self._waiter.watch(_LAUNCHER, self._launcher)
-        ready, woken = self._waiter.wait(seconds)
+        self._selector.watch(_LAUNCHER, self._launcher)
+        ready, woken = self._selector.wait(seconds)
         news, readable = False, []
         for key, can_read, can_write in ready:
             if key is _LAUNCHER:
                 news = True
-            elif (link := self._links.get(key)) is not None and link.wire is not None:
+            elif (connection := self._connections.get(key)) is not None and connection.wire is not None:
                 if can_write:
-                    link.wire.flush()
-                    self._waiter.watch(key, link.wire)
+                    connection.wire.flush()
+                    self._selector.watch(key, connection.wire)
                 if can_read:
-                    readable.append(link)
+                    readable.append(connection)
         return Waited(news, readable, woken)
 
     def wake(self) -> None:
         """Ends the waiting, in progress or the next; may be called from any thread, also after the end."""
-        self._waiter.wake()
+        self._selector.wake()
 
     def close(self) -> None:
         """Lets go of every descriptor."""
-        for link in self._links.values():
-            if link.wire is not None:
-                link.wire.close()
-        self._links.clear()
-        self._waiter.close()
+        for connection in self._connections.values():
+            if connection.wire is not None:
+                connection.wire.close()
+        self._connections.clear()
+        self._selector.close()

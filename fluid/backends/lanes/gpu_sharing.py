@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fluid.backends.lanes.mps_watchdog import MpsGuard
+from fluid.backends.lanes.mps_watchdog import MpsWatchdog
 from fluid.errors import InvalidFieldError
 from fluid.gpu.nvml import describe_gpus
 from fluid.mps import MpsDaemon, start_or_explain, start_or_why_not
@@ -43,33 +43,33 @@ class LaneSharing:
 
     def __init__(self, wanted: str, tokens: Mapping[int, str], *, program: str | None = None) -> None:
         self._tokens = tokens
-        self.guard: MpsGuard | None = None
+        self.watchdog: MpsWatchdog | None = None
         self._why = ""
         if wanted == "timeslice" or (wanted == "auto" and not tokens):
             return
         daemon, self._why = _start(wanted, list(tokens.values()), program)
         if daemon is not None:
-            self.guard = MpsGuard(daemon)
+            self.watchdog = MpsWatchdog(daemon)
         elif wanted == "mps":
             raise InvalidFieldError("sharing", wanted, f"MPS cannot be used: {self._why}")
 
     @property
     def sharing(self) -> Sharing:
         """How lanes that are started now share a GPU."""
-        if self.guard is None:
+        if self.watchdog is None:
             return Sharing("timeslice", self._why)
-        return Sharing("timeslice", self.guard.given_up) if self.guard.given_up else Sharing("mps")
+        return Sharing("timeslice", self.watchdog.given_up) if self.watchdog.given_up else Sharing("mps")
 
     def lane_environment(self, index: int) -> tuple[tuple[str, str], ...]:
         """What is added to the environment of a lane on a device, for it to be a client of MPS; nothing without."""
-        if self.guard is None or index not in self._tokens:
+        if self.watchdog is None or index not in self._tokens:
             return ()
-        return self.guard.lane_environment(self._tokens[index])
+        return self.watchdog.lane_environment(self._tokens[index])
 
     def close(self) -> None:
         """Ends what was started, where nobody else has taken that over."""
-        if self.guard is not None:
-            self.guard.close()
+        if self.watchdog is not None:
+            self.watchdog.close()
 
 
 def _start(wanted: str, tokens: list[str], program: str | None) -> tuple[MpsDaemon | None, str]:

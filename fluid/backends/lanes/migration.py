@@ -27,26 +27,26 @@ class _Move:
     waiting: list[OfTrial] = field(default_factory=list)
 
 
-class Moves:
+class Migrations:
     """The trials that are between two lanes."""
 
     def __init__(self) -> None:
-        self._moves: dict[str, _Move] = {}
+        self._migrations: dict[str, _Move] = {}
 
     def begin(self, command: Resize, now: float) -> Save:
         """Begins a move; returns the command for the old lane."""
-        self._moves[command.trial_id] = _Move(command, now)
+        self._migrations[command.trial_id] = _Move(command, now)
         return Save(command.trial_id, command.old_lane_ids, drop=True)
 
-    def defer(self, command: OfTrial) -> bool:
+    def hold(self, command: OfTrial) -> bool:
         """Keeps a command for a trial that has not left its old lane yet; returns whether it did."""
-        move = self._moves.get(command.trial_id)
+        move = self._migrations.get(command.trial_id)
         if move is None or move.restoring:
             return False
         move.waiting.append(command)
         return True
 
-    def follow(self, event: Event) -> tuple[Event, Sequence[OfTrial]]:
+    def translate(self, event: Event) -> tuple[Event, Sequence[OfTrial]]:
         """Looks at what lanes report.
 
         Returns:
@@ -54,11 +54,11 @@ class Moves:
         """
         if not isinstance(event, (TrialSaved, TrialStarted, TrialFailed)):
             return event, ()
-        move = self._moves.get(event.trial_id)
+        move = self._migrations.get(event.trial_id)
         if move is None:
             return event, ()
         if isinstance(event, TrialFailed):
-            del self._moves[event.trial_id]
+            del self._migrations[event.trial_id]
             return event, ()
         command = move.command
         if isinstance(event, TrialSaved):
@@ -70,12 +70,12 @@ class Moves:
             return replace(event, dropped=False), [start, *move.waiting]
         if event.lane_id != command.lane_ids[0] or not move.restoring:
             return event, ()
-        del self._moves[event.trial_id]
+        del self._migrations[event.trial_id]
         return ResizeDone(event.at, event.trial_id, event.at - move.begun), ()
 
     def lane_lost(self, lane_id: int) -> None:
         """Gives up the moves from or to a lane that is gone: the engine hears of the lane."""
-        for trial_id, move in list(self._moves.items()):
+        for trial_id, move in list(self._migrations.items()):
             here = move.command.lane_ids if move.restoring else move.command.old_lane_ids
             if lane_id in here:
-                del self._moves[trial_id]
+                del self._migrations[trial_id]

@@ -21,7 +21,7 @@ _CHECK_S = 5.0
 _MOST_RESTARTS = 5
 
 
-class MpsGuard:
+class MpsWatchdog:
     """The guard of one daemon, which it owns from now on. One thread calls it.
 
     Args:
@@ -56,7 +56,7 @@ class MpsGuard:
         return self._problem
 
     @property
-    def is_looking(self) -> bool:
+    def is_checking(self) -> bool:
         """Whether a look was asked for and its outcome is not known yet."""
         return self._wanted > 0
 
@@ -70,7 +70,7 @@ class MpsGuard:
         """Why lanes are no clients any more; empty as long as they are."""
         return self._given_up
 
-    def look(self) -> None:
+    def request_check(self) -> None:
         """Has it looked after now, as a lane has died."""
         with self._condition:
             if self._given_up or self._closed:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
-from fluid.backends.base import Guard, LaneExited, Launcher
-from fluid.backends.lanes.connections import Link, Links
+from fluid.backends.base import LaneExited, Launcher, Watchdog
+from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.elastic import ElasticTrials
-from fluid.backends.lanes.migration import Moves
+from fluid.backends.lanes.migration import Migrations
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.translate import message_of, to_event
 from fluid.engine.commands import (
@@ -60,29 +60,29 @@ class LanePool:
         grace: float = DEFAULT_GRACE_S,
         process_group: str = "torch",
         clock: Clock | None = None,
-        guard: Guard | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._devices = {device.index: device for device in devices}
         self._launcher = launcher
         self._grace = grace
         self._clock = clock or MonotonicClock()
         self._registry = Registry(launcher.preload)
-        self._moves = Moves()
+        self._migrations = Migrations()
         self._elastic = ElasticTrials(self, process_group)
-        self._lanes = Links(launcher)
+        self._lanes = LaneConnections(launcher)
         #: Every lane there ever was.
         self._lane_ids: set[int] = set()
         self._events: list[Event] = []
         self._latest = self._clock.now()
         self._owner = os.getpid()
         self._closed = False
-        self._guard = guard
+        self._watchdog = watchdog
         #: Deaths that are not told before the guard has looked, and lanes that are not started before it is ready.
         self._deaths: list[LaneLost] = []
         self._postponed: list[StartLane] = []
         _pools.add(self)
-        if guard is not None:
-            guard.start(self.wake)
+        if watchdog is not None:
+            watchdog.start(self.wake)
 
     # -- the interface of a backend ------------------------------------------------------------------------
 
@@ -156,8 +156,8 @@ class LanePool:
             try:
                 self._launcher.close()
             finally:
-                if self._guard is not None:
-                    self._guard.close()
+                if self._watchdog is not None:
+                    self._watchdog.close()
                 self._lanes.close()
 
     # -- commands ------------------------------------------------------------------------------------------
@@ -190,11 +190,13 @@ class LanePool:
             if lane is not None:
                 self._let_go(lane)
                 self._elastic.lane_lost(command.lane_id)
-        elif isinstance(command, _OfTrial) and not self._moves.defer(command) and not self._elastic.execute(command):
+        elif (
+            isinstance(command, _OfTrial) and not self._migrations.hold(command) and not self._elastic.execute(command)
+        ):
             if not isinstance(command, Resize):
                 self._pass_on(command)
             elif command.old_lane_ids[0] in self._lanes:
-                self._pass_on(self._moves.begin(command, self._clock.now()))
+                self._pass_on(self._migrations.begin(command, self._clock.now()))
 
     def _pass_on(self, command: StartTrial | RunIteration | Pause | Save | StopTrial | Call) -> None:
         if isinstance(command, StartTrial):
@@ -243,7 +245,7 @@ class LanePool:
     def _start_lane(self, command: StartLane) -> None:
         self._lane_ids.add(command.lane_id)
         self._lanes.add(command.lane_id)
-        if self._guard is None or self._guard.is_ready:
+        if self._watchdog is None or self._watchdog.is_ready:
             self._launch(command)
         else:
             self._postponed.append(command)
@@ -258,7 +260,7 @@ class LanePool:
         if connected is not None:
             self._lanes.connect(connected)
 
-    def _let_go(self, lane: Link) -> None:
+    def _let_go(self, lane: LaneConnection) -> None:
         if not lane.leaving:
             lane.leaving = True
             lane.kill_at = self._clock.now() + self._grace
@@ -274,8 +276,8 @@ class LanePool:
         for lane in waited.readable:
             self._receive(lane)
         self._kill_overdue()
-        if self._guard is not None and not self._closed:
-            self._heed(self._guard)
+        if self._watchdog is not None and not self._closed:
+            self._handle_device_fault(self._watchdog)
         self._lanes.flush()
         return waited.woken
 
@@ -289,7 +291,7 @@ class LanePool:
             else:
                 self._lanes.connect(news)
 
-    def _receive(self, lane: Link) -> None:
+    def _receive(self, lane: LaneConnection) -> None:
         wire = lane.wire
         if wire is None or lane.lane_id not in self._lanes:
             return
@@ -307,7 +309,7 @@ class LanePool:
             self._lanes.disconnect(lane)
             lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
 
-    def _drain(self, lane: Link) -> None:
+    def _drain(self, lane: LaneConnection) -> None:
         """Reads all that a lane wrote before it died: results it had finished count."""
         while lane.wire is not None and lane.lane_id in self._lanes:
             before = len(self._events)
@@ -315,7 +317,7 @@ class LanePool:
             if len(self._events) == before:
                 return
 
-    def _take_in(self, lane: Link, message: Any) -> None:
+    def _take_in(self, lane: LaneConnection, message: Any) -> None:
         if isinstance(message, m.Ready) and lane.host != "localhost":
             lane.offset = self._clock.now() - message.at
         if isinstance(message, m.FromMember):
@@ -323,51 +325,54 @@ class LanePool:
                 self._elastic.hear(lane.lane_id, message, message.at + lane.offset)
             return
         event = to_event(message, lane.lane_id, lane.host, message.at + lane.offset)
-        event, commands = self._moves.follow(event)
+        event, commands = self._migrations.translate(event)
         if not lane.leaving:
             self._events.append(event)
             self._elastic.follow(event)
         for command in commands:
             self._execute(command)
 
-    def _lost(self, lane: Link, reason: str) -> None:
+    def _lost(self, lane: LaneConnection, reason: str) -> None:
         self._lanes.remove(lane)
-        self._moves.lane_lost(lane.lane_id)
+        self._migrations.lane_lost(lane.lane_id)
         if not lane.leaving:
             culprit = self._launcher.culprit(lane.lane_id)
             lost = LaneLost(self._clock.now(), lane.lane_id, reason, culprit)
-            if self._guard is None:
+            if self._watchdog is None:
                 self._events.append(lost)
             else:
                 # Its successor is of no use if what lanes depend on has failed with it.
-                self._guard.look()
-                (self._deaths if self._guard.is_looking else self._events).append(lost)
+                self._watchdog.request_check()
+                (self._deaths if self._watchdog.is_checking else self._events).append(lost)
             self._elastic.lane_lost(lane.lane_id)
 
-    def _heed(self, guard: Guard) -> None:
+    def _handle_device_fault(self, watchdog: Watchdog) -> None:
         """Ends all lanes if what they depend on has failed, and goes on once that is clear, or started again.
 
         Lanes that died before that was found out are the suspects, by the trials that ran in them; the trials of
         those that are ended are not to blame.
         """
-        looking, problem = guard.is_looking, guard.problem  # In this order: it ends to look once it has found one.
+        looking, problem = (
+            watchdog.is_checking,
+            watchdog.problem,
+        )  # In this order: it ends to look once it has found one.
         if problem:
             for lane in self._lanes:
                 self._drain(lane)
                 self._launcher.kill(lane.lane_id)
                 if lane.lane_id in self._lanes:
                     self._end_for(problem, lane)
-            guard.restart()
+            watchdog.restart()
         if problem or not looking:
             self._events += self._deaths
             self._deaths.clear()
-        if self._postponed and guard.is_ready:
+        if self._postponed and watchdog.is_ready:
             postponed, self._postponed = self._postponed, []
             for command in postponed:
                 if command.lane_id in self._lanes:
                     self._launch(command)
 
-    def _end_for(self, problem: str, lane: Link) -> None:
+    def _end_for(self, problem: str, lane: LaneConnection) -> None:
         died = lane.kill_at is not None and not lane.leaving  # only what became of it is not known yet
         leaving, lane.leaving = lane.leaving, lane.leaving or not died
         self._lost(lane, "closed its connection")

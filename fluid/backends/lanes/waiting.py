@@ -29,7 +29,7 @@ class Ready(NamedTuple):
     writable: bool
 
 
-class Waiter:
+class WakeableSelector:
     """A set of descriptors to wait on, and a way to end the waiting."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from fluid.backends.base import LaneConnected, LaneExited
 from fluid.backends.lanes import host_memory
-from fluid.backends.lanes.backend import PooledBackend, make_run_folder, modules_to_load, require_lane_options
+from fluid.backends.lanes.backend import LaneBackend, make_run_folder, modules_to_load, require_lane_options
 from fluid.backends.lanes.forkserver import ForkServer
 from fluid.backends.lanes.gpu_sharing import WAYS, LaneSharing, Sharing
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
@@ -32,7 +32,7 @@ _LATE = {"torch.optim": ("torch._dynamo",)}
 _MEMORY_SHARE = 0.5
 
 
-class LocalBackend(PooledBackend):
+class LocalBackend(LaneBackend):
     """Runs trials on the GPUs of this machine, or on its CPU cores where it has none.
 
     Processes start when it is made, so that what they import is loaded while the caller goes on. Close it, or
@@ -83,8 +83,8 @@ class LocalBackend(PooledBackend):
         except BaseException:
             launcher.close()
             raise
-        guard = self._sharing.guard
-        super().__init__(LanePool(chosen, launcher, grace=grace, process_group=process_group, guard=guard))
+        watchdog = self._sharing.watchdog
+        super().__init__(LanePool(chosen, launcher, grace=grace, process_group=process_group, watchdog=watchdog))
 
     @property
     def run_folder(self) -> str:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fluid.backends.lanes.backend import PooledBackend, make_run_folder, modules_to_load, require_lane_options
+from fluid.backends.lanes.backend import LaneBackend, make_run_folder, modules_to_load, require_lane_options
 from fluid.backends.lanes.gpu_sharing import Sharing
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.backends.ray.cluster import RayDevices
@@ -27,7 +27,7 @@ _LIKELY = ("numpy", "torch", "torchvision")
 DEFAULT_TIMEOUT_S = 30.0
 
 
-class RayBackend(PooledBackend):
+class RayBackend(LaneBackend):
     """Runs trials on the devices of a Ray cluster: its GPUs, or CPUs where it has none.
 
     Joins the cluster that this process is connected to, or the one that ``RAY_ADDRESS`` names, and leaves it up.

@@ -19,7 +19,7 @@ import pytest
 from mps_program import Fake
 
 from fluid.backends.lanes.gpu_sharing import LaneSharing, Sharing
-from fluid.backends.lanes.mps_watchdog import MpsGuard
+from fluid.backends.lanes.mps_watchdog import MpsWatchdog
 from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import IterationDone, LaneLost
@@ -70,9 +70,9 @@ def backend(fake: Fake, tmp_path: Path) -> Iterator[LocalBackend]:
 
 
 def daemon_of(backend: LocalBackend) -> MpsDaemon:
-    guard = backend._sharing.guard
-    assert guard is not None
-    return guard._daemon
+    watchdog = backend._sharing.watchdog
+    assert watchdog is not None
+    return watchdog._daemon
 
 
 def watch(daemon: MpsDaemon, processes: Any) -> None:
@@ -138,7 +138,7 @@ def test_a_backend_that_cannot_have_it_leaves_nothing(fake: Fake, tmp_path: Path
 
 def test_auto_takes_time_slices_where_there_is_no_gpu() -> None:
     made = LaneSharing("auto", {})
-    assert (made.sharing, made.guard, made.lane_environment(0)) == (Sharing("timeslice"), None, ())
+    assert (made.sharing, made.watchdog, made.lane_environment(0)) == (Sharing("timeslice"), None, ())
 
 
 def test_auto_says_why_it_takes_time_slices(caplog: pytest.LogCaptureFixture) -> None:
@@ -235,14 +235,14 @@ def test_lanes_share_by_time_slices_once_it_cannot_be_started_again(
 
 def test_a_daemon_that_fails_time_and_again_is_given_up(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluid.backends.lanes.mps_watchdog._MOST_RESTARTS", 0)
-    guard = MpsGuard(MpsDaemon(["GPU-0"], program=str(fake.program)))
-    guard.start(lambda: None)
-    guard.restart()
-    assert guard._thread is not None
-    guard._thread.join(PATIENCE)
-    assert guard.is_ready and guard.given_up == "it failed 1 times"
-    assert guard.lane_environment("GPU-0") == ()
-    guard.close()
+    watchdog = MpsWatchdog(MpsDaemon(["GPU-0"], program=str(fake.program)))
+    watchdog.start(lambda: None)
+    watchdog.restart()
+    assert watchdog._thread is not None
+    watchdog._thread.join(PATIENCE)
+    assert watchdog.is_ready and watchdog.given_up == "it failed 1 times"
+    assert watchdog.lane_environment("GPU-0") == ()
+    watchdog.close()
 
 
 # --- The end
