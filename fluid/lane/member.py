@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid._clock import Clock
 from fluid.elastic.messages import Iterated, Prepared
-from fluid.lane.messages import FromMember, Terms
+from fluid.lane.messages import FromMember, Membership
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
@@ -35,21 +35,27 @@ class LaneMember:
     """
 
     def __init__(
-        self, trial_id: str, trainable: Any, terms: Terms, host: str, tell: Callable[[Any], None], clock: Clock
+        self,
+        trial_id: str,
+        trainable: Any,
+        membership: Membership,
+        host: str,
+        tell: Callable[[Any], None],
+        clock: Clock,
     ) -> None:
         from fluid.elastic.make_group import make_group
         from fluid.elastic.member import ElasticMember
         from fluid.elastic.member_protocol import MemberProtocol
 
         self._trial_id = trial_id
-        self._term = terms.number
+        self._term = membership.number
         self._host = host
         self._tell = tell
         self._clock = clock
         self._trainable = trainable
         self._memory: Memory = None
         self._protocol = MemberProtocol(
-            ElasticMember(trainable, make_group(terms.process_group, trainable.device)), self.say, clock
+            ElasticMember(trainable, make_group(membership.process_group, trainable.device)), self.say, clock
         )
         #: For the thread that reads ahead.
         self.preview = self._protocol.preview

@@ -59,7 +59,7 @@ class LaneOptions(NamedTuple):
     bounded: bool = False
 
 
-class Terms(NamedTuple):
+class Membership(NamedTuple):
     """On what terms a lane takes part in a trial that trains in several.
 
     Attributes:
@@ -87,7 +87,7 @@ class Ship(NamedTuple):
 class Start(NamedTuple):
     """Set a trial up and run it; with a checkpoint's path, restore it. Replaces a resident of that id.
 
-    With ``terms`` it becomes a member, to train together with other lanes: it is set up, says Prepared and waits.
+    With ``membership`` it becomes a member, to train together with other lanes: it is set up, says Prepared and waits.
     """
 
     trial_id: str
@@ -96,7 +96,7 @@ class Start(NamedTuple):
     iterations: int
     checkpoint: str | None = None
     iteration: int = 0
-    terms: Terms | None = None
+    membership: Membership | None = None
 
 
 class Run(NamedTuple):
@@ -139,7 +139,7 @@ class Adopt(NamedTuple):
     """Make a resident that stands still a member, as it is; answered by Prepared."""
 
     trial_id: str
-    terms: Terms
+    membership: Membership
 
 
 class ToMember(NamedTuple):
@@ -265,7 +265,7 @@ class FromMember(NamedTuple):
 
     at: float
     trial_id: str
-    term: int
+    epoch: int
     message: Any
     memory: tuple[float, float] | None = None
 

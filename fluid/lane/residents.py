@@ -85,7 +85,7 @@ class Residents:
         hosted.saves_itself = can_save(trainable)
         folder = trial_folder(self._options.run_folder, message.trial_id)
         hosted.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
-        joins = message.terms is not None and message.terms.takes_over
+        joins = message.membership is not None and message.membership.takes_over
         set_up(hosted.body, pickle.loads(message.config), joins=joins)
         if message.checkpoint is not None:
             self._restore(hosted, message.checkpoint)

@@ -34,6 +34,7 @@ from fluid.lane.messages import (
     Forget,
     Iterated,
     LaneOptions,
+    Membership,
     Pause,
     Paused,
     Raised,
@@ -46,7 +47,6 @@ from fluid.lane.messages import (
     Start,
     Started,
     Stop,
-    Terms,
     ToMember,
 )
 from fluid.lane.process_state import Output
@@ -147,8 +147,8 @@ class _Lane:
         begun = self._clock.now()
         try:
             self._residents.set_up(hosted, message)
-            if message.terms is not None:
-                self._join_others(hosted, message.terms, self._clock.now() - begun)
+            if message.membership is not None:
+                self._join_others(hosted, message.membership, self._clock.now() - begun)
                 return
         except BaseException as error:
             self._fail(hosted, error)
@@ -227,16 +227,16 @@ class _Lane:
             return
         try:
             self._residents.enter(hosted)
-            self._join_others(hosted, message.terms, 0.0)
+            self._join_others(hosted, message.membership, 0.0)
         except BaseException as error:
             self._fail(hosted, error)
 
-    def _join_others(self, hosted: Hosted, terms: Terms, seconds: float) -> None:
+    def _join_others(self, hosted: Hosted, membership: Membership, seconds: float) -> None:
         assert hosted.body is not None
         # A lane that waits for others must hear when one of them is gone.
         self._channel.read_ahead(self._overhear)
         trainable, host = elastic_part(hosted.body), self._options.host
-        hosted.member = LaneMember(hosted.trial_id, trainable, terms, host, self._tell, self._clock)
+        hosted.member = LaneMember(hosted.trial_id, trainable, membership, host, self._tell, self._clock)
         hosted.member.say_prepared(seconds)
 
     def _overhear(self, message: Any) -> None:

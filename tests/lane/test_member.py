@@ -27,18 +27,30 @@ from fluid.elastic.messages import (  # noqa: E402
     Run,
 )
 from fluid.lane.member import own_address  # noqa: E402
-from fluid.lane.messages import Adopt, Failed, FromMember, Pause, Paused, Released, Ship, Start, Stop, Terms, ToMember  # noqa: E402  # noqa: E402
+from fluid.lane.messages import (  # noqa: E402  # noqa: E402
+    Adopt,
+    Failed,
+    FromMember,
+    Membership,
+    Pause,
+    Paused,
+    Released,
+    Ship,
+    Start,
+    Stop,
+    ToMember,
+)
 from fluid.lane.messages import Iterated as Alone  # noqa: E402
 from fluid.lane.messages import Run as RunAlone  # noqa: E402
 from fluid.trainables.pickling import dump_config, dump_trainable  # noqa: E402
 
-TERMS = Terms(7, "torch")
+TERMS = Membership(7, "torch")
 
 
 def hear(lane: Any, kind: type) -> Any:
     """What a member says next; it must be of that kind."""
     said = lane.receive(FromMember, "a")
-    assert said.term == TERMS.number and isinstance(said.message, kind), said
+    assert said.epoch == TERMS.number and isinstance(said.message, kind), said
     return said.message
 
 
@@ -58,7 +70,7 @@ def pair(make_server: Any, fork: Any) -> list[Any]:
     lanes = [fork(server, number) for number in range(2)]
     for lane in lanes:
         lane.send(Ship(0, dump_trainable(Regression), ()))
-        lane.send(Start("a", 0, dump_config({}), 0, terms=TERMS))
+        lane.send(Start("a", 0, dump_config({}), 0, membership=TERMS))
     for lane in lanes:
         assert hear(lane, Prepared).iteration == 0
     return lanes

@@ -48,7 +48,7 @@ class Lanes(Protocol):
         """Whether a trial can span several devices."""
         ...
 
-    def set_up(self, lane_id: int, command: StartTrial, terms: m.Terms) -> None:
+    def set_up(self, lane_id: int, command: StartTrial, membership: m.Membership) -> None:
         """Has a lane set a trial up as a member."""
         ...
 
@@ -86,16 +86,16 @@ class _Elastic:
     """
 
     trial_id: str
-    term: int
+    epoch: int
     lanes: tuple[int, ...]
     alone: int | None = None
     controller: ElasticController = field(default_factory=ElasticController)
     left: int = 0
-    goal: StartTrial | Pause | Resize | StopTrial | None = None
-    told: bool = False
+    pending_command: StartTrial | Pause | Resize | StopTrial | None = None
+    halt_sent: bool = False
     since: float = 0.0
     waiting: list[OfTrial] = field(default_factory=list)
-    bereft: bool = False
+    lost_a_lane: bool = False
     finished: bool = False
     attempts: int = 0
     memory: tuple[float, float] | None = None
@@ -138,9 +138,11 @@ class ElasticTrials:
                 self._count(command)
                 return False
             trial = self._open(command)
-        if isinstance(command, Call) and (trial.goal is None or isinstance(trial.goal, Pause)):
+        if isinstance(command, Call) and (trial.pending_command is None or isinstance(trial.pending_command, Pause)):
             return False
-        if trial.goal is not None and not (isinstance(trial.goal, Pause) and isinstance(command, StopTrial)):
+        if trial.pending_command is not None and not (
+            isinstance(trial.pending_command, Pause) and isinstance(command, StopTrial)
+        ):
             trial.waiting.append(command)
         else:
             self._handlers[type(command)](trial, command)
@@ -187,7 +189,7 @@ class ElasticTrials:
 
     def _resize(self, trial: _Elastic, command: Resize) -> None:
         if not all(self._lanes.is_up(lane_id) for lane_id in command.lane_ids):
-            trial.bereft = True  # The engine will hear of the lane, and ask for something else.
+            trial.lost_a_lane = True  # The engine will hear of the lane, and ask for something else.
             return
         paused_at = trial.since
         self._set_goal(trial, command)
@@ -218,11 +220,16 @@ class ElasticTrials:
             self._close(trial, command)
             return
         self._set_goal(trial, Resize(trial.trial_id, trial.lanes[:1], trial.lanes, 0))
-        trial.told = True
+        trial.halt_sent = True
         trial.waiting.append(Save(trial.trial_id, trial.lanes[:1], drop=True))
 
-    def _set_goal(self, trial: _Elastic, goal: StartTrial | Pause | Resize | StopTrial) -> None:
-        trial.goal, trial.told, trial.since, trial.attempts = goal, False, self._lanes.now(), 0
+    def _set_goal(self, trial: _Elastic, pending_command: StartTrial | Pause | Resize | StopTrial) -> None:
+        trial.pending_command, trial.halt_sent, trial.since, trial.attempts = (
+            pending_command,
+            False,
+            self._lanes.now(),
+            0,
+        )
 
     def _prepare(self, trial: _Elastic, lane_id: int, command: StartTrial | None = None) -> None:
         if not trial.controller.knows(lane_id):
@@ -247,13 +254,13 @@ class ElasticTrials:
             at: when, on the driver's clock.
         """
         if isinstance(message.message, Left):
-            key = (message.trial_id, lane_id, message.term)
+            key = (message.trial_id, lane_id, message.epoch)
             if key in self._awaited:
                 self._awaited.discard(key)
                 self._lanes.report(TrialReleased(at, message.trial_id, lane_id))
             return
         trial = self._trials.get(message.trial_id)
-        if trial is None or trial.term != message.term:
+        if trial is None or trial.epoch != message.epoch:
             return
         if isinstance(message.message, Iterated):
             trial.memory = message.memory
@@ -269,8 +276,8 @@ class ElasticTrials:
                     self._advance(self._trials[event.trial_id])
         elif isinstance(event, TrialPaused):
             trial = self._trials.get(event.trial_id)
-            if trial is not None and trial.alone == event.lane_id and isinstance(trial.goal, Pause):
-                trial.goal, trial.since = None, event.at
+            if trial is not None and trial.alone == event.lane_id and isinstance(trial.pending_command, Pause):
+                trial.pending_command, trial.since = None, event.at
                 self._left.pop(event.trial_id, None)
                 self._catch_up(trial)
         elif isinstance(event, TrialFailed):
@@ -282,7 +289,9 @@ class ElasticTrials:
             self._left.pop(event.trial_id, None)
             return
         lane_id, failed = event.lane_id, Failed(event.failure.message, event.failure.traceback)
-        newcomer = lane_id not in trial.lanes and (trial.goal is None or isinstance(trial.goal, Pause))
+        newcomer = lane_id not in trial.lanes and (
+            trial.pending_command is None or isinstance(trial.pending_command, Pause)
+        )
         self._act(trial, trial.controller.receive(lane_id, failed), event.at)
         if newcomer:
             self._advance(trial)  # It was still to go there: the engine will let it stay where it is.
@@ -300,14 +309,14 @@ class ElasticTrials:
                 self._lost(trial, lane_id)
 
     def _lost(self, trial: _Elastic, lane_id: int) -> None:
-        goal, controller = trial.goal, trial.controller
+        pending_command, controller = trial.pending_command, trial.controller
         is_newcomer = lane_id in controller.newcomers
         self._act(trial, controller.lost(lane_id))
-        if isinstance(goal, StartTrial):
+        if isinstance(pending_command, StartTrial):
             self._fall_apart(trial)
             return
-        if not isinstance(goal, StopTrial) and (isinstance(goal, Resize) or not is_newcomer):
-            trial.goal, trial.bereft = None, True
+        if not isinstance(pending_command, StopTrial) and (isinstance(pending_command, Resize) or not is_newcomer):
+            trial.pending_command, trial.lost_a_lane = None, True
             trial.lanes = tuple(lane for lane in trial.lanes if lane != lane_id)
             self._catch_up(trial)
         if trial.trial_id in self._trials:
@@ -329,13 +338,13 @@ class ElasticTrials:
 
     def _send(self, trial: _Elastic, action: Send) -> None:
         if isinstance(action.message, StartTrial):
-            terms = self._terms_of(trial)._replace(takes_over=action.message is not trial.goal)
-            self._lanes.set_up(action.member, action.message, terms)
+            membership = self._terms_of(trial)._replace(takes_over=action.message is not trial.pending_command)
+            self._lanes.set_up(action.member, action.message, membership)
         elif isinstance(action.message, m.Adopt):
             self._lanes.send(action.member, action.message)
         else:
-            if isinstance(action.message, Leave) and isinstance(trial.goal, StopTrial):
-                self._awaited.add((trial.trial_id, action.member, trial.term))
+            if isinstance(action.message, Leave) and isinstance(trial.pending_command, StopTrial):
+                self._awaited.add((trial.trial_id, action.member, trial.epoch))
             self._lanes.send(action.member, m.ToMember(trial.trial_id, action.message))
 
     def _advance(self, trial: _Elastic) -> None:
@@ -343,48 +352,48 @@ class ElasticTrials:
         phase = trial.controller.phase
         if self._trials.get(trial.trial_id) is not trial or phase in (Phase.HOSTING, Phase.JOINING, Phase.BREAKING):
             return
-        goal = trial.goal
-        if isinstance(goal, StopTrial):
+        pending_command = trial.pending_command
+        if isinstance(pending_command, StopTrial):
             if phase is Phase.RUNNING:
                 self._halt(trial)
             else:
-                self._let_go(trial, goal)
-        elif isinstance(goal, Resize):
+                self._let_go(trial, pending_command)
+        elif isinstance(pending_command, Resize):
             if phase is Phase.RUNNING:
                 return  # Its last iteration has been reported; soon all members will have said that they stand still.
             staying = (lane_id for lane_id in trial.controller.ranks if trial.controller.knows(lane_id))
-            if all(trial.controller.is_ready(lane_id) for lane_id in (*goal.lane_ids, *staying)):
-                self._form(trial, goal.lane_ids)
-        elif trial.bereft:
+            if all(trial.controller.is_ready(lane_id) for lane_id in (*pending_command.lane_ids, *staying)):
+                self._form(trial, pending_command.lane_ids)
+        elif trial.lost_a_lane:
             return
-        elif isinstance(goal, StartTrial):
-            if all(trial.controller.is_ready(lane_id) for lane_id in goal.lane_ids):
-                self._form(trial, goal.lane_ids)
+        elif isinstance(pending_command, StartTrial):
+            if all(trial.controller.is_ready(lane_id) for lane_id in pending_command.lane_ids):
+                self._form(trial, pending_command.lane_ids)
         elif phase is Phase.BROKEN:
             self._form(trial, trial.lanes)  # Nobody is gone.
-        elif isinstance(goal, Pause):
-            self._advance_to_pause(trial, goal)
+        elif isinstance(pending_command, Pause):
+            self._advance_to_pause(trial, pending_command)
         elif phase is Phase.IDLE and trial.left > 0 and trial.alone is None:
             self._act(trial, trial.controller.run(trial.left))
 
-    def _advance_to_pause(self, trial: _Elastic, goal: Pause) -> None:
+    def _advance_to_pause(self, trial: _Elastic, pending_command: Pause) -> None:
         controller = trial.controller
         settled = all(controller.is_ready(lane_id) for lane_id in controller.newcomers)
         if trial.alone is not None:
-            if not trial.told and (settled or not self._left.get(trial.trial_id, 0)):
-                trial.told = True
-                self._lanes.send(trial.alone, m.Pause(trial.trial_id, rests=not goal.then))
+            if not trial.halt_sent and (settled or not self._left.get(trial.trial_id, 0)):
+                trial.halt_sent = True
+                self._lanes.send(trial.alone, m.Pause(trial.trial_id, rests=not pending_command.then))
         elif controller.phase is Phase.RUNNING:
             if settled:
                 self._halt(trial)
         else:
-            trial.goal, trial.left, trial.since = None, 0, self._lanes.now()
+            trial.pending_command, trial.left, trial.since = None, 0, self._lanes.now()
             self._report(trial, TrialPaused(trial.since, trial.trial_id, trial.lanes[0], controller.iteration))
             self._catch_up(trial)
 
     def _halt(self, trial: _Elastic) -> None:
-        if not trial.told:
-            trial.told = True
+        if not trial.halt_sent:
+            trial.halt_sent = True
             self._act(trial, trial.controller.halt())
 
     def _form(self, trial: _Elastic, lanes: tuple[int, ...]) -> None:
@@ -399,43 +408,45 @@ class ElasticTrials:
         self._act(trial, trial.controller.form(lanes))
 
     def _formed(self, trial: _Elastic, formed: Formed) -> None:
-        goal, now = trial.goal, self._lanes.now()
+        pending_command, now = trial.pending_command, self._lanes.now()
         trial.attempts = 0
-        if isinstance(goal, StartTrial):
-            trial.left = goal.iterations
+        if isinstance(pending_command, StartTrial):
+            trial.left = pending_command.iterations
             seconds = now - trial.since
             self._report(trial, TrialStarted(now, trial.trial_id, trial.lanes[0], formed.iteration, seconds))
-        elif isinstance(goal, Resize):
-            trial.lanes, trial.left, trial.bereft = goal.lane_ids, goal.iterations, False
-            if goal.done is not None:
+        elif isinstance(pending_command, Resize):
+            trial.lanes, trial.left, trial.lost_a_lane = pending_command.lane_ids, pending_command.iterations, False
+            if pending_command.done is not None:
                 # Some iterations may have been reported since the engine counted those that are left.
-                trial.left -= trial.controller.iteration - goal.done
-            if not trial.told:
+                trial.left -= trial.controller.iteration - pending_command.done
+            if not trial.halt_sent:
                 self._report(trial, ResizeDone(now, trial.trial_id, now - trial.since, trial.lanes[0]))
-        elif isinstance(goal, StopTrial):
-            trial.lanes = tuple(lane_id for lane_id in trial.lanes if lane_id not in goal.lane_ids)
-        if not isinstance(goal, Pause):
-            trial.goal = None
-        trial.told = False
+        elif isinstance(pending_command, StopTrial):
+            trial.lanes = tuple(lane_id for lane_id in trial.lanes if lane_id not in pending_command.lane_ids)
+        if not isinstance(pending_command, Pause):
+            trial.pending_command = None
+        trial.halt_sent = False
         trial.left = 0 if trial.finished else trial.left
-        if len(formed.members) == 1 and trial.goal is None:
+        if len(formed.members) == 1 and trial.pending_command is None:
             self._close(trial, RunIteration(trial.trial_id, trial.lanes, trial.left) if trial.left > 0 else None)
         else:
             self._catch_up(trial)
 
-    def _let_go(self, trial: _Elastic, goal: StopTrial) -> None:
+    def _let_go(self, trial: _Elastic, pending_command: StopTrial) -> None:
         """Has lanes leave that stand still, or all of them."""
         controller = trial.controller
-        rest = tuple(lane for lane in trial.lanes if lane not in goal.lane_ids and lane in controller.survivors)
-        if rest and not trial.bereft:
+        rest = tuple(
+            lane for lane in trial.lanes if lane not in pending_command.lane_ids and lane in controller.survivors
+        )
+        if rest and not trial.lost_a_lane:
             self._form(trial, rest)
             return
-        for lane_id in goal.lane_ids:
+        for lane_id in pending_command.lane_ids:
             if controller.knows(lane_id):
                 self._lanes.send(lane_id, m.Stop(trial.trial_id))
             elif self._lanes.is_up(lane_id):
                 self._lanes.report(TrialReleased(self._lanes.now(), trial.trial_id, lane_id))
-        for lane_id in set(controller.members) - set(goal.lane_ids):
+        for lane_id in set(controller.members) - set(pending_command.lane_ids):
             self._lanes.send(lane_id, m.ToMember(trial.trial_id, Leave()))
         self._close(trial)
 
@@ -449,11 +460,13 @@ class ElasticTrials:
 
     def _fall_apart(self, trial: _Elastic) -> None:
         """Gives up a trial that failed, or whose lane is gone: the engine stops it in the lanes it knows of."""
-        known = trial.goal.lane_ids if isinstance(trial.goal, (StartTrial, Resize)) else trial.lanes
+        known = (
+            trial.pending_command.lane_ids if isinstance(trial.pending_command, (StartTrial, Resize)) else trial.lanes
+        )
         for lane_id in set(trial.controller.members) - set(known):
             self._lanes.send(lane_id, m.ToMember(trial.trial_id, Leave()))
-        if isinstance(trial.goal, StopTrial):
-            trial.waiting.insert(0, trial.goal)
+        if isinstance(trial.pending_command, StopTrial):
+            trial.waiting.insert(0, trial.pending_command)
         self._left.pop(trial.trial_id, None)
         self._close(trial)
 
@@ -482,8 +495,8 @@ class ElasticTrials:
         trial.latest = max(trial.latest, event.at)
         self._lanes.report(event)
 
-    def _terms_of(self, trial: _Elastic) -> m.Terms:
-        return m.Terms(trial.term, self._process_group)
+    def _terms_of(self, trial: _Elastic) -> m.Membership:
+        return m.Membership(trial.epoch, self._process_group)
 
 
 def _is_wide(command: OfTrial) -> bool:

@@ -216,8 +216,8 @@ class LanePool:
         """Whether a trial can span several devices."""
         return self._registry.is_elastic(trial_id)
 
-    def set_up(self, lane_id: int, command: StartTrial, terms: m.Terms | None = None) -> None:
-        """Has a lane set a trial up; with ``terms``, as one of several."""
+    def set_up(self, lane_id: int, command: StartTrial, membership: m.Membership | None = None) -> None:
+        """Has a lane set a trial up; with ``membership``, as one of several."""
         if self.is_up(lane_id):
             lane = self._lanes[lane_id]
             key, config = self._registry.look_up(command.trial_id)
@@ -225,7 +225,7 @@ class LanePool:
                 lane.known.add(key)
                 self._lanes.put(lane, self._registry.shipment(key))
             start = message_of(command, key, config)
-            self._lanes.put(lane, start._replace(terms=terms) if isinstance(start, m.Start) else start)
+            self._lanes.put(lane, start._replace(membership=membership) if isinstance(start, m.Start) else start)
 
     def send(self, lane_id: int, message: Any) -> None:
         """Sends a lane a message, if it is up."""
