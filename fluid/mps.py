@@ -35,7 +35,7 @@ from fluid.gpu.mps_control import (
     percentage_text,
     stray_processes,
 )
-from fluid.gpu.mps_supervisor import Keeper
+from fluid.gpu.mps_supervisor import SupervisorProcess
 from fluid.gpu.mps_support import why_not_here
 from fluid.gpu.nvml import GpuState, describe_gpus
 
@@ -92,7 +92,7 @@ class MpsDaemon:
         self.log_folder = self._kept or os.path.join(self.pipe_folder, "log")
         self._environment = self._daemon_environment()
         self._control = Control(self._program, self._environment, answer)
-        self._keeper: Keeper | None = None
+        self._supervisor: SupervisorProcess | None = None
         self._servers: list[int] = []
         #: Also at the end of the interpreter, for callers who forget.
         self._finalizer = weakref.finalize(self, _delete, self.pipe_folder, os.getpid())
@@ -166,7 +166,7 @@ class MpsDaemon:
     @property
     def pid(self) -> int | None:
         """The control daemon's process; ``None`` if it does not run."""
-        return None if self._keeper is None else self._keeper.pid
+        return None if self._supervisor is None else self._supervisor.pid
 
     def servers(self) -> dict[int, str]:
         """Returns the servers by process, and their state; see :meth:`fluid.gpu.mps_control.Control.servers`."""
@@ -214,7 +214,7 @@ class MpsDaemon:
 
     def close(self) -> None:
         """Ends the daemon and its servers; none is left when it returns. Closing twice is harmless."""
-        if self._closed or (self._keeper is not None and not self._keeper.is_ours):
+        if self._closed or (self._supervisor is not None and not self._supervisor.is_ours):
             return
         self._closed = True
         try:
@@ -223,9 +223,9 @@ class MpsDaemon:
             self._finalizer()
 
     def _stop(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.end()
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            supervisor.end()
         # Only if the keeper was killed is any of them left.
         for pid in stray_processes(self._servers, self.pipe_folder):
             with suppress(OSError):
@@ -247,7 +247,7 @@ class MpsDaemon:
     def _start(self) -> None:
         try:
             os.makedirs(self.log_folder, mode=0o700, exist_ok=True)
-            self._keeper = Keeper(
+            self._supervisor = SupervisorProcess(
                 self._program,
                 self._environment,
                 grace=self._quit_timeout,
@@ -279,8 +279,8 @@ class MpsDaemon:
             if self._clock.now() >= deadline:
                 self._check_alive()
                 raise MpsError(f"the MPS control daemon did not {what} within {self._start_timeout:g} s{why}")
-            assert self._keeper is not None
-            self._keeper.wait(_START_CHECK_S)
+            assert self._supervisor is not None
+            self._supervisor.wait(_START_CHECK_S)
 
     def _answers(self) -> bool:
         self._control.ask("get_server_list")
@@ -290,10 +290,10 @@ class MpsDaemon:
         return any(state in ("ACTIVE", "") for state in self.servers().values())
 
     def _check_alive(self) -> None:
-        assert self._keeper is not None
-        self._keeper.wait(0.0)
-        if self._keeper.gone:
-            raise MpsError(self._keeper.gone)
+        assert self._supervisor is not None
+        self._supervisor.wait(0.0)
+        if self._supervisor.gone:
+            raise MpsError(self._supervisor.gone)
 
 
 def start_or_explain(gpus: Sequence[GpuState] | None = None, **options: object) -> tuple[MpsDaemon | None, str]:

@@ -21,7 +21,7 @@ _SLACK_S = 5.0
 _NEWS_BYTES = 1 << 16
 
 
-class Keeper:
+class SupervisorProcess:
     """The driver's end of a keeper, which starts a control daemon when this is made.
 
     Args:

@@ -35,7 +35,7 @@ _KILL_WAIT_S = 2.0
 _QUIT_SLACK_S = 1.0
 
 
-class Keeper:
+class Supervisor:
     """The keeper's main loop.
 
     Args:
@@ -98,12 +98,12 @@ class Keeper:
         os._exit(0)
 
     def _start(self) -> None:
-        keeper = os.getpid()
+        supervisor = os.getpid()
 
         def prepare() -> None:
             # Should even this process be killed. The daemon might take its time over anything milder.
             self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != keeper:
+            if os.getppid() != supervisor:
                 os._exit(1)
 
         try:
@@ -186,7 +186,7 @@ def main() -> NoReturn:
     """Runs the keeper."""
     orders = json.loads(os.environ.pop(ORDERS_VARIABLE))
     sys.stdout.flush()
-    Keeper(orders).run()
+    Supervisor(orders).run()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ _LENGTH = struct.Struct("<H")
 _BYTES = 4096
 
 
-class Note:
+class RunningTrialNote:
     """The lane's end.
 
     Args:
@@ -37,7 +37,7 @@ class Note:
         self._text = trial_id
 
 
-def read_note(path: str) -> str | None:
+def read_running_trial(path: str) -> str | None:
     """Returns the trial that the note at ``path`` names; ``None`` if it names none or there is no note."""
     try:
         with open(path, "rb") as file:

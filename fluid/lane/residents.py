@@ -12,11 +12,11 @@ from typing import Any
 
 from fluid._clock import Clock
 from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.culprit_note import Note
+from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import Meter
 from fluid.lane.messages import LaneOptions, Saved, Ship, Start, trial_folder
 from fluid.lane.process_state import Context, Output, read_random_state, restore_random_state, write_random_state
-from fluid.lane.work_queue import Hosted, WorkQueue
+from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.trainable import can_save, make_resident, set_up
 
 #: The file, within a checkpoint, with what belongs to the lane and not to the trainable.
@@ -31,9 +31,11 @@ class Residents:
         current: whose state the process is in.
     """
 
-    def __init__(self, options: LaneOptions, clock: Clock, output: Output, note: Note, meter: Meter) -> None:
+    def __init__(
+        self, options: LaneOptions, clock: Clock, output: Output, note: RunningTrialNote, meter: Meter
+    ) -> None:
         self.queue = WorkQueue()
-        self.current: Hosted | None = None
+        self.current: ResidentTrial | None = None
         self._options = options
         self._clock = clock
         self._output = output
@@ -43,16 +45,16 @@ class Residents:
         self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
         self._payloads: dict[int, bytes] = {}
         self._trainables: dict[int, Any] = {}
-        self._hosted: dict[str, Hosted] = {}
+        self._hosted: dict[str, ResidentTrial] = {}
         #: What saving took last, seconds, by trainable.
         self._save_costs: dict[int, float] = {}
         #: Whether the lane may hold device memory that nobody uses.
         self._hoards = False
 
-    def __iter__(self) -> Iterator[Hosted]:
+    def __iter__(self) -> Iterator[ResidentTrial]:
         return iter(list(self._hosted.values()))
 
-    def get(self, trial_id: str) -> Hosted | None:
+    def get(self, trial_id: str) -> ResidentTrial | None:
         """The trial of that id, if it is here."""
         return self._hosted.get(trial_id)
 
@@ -63,16 +65,16 @@ class Residents:
 
     # -- they come and go ----------------------------------------------------------------------------------
 
-    def admit(self, trial_id: str) -> Hosted:
+    def admit(self, trial_id: str) -> ResidentTrial:
         """Takes in a trial, of which there is nothing yet; one of that id that is here leaves first."""
         before = self._hosted.get(trial_id)
         if before is not None:
             self.release(before)
         log = os.path.join(trial_folder(self._options.run_folder, trial_id), "output.log")
-        hosted = self._hosted[trial_id] = Hosted(trial_id, Context(log, self._home))
+        hosted = self._hosted[trial_id] = ResidentTrial(trial_id, Context(log, self._home))
         return hosted
 
-    def set_up(self, hosted: Hosted, message: Start) -> None:
+    def set_up(self, hosted: ResidentTrial, message: Start) -> None:
         """Makes a trial what it is to be, from its checkpoint if it has one.
 
         Raises:
@@ -92,7 +94,7 @@ class Residents:
             hosted.iteration = message.iteration
         self.measure(hosted)
 
-    def enter(self, hosted: Hosted) -> None:
+    def enter(self, hosted: ResidentTrial) -> None:
         """Puts the process into a resident's state, if it is not in it."""
         self._note.write(hosted.trial_id)
         if self.current is not hosted:
@@ -102,7 +104,7 @@ class Residents:
             hosted.context.enter(self._output)
             self.current = hosted
 
-    def release(self, hosted: Hosted) -> None:
+    def release(self, hosted: ResidentTrial) -> None:
         """Lets a resident go; what its clean-up raises is in its log."""
         self.enter(hosted)
         try:
@@ -127,18 +129,18 @@ class Residents:
 
     # -- what they have to do ------------------------------------------------------------------------------
 
-    def add(self, hosted: Hosted, iterations: int) -> None:
+    def add(self, hosted: ResidentTrial, iterations: int) -> None:
         """Has a trial run so many iterations more."""
         if iterations > 0 and hosted.left == 0:
             self.queue.join(hosted)
         hosted.left += iterations
 
-    def ask(self, hosted: Hosted, iterations: int) -> None:
+    def ask(self, hosted: ResidentTrial, iterations: int) -> None:
         """Has a trial run so many iterations, whatever it was asked for before."""
         self.halt(hosted)
         self.add(hosted, iterations)
 
-    def halt(self, hosted: Hosted) -> None:
+    def halt(self, hosted: ResidentTrial) -> None:
         """Has a trial run no more iterations."""
         if hosted.left:
             hosted.left = 0
@@ -156,7 +158,7 @@ class Residents:
         self._hoards = False
         self._meter.give_back()
 
-    def measure(self, hosted: Hosted) -> tuple[float, float] | None:
+    def measure(self, hosted: ResidentTrial) -> tuple[float, float] | None:
         """Returns the bytes that a trial holds, and what it took on top of that; ``None`` where that cannot be told."""
         measured = self._meter.end()
         if measured is None:
@@ -167,7 +169,7 @@ class Residents:
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
-    def is_due(self, hosted: Hosted) -> bool:
+    def is_due(self, hosted: ResidentTrial) -> bool:
         """Whether saving a trial costs little against the work it protects.
 
         Or, where it has come to rest, against an iteration: of another trial, for which a lane may have to wait that
@@ -180,7 +182,7 @@ class Residents:
         rests = not hosted.left and not hosted.finished and hosted.unsaved > 0.0
         return rests and pace is not None and pace >= max(options.rest_after, cost)
 
-    def save(self, hosted: Hosted) -> Saved:
+    def save(self, hosted: ResidentTrial) -> Saved:
         """Saves a trial.
 
         Raises:
@@ -209,7 +211,7 @@ class Residents:
         """Deletes every checkpoint of a trial."""
         self._store.delete(trial_id)
 
-    def _restore(self, hosted: Hosted, path: str) -> None:
+    def _restore(self, hosted: ResidentTrial, path: str) -> None:
         assert hosted.body is not None
         with self._store.reading(path) as folder:
             hosted.body.restore(folder)

@@ -22,7 +22,7 @@ from fluid._clock import Clock, MonotonicClock
 from fluid.elastic.messages import Join, Leave, Left
 from fluid.lane.busy import BusyMeter
 from fluid.lane.channel import Channel, Connection
-from fluid.lane.culprit_note import Note
+from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_meter, warm_up
 from fluid.lane.errors import describe
 from fluid.lane.member import LaneMember
@@ -51,7 +51,7 @@ from fluid.lane.messages import (
 )
 from fluid.lane.process_state import Output
 from fluid.lane.residents import Residents
-from fluid.lane.work_queue import Hosted
+from fluid.lane.work_queue import ResidentTrial
 from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import elastic_part
 
@@ -104,7 +104,7 @@ class _Lane:
         self._channel = channel
         self._options = options
         self._clock = clock
-        self._note = Note(options.note)
+        self._note = RunningTrialNote(options.note)
         self._meter = make_meter(options)
         self._busy = BusyMeter(options.kind, options.threads)
         self._residents = Residents(options, clock, output, self._note, self._meter)
@@ -231,7 +231,7 @@ class _Lane:
         except BaseException as error:
             self._fail(hosted, error)
 
-    def _join_others(self, hosted: Hosted, membership: Membership, seconds: float) -> None:
+    def _join_others(self, hosted: ResidentTrial, membership: Membership, seconds: float) -> None:
         assert hosted.body is not None
         # A lane that waits for others must hear when one of them is gone.
         self._channel.read_ahead(self._overhear)
@@ -267,7 +267,7 @@ class _Lane:
         if isinstance(message.message, Join) and message.message.size == 1:
             hosted.member = None  # From now on it trains as others do.
 
-    def _iterate_together(self, hosted: Hosted, member: LaneMember) -> None:
+    def _iterate_together(self, hosted: ResidentTrial, member: LaneMember) -> None:
         self._residents.enter(hosted)
         self._meter.begin()
         begun = self._clock.now()
@@ -291,7 +291,7 @@ class _Lane:
 
     # -- iterations ----------------------------------------------------------------------------------------
 
-    def _add(self, hosted: Hosted, iterations: int) -> None:
+    def _add(self, hosted: ResidentTrial, iterations: int) -> None:
         if hosted.finished:
             if iterations > 0:
                 nothing = Iterated(self._clock.now(), hosted.trial_id, hosted.iteration, 0.0, None, None, True)
@@ -299,7 +299,7 @@ class _Lane:
             return
         self._residents.add(hosted, iterations)
 
-    def _iterate(self, hosted: Hosted) -> None:
+    def _iterate(self, hosted: ResidentTrial) -> None:
         assert hosted.body is not None
         if hosted.member is not None:
             self._iterate_together(hosted, hosted.member)
@@ -334,7 +334,7 @@ class _Lane:
         if hosted.saves_itself:
             self._save_if_due(hosted)
 
-    def _save_if_due(self, hosted: Hosted) -> None:
+    def _save_if_due(self, hosted: ResidentTrial) -> None:
         """Saves a trial of the lane's own accord, where that costs little against the work it protects."""
         if not self._residents.is_due(hosted):
             return
@@ -352,7 +352,7 @@ class _Lane:
         self._note.write(None)
         self._channel.send(message, at_once=at_once)
 
-    def _fail(self, hosted: Hosted, error: BaseException) -> None:
+    def _fail(self, hosted: ResidentTrial, error: BaseException) -> None:
         """Lets a resident go that raised, and tells the driver why."""
         raised = describe(error)
         self._end_if_contagious(raised)

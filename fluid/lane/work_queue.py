@@ -15,7 +15,7 @@ SWITCH_SLACK_S = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class Hosted:
+class ResidentTrial:
     """A trial in this lane.
 
     Attributes:
@@ -57,16 +57,16 @@ class Hosted:
         return ResidentWork(self.trial_id, None if self.pace is None else self.left * self.pace, self.service)
 
 
-class WorkQueue(deque[Hosted]):
+class WorkQueue(deque[ResidentTrial]):
     """Trials with iterations left, in the order in which they came. There is usually one."""
 
-    def join(self, hosted: Hosted) -> None:
+    def join(self, hosted: ResidentTrial) -> None:
         """Puts a trial in."""
         if self:
             hosted.service = joining_service([other.work() for other in self])
         self.append(hosted)
 
-    def next(self, policy: str, current: Hosted | None) -> Hosted:
+    def next(self, policy: str, current: ResidentTrial | None) -> ResidentTrial:
         """The trial to run for one iteration.
 
         Args:

@@ -289,9 +289,9 @@ def test_a_restart_that_fails_closes_it(start: Callable[..., MpsDaemon], fake: F
 def test_nothing_is_left_if_the_keeper_is_killed(start: Callable[..., MpsDaemon], processes: Any) -> None:
     daemon = start()
     (server,) = daemon.servers()
-    keeper = keeper_of(daemon)
-    processes.watch(daemon.pid, keeper)
-    os.kill(keeper, signal.SIGKILL)
+    supervisor = keeper_of(daemon)
+    processes.watch(daemon.pid, supervisor)
+    os.kill(supervisor, signal.SIGKILL)
     assert processes.have_ended(PATIENCE), "the daemon dies with its keeper"
     assert daemon.problem() == "the process that kept the MPS control daemon has died"
     processes.watch(server)
@@ -383,8 +383,8 @@ def test_nothing_outlives_the_driver(
     driver: Callable[[str], tuple[subprocess.Popen[str], list[int], Path]], processes: Any, number: int
 ) -> None:
     process, pids, folder = driver(KEEP_ON)
-    (keeper,) = children_of(process.pid)
-    processes.watch(*pids, keeper)
+    (supervisor,) = children_of(process.pid)
+    processes.watch(*pids, supervisor)
     process.send_signal(number)
     assert processes.have_ended(PATIENCE)
     process.wait(PATIENCE)  # One that is interrupted deletes the folder itself.

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fluid.lane.culprit_note import read_note
+from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import (
     Call,
     Called,
@@ -453,17 +453,17 @@ class Reader:
         self.config = config
 
     def step(self) -> dict[str, Any]:
-        return {"note": read_note(self.config["note"])}
+        return {"note": read_running_trial(self.config["note"])}
 
 
 def test_the_note_tells_whose_code_runs(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     note = str(tmp_path / "note")
     lane = make_lane(note=note)
-    assert read_note(note) is None
+    assert read_running_trial(note) is None
     for name in ("kåre/2", "x" * 10):
         lane.start(name, Reader, {"note": note}, 2)
         assert [lane.receive(Iterated).metrics for _ in range(2)] == [{"note": name}] * 2
-        assert read_note(note) is None
+        assert read_running_trial(note) is None
 
 
 def test_a_lane_notices_that_the_driver_is_gone(make_lane: Callable[..., Any], processes: Any) -> None:
@@ -570,11 +570,11 @@ def test_under_mps_a_lane_whose_device_failed_names_no_trial(
     lane.start("a", Faults, {"fatal": fatal}, 1)
     if told:
         assert lane.receive(Failed).trial_id == "a"
-        assert read_note(note) is None
+        assert read_running_trial(note) is None
         return
     with pytest.raises(AssertionError, match="the lane ended"):
         lane.receive(Failed)
-    assert read_note(note) == "a"
+    assert read_running_trial(note) == "a"
     assert "unspecified launch failure" in (tmp_path / "logs" / "lane-0.log").read_text(encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.gpu.nvml import Gpu, find_gpus
 from fluid.lane.checkpoint_store import settle
-from fluid.lane.culprit_note import read_note
+from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Cluster, Device
@@ -205,7 +205,7 @@ class _Launcher:
         return [LaneExited(lane_id, reason + self._hint(lane_id)) for lane_id, reason in self._server.news()]
 
     def culprit(self, lane_id: int) -> str | None:
-        return read_note(self._note(lane_id))
+        return read_running_trial(self._note(lane_id))
 
     def abandon(self) -> None:
         self._server.abandon()

@@ -20,7 +20,7 @@ from fluid.backends.ray.helper import Helper
 from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
 from fluid.backends.ray.lane_listener import AuthenticatedConnection, LaneListener
 from fluid.backends.ray.processes import Processes
-from fluid.lane.culprit_note import read_note
+from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import encode
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device
@@ -148,7 +148,7 @@ class RayLauncher:
 
     def culprit(self, lane_id: int) -> str | None:
         # A note on another machine cannot be read, and naming nobody is then the truth.
-        return read_note(self._home.note(lane_id))
+        return read_running_trial(self._home.note(lane_id))
 
     def close(self) -> None:
         try:
