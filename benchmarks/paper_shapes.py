@@ -24,7 +24,7 @@ from rich.table import Table
 from fluid.planners.by_name import PLANNERS, make_planner
 from fluid.planning.bounds import malleable_lower_bound
 from fluid.planning.instance import Instance
-from fluid.planning.rollout import rollout
+from fluid.planning.rollout import roll_out
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import SimulationResult, simulate
@@ -93,7 +93,7 @@ def figure_3_5(console: Console, seeds: int) -> list[Any]:
     instance = Instance.build([4, 4, 12, 30], 5, c=2, d=5)
     bound = malleable_lower_bound(instance)
     rows: list[tuple[object, ...]] = [
-        (name, rollout(instance, make_planner(name).arrange(instance)).now) for name in PLANNERS
+        (name, roll_out(instance, make_planner(name).arrange(instance)).now) for name in PLANNERS
     ]
     rows.append(("no schedule beats", bound))
     return show(console, "Fig. 3.5: toy example, alpha = beta = 1", ["planner", "makespan s"], rows)

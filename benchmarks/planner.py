@@ -33,7 +33,7 @@ from fluid.planning.arrangement import Arrangement, KeepWidths
 from fluid.planning.bounds import malleable_lower_bound
 from fluid.planning.instance import Instance
 from fluid.planning.planner import Plan
-from fluid.planning.rollout import Strips, rollout, start
+from fluid.planning.rollout import Rollout, roll_out, start
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
@@ -77,7 +77,7 @@ def ratios(family: Family) -> list[float]:
     """Makespan over mLB of each planner."""
     instance = family.instance()
     bound = malleable_lower_bound(instance)
-    return [rollout(instance, make_planner(name).arrange(instance)).now / bound for name in PLANNERS]
+    return [roll_out(instance, make_planner(name).arrange(instance)).now / bound for name in PLANNERS]
 
 
 def ratios_under_errors(seed: int) -> list[float]:
@@ -144,7 +144,7 @@ def median_ms(call: Callable[[], object], runs: int = 9) -> float:
     return statistics.median(times)
 
 
-def running_strips(trials: int, n: int, width: float, d: int, gone: int) -> Strips:
+def running_strips(trials: int, n: int, width: float, d: int, gone: int) -> Rollout:
     """Strips with ``trials`` running trials, just after ``gone`` others left their devices."""
     rng = np.random.default_rng(0)
     heights = np.concatenate([np.full(gone, 1e-3), np.exp(rng.standard_normal(trials)) + 0.01])
@@ -152,11 +152,11 @@ def running_strips(trials: int, n: int, width: float, d: int, gone: int) -> Stri
     widths = np.full(trials + gone, width)
     widths[:gone] = 1.0
     order = np.arange(trials + gone)
-    strips = start(instance, Arrangement(widths, order, KeepWidths(), replan_at_start=False, name="given"))
+    rollout = start(instance, Arrangement(widths, order, KeepWidths(), replan_at_start=False, name="given"))
     if gone:
-        strips.advance(float("inf"))
-    assert len(strips.running) == trials
-    return strips
+        rollout.advance(float("inf"))
+    assert len(rollout.running) == trials
+    return rollout
 
 
 def speed(console: Console) -> dict[str, float]:
@@ -175,9 +175,9 @@ def speed(console: Console) -> dict[str, float]:
         "1 device falls idle, 1,000 packed trials": running_strips(1_000, 251, 0.25, 8, 1),
         "50 devices fall idle, 1,000 packed trials": running_strips(1_000, 300, 0.25, 8, 50),
     }
-    for name, strips in cases.items():
-        figures[f"R: {name}"] = median_ms(lambda strips=strips: WaterFill().replan(strips.snapshot()), 31)
-        figures[f"DynamicFluid: {name}"] = median_ms(lambda s=strips: ReallocateByShare().replan(s.snapshot()), 31)
+    for name, rollout in cases.items():
+        figures[f"R: {name}"] = median_ms(lambda rollout=rollout: WaterFill().replan(rollout.snapshot()), 31)
+        figures[f"DynamicFluid: {name}"] = median_ms(lambda s=rollout: ReallocateByShare().replan(s.snapshot()), 31)
     table = Table(title="speed, median milliseconds in this process (re-planning includes its snapshot)")
     table.add_column("what")
     table.add_column("ms", justify="right")

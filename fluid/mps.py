@@ -226,7 +226,7 @@ class MpsDaemon:
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.end()
-        # Only if the keeper was killed is any of them left.
+        # Only if the supervisor was killed is any of them left.
         for pid in stray_processes(self._servers, self.pipe_folder):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

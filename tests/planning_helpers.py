@@ -13,7 +13,7 @@ from fluid.planners.by_name import PLANNERS
 from fluid.planning.arrangement import Arrangement, Resize, Running
 from fluid.planning.instance import Instance
 from fluid.planning.planner import Plan
-from fluid.planning.rollout import Strips
+from fluid.planning.rollout import Rollout
 from fluid.planning.runtime_model import width_limit
 from fluid.resources import Cluster, Device
 
@@ -221,9 +221,9 @@ def scenes(
     return Scene(tuple(groups), draw(st.integers(0, most_free)), draw(st.sampled_from(eps)))
 
 
-def started(instance: Instance, arrangement: Arrangement) -> Strips:
+def started(instance: Instance, arrangement: Arrangement) -> Rollout:
     """Strips with the arrangement's trials submitted and dispatched, not re-planned."""
-    strips = Strips(instance.cluster, instance.epsilon)
-    strips.submit(instance, arrangement)
-    strips.dispatch()
-    return strips
+    rollout = Rollout(instance.cluster, instance.epsilon)
+    rollout.submit(instance, arrangement)
+    rollout.dispatch()
+    return rollout

@@ -196,9 +196,9 @@ def test_slots_are_counted_as_they_will_be_filled() -> None:
 def test_who_gets_company_no_longer_has_its_device_to_itself() -> None:
     # The packed trial is due two devices, and could widen to them from its own but for the one that joins it.
     instance = Instance.build([0.25, 0.75, 0.25, 0.25], 4, c=[2, 2, 1, 1], d=[1, 2, 1, 1])
-    strips = started(instance, replace(StaticFluid().arrange(instance), widths=np.array([1.0, 0.5, 1.0, 1.0])))
-    for row, width in ReallocateByShare().replan(strips.snapshot()):
-        assert strips.resize(row, width)
+    rollout = started(instance, replace(StaticFluid().arrange(instance), widths=np.array([1.0, 0.5, 1.0, 1.0])))
+    for row, width in ReallocateByShare().replan(rollout.snapshot()):
+        assert rollout.resize(row, width)
     assert replan(Scene((single(0.25, c=2, d=1), packed(0.75, c=2, d=2), single(0.25, c=1), single(0.25, c=1)), 0)) == [
         Resize(10, 0.5)
     ]

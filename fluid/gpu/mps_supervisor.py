@@ -1,4 +1,4 @@
-"""The driver's end of the keeper of an MPS control daemon: see :mod:`fluid.gpu.mps_supervisor_main`."""
+"""The driver's end of the supervisor of an MPS control daemon: see :mod:`fluid.gpu.mps_supervisor_main`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import fluid._version
 from fluid.gpu.mps_supervisor_main import ORDERS_VARIABLE
 
 _PROGRAM = "fluid.gpu.mps_supervisor_main"
-#: Seconds the keeper has beyond what the daemon has to quit, and to kill what is left.
+#: Seconds the supervisor has beyond what the daemon has to quit, and to kill what is left.
 _SLACK_S = 5.0
 _NEWS_BYTES = 1 << 16
 
 
 class SupervisorProcess:
-    """The driver's end of a keeper, which starts a control daemon when this is made.
+    """The driver's end of a supervisor, which starts a control daemon when this is made.
 
     Args:
         program: the control program.
@@ -87,7 +87,7 @@ class SupervisorProcess:
             self.pid, self.gone = None, "the process that kept the MPS control daemon has died"
 
     def end(self) -> None:
-        """Has the daemon ended; neither it nor the keeper is left when this returns."""
+        """Has the daemon ended; neither it nor the supervisor is left when this returns."""
         self.pid = None
         self._finalizer()
 
@@ -99,7 +99,7 @@ def _end_process(process: subprocess.Popen[bytes], owner: int, timeout: float) -
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with suppress(OSError):
-                stream.close()  # The keeper takes the end of its input for the order to end.
+                stream.close()  # The supervisor takes the end of its input for the order to end.
     try:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout)

@@ -1,4 +1,4 @@
-"""The keeper of an MPS control daemon: a process that starts it, and ends it with the driver, whatever happens.
+"""The supervisor of an MPS control daemon: a process that starts it, and ends it with the driver, whatever happens.
 
 Run by :mod:`fluid.mps` with its orders, as JSON, in the environment. The daemon runs in the foreground, as a child of
 this process. In the background it would leave its parent and outlive everybody; and a signal at the parent's death
@@ -36,7 +36,7 @@ _QUIT_SLACK_S = 1.0
 
 
 class Supervisor:
-    """The keeper's main loop.
+    """The supervisor's main loop.
 
     Args:
         orders: ``driver``, its process; ``program``, path of the control program; ``grace``, seconds the daemon has
@@ -183,7 +183,7 @@ def _children() -> list[int]:
 
 
 def main() -> NoReturn:
-    """Runs the keeper."""
+    """Runs the supervisor."""
     orders = json.loads(os.environ.pop(ORDERS_VARIABLE))
     sys.stdout.flush()
     Supervisor(orders).run()

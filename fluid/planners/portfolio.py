@@ -23,7 +23,7 @@ from fluid.planning.arrangement import Arrangement, Replanner, start_order
 from fluid.planning.instance import Instance
 from fluid.planning.narrowest_widths import NarrowestWidths
 from fluid.planning.planner import Planner
-from fluid.planning.rollout import rollout
+from fluid.planning.rollout import roll_out
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, TOLERANCE, FloatArray
 from fluid.static_fluid import StaticFluid
 
@@ -63,7 +63,7 @@ class Portfolio(Planner):
         best: Arrangement | None = None
         shortest = math.inf
         for candidate in candidates(instance):
-            makespan = rollout(instance, candidate, give_up_after=shortest).now
+            makespan = roll_out(instance, candidate, give_up_after=shortest).now
             if best is None or makespan < shortest * (1.0 - TOLERANCE):
                 best, shortest = candidate, makespan
         assert best is not None

@@ -10,8 +10,8 @@ from fluid.planning.arrangement import Arrangement, KeepWidths, Replanner, start
 from fluid.planning.bounds import malleable_lower_bound
 from fluid.planning.instance import Instance
 from fluid.planning.profile import Profile
-from fluid.planning.proportional_share import widths_beside
-from fluid.planning.rollout import Strips, rollout, start
+from fluid.planning.proportional_share import arrival_widths
+from fluid.planning.rollout import Rollout, roll_out, start
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FloatArray
 from fluid.resources import Cluster, Placement
 from fluid.trialgroup import TrialGroup
@@ -47,14 +47,14 @@ class Planner(ABC):
         return KeepWidths()
 
     def join(self, instance: Instance, others: FloatArray, idle: int) -> Arrangement:
-        """Arranges trials that arrive while others run (:func:`fluid.planning.proportional_share.widths_beside`).
+        """Arranges trials that arrive while others run (:func:`fluid.planning.proportional_share.arrival_widths`).
 
         Args:
             instance: the new trials, and all devices of the job.
             others: heights of the trials that run or wait, seconds.
             idle: devices that nobody holds.
         """
-        widths = widths_beside(instance, others, idle)
+        widths = arrival_widths(instance, others, idle)
         order = start_order(widths, instance.heights, instance.priority)
         return Arrangement(widths, order, self.replanner(), replan_at_start=False, name=self.name)
 
@@ -88,7 +88,7 @@ class Plan:
         self.arrangement = arrangement
 
     @cached_property
-    def _started(self) -> Strips:
+    def _started(self) -> Rollout:
         return start(self.instance, self.arrangement)
 
     @property
@@ -111,9 +111,9 @@ class Plan:
         return [self.instance.trial_ids[row] for row in self.arrangement.order.tolist() if row not in held]
 
     @cached_property
-    def schedule(self) -> Strips:
+    def schedule(self) -> Rollout:
         """The predicted run, with its segments."""
-        return rollout(self.instance, self.arrangement, record=True)
+        return roll_out(self.instance, self.arrangement, record=True)
 
     @property
     def makespan(self) -> float:

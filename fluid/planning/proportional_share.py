@@ -33,7 +33,7 @@ def static_widths(heights: FloatArray, c: ArrayLike, d: ArrayLike, n: int) -> Fl
     return np.minimum(np.maximum(whole, 1.0 / np.asarray(c, dtype=np.float64)), np.asarray(d, dtype=np.float64))
 
 
-def widths_beside(instance: Instance, others: FloatArray, idle: int) -> FloatArray:
+def arrival_widths(instance: Instance, others: FloatArray, idle: int) -> FloatArray:
     """Widths of trials that arrive while others run or wait: each gets its share of all the work there is.
 
     A trial whose share is below one device, or for which none is idle, takes a slot beside others.

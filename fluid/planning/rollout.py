@@ -45,7 +45,7 @@ class Segment:
     pause: float = 0.0
 
 
-class Strips:
+class Rollout:
     """Trials on devices. Rows are numbered in the order they are added.
 
     Args:
@@ -279,23 +279,23 @@ class Strips:
             self.segments.append(Segment(row, start, self.now, devices, self._width[row], min(pause, self.now - start)))
 
 
-def start(instance: Instance, arrangement: Arrangement, *, record: bool = False) -> Strips:
+def start(instance: Instance, arrangement: Arrangement, *, record: bool = False) -> Rollout:
     """Starts every trial of an arrangement that fits on the idle cluster; the others are queued.
 
     Where all of them start and devices are left idle, the re-planner is asked at once, free of epsilon: nothing
     has run yet.
     """
-    strips = Strips(instance.cluster, instance.epsilon, record=record)
-    strips.submit(instance, arrangement)
-    strips.dispatch()
-    if arrangement.replan_at_start and not strips.queued and strips.occupancy.free_count:
-        strips.apply(arrangement.replanner.replan(strips.snapshot(epsilon=0.0)))
-    return strips
+    rollout = Rollout(instance.cluster, instance.epsilon, record=record)
+    rollout.submit(instance, arrangement)
+    rollout.dispatch()
+    if arrangement.replan_at_start and not rollout.queued and rollout.occupancy.free_count:
+        rollout.apply(arrangement.replanner.replan(rollout.snapshot(epsilon=0.0)))
+    return rollout
 
 
-def rollout(
+def roll_out(
     instance: Instance, arrangement: Arrangement, *, give_up_after: float = math.inf, record: bool = False
-) -> Strips:
+) -> Rollout:
     """Runs an arrangement to its end by the runtime model, re-planning included.
 
     Args:
@@ -307,14 +307,14 @@ def rollout(
     Returns:
         The strips at the end; ``now`` is the makespan in seconds, infinite if given up.
     """
-    strips = start(instance, arrangement, record=record)
-    while strips.running:
-        if strips.next_end > give_up_after:
-            strips.now = math.inf
+    rollout = start(instance, arrangement, record=record)
+    while rollout.running:
+        if rollout.next_end > give_up_after:
+            rollout.now = math.inf
             break
-        strips.advance(math.inf)
-        if strips.queued:
-            strips.dispatch()
-        if not strips.queued and strips.running:
-            strips.apply(arrangement.replanner.replan(strips.snapshot()))
-    return strips
+        rollout.advance(math.inf)
+        if rollout.queued:
+            rollout.dispatch()
+        if not rollout.queued and rollout.running:
+            rollout.apply(arrangement.replanner.replan(rollout.snapshot()))
+    return rollout

@@ -47,7 +47,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def keeper_of(daemon: MpsDaemon) -> int:
+def supervisor_of(daemon: MpsDaemon) -> int:
     assert daemon.pid is not None
     return int(Path(f"/proc/{daemon.pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
@@ -286,13 +286,13 @@ def test_a_restart_that_fails_closes_it(start: Callable[..., MpsDaemon], fake: F
         daemon.restart()
 
 
-def test_nothing_is_left_if_the_keeper_is_killed(start: Callable[..., MpsDaemon], processes: Any) -> None:
+def test_nothing_is_left_if_the_supervisor_is_killed(start: Callable[..., MpsDaemon], processes: Any) -> None:
     daemon = start()
     (server,) = daemon.servers()
-    supervisor = keeper_of(daemon)
+    supervisor = supervisor_of(daemon)
     processes.watch(daemon.pid, supervisor)
     os.kill(supervisor, signal.SIGKILL)
-    assert processes.have_ended(PATIENCE), "the daemon dies with its keeper"
+    assert processes.have_ended(PATIENCE), "the daemon dies with its supervisor"
     assert daemon.problem() == "the process that kept the MPS control daemon has died"
     processes.watch(server)
     daemon.close()
@@ -304,7 +304,7 @@ def test_nothing_is_left_if_the_keeper_is_killed(start: Callable[..., MpsDaemon]
 
 def test_closing_leaves_nothing(start: Callable[..., MpsDaemon], fake: Fake, processes: Any) -> None:
     daemon = start(quit_timeout=7.0)
-    processes.watch(daemon.pid, keeper_of(daemon), *daemon.servers())
+    processes.watch(daemon.pid, supervisor_of(daemon), *daemon.servers())
     daemon.close()
     assert processes.have_ended()
     assert not os.path.exists(daemon.pipe_folder)
@@ -317,7 +317,7 @@ def test_the_end_of_a_context_also_by_an_error(fake: Fake, processes: Any) -> No
         pytest.raises(KeyboardInterrupt),
         MpsDaemon([A], program=str(fake.program), start_timeout=PATIENCE, answer_timeout=PATIENCE) as daemon,
     ):
-        processes.watch(daemon.pid, keeper_of(daemon), *daemon.servers())
+        processes.watch(daemon.pid, supervisor_of(daemon), *daemon.servers())
         raise KeyboardInterrupt
     assert processes.have_ended()
 
@@ -325,7 +325,7 @@ def test_the_end_of_a_context_also_by_an_error(fake: Fake, processes: Any) -> No
 def test_a_daemon_that_does_not_quit_is_killed(start: Callable[..., MpsDaemon], fake: Fake, processes: Any) -> None:
     fake.tell("stays")
     daemon = start(quit_timeout=1.0)
-    processes.watch(daemon.pid, keeper_of(daemon), *daemon.servers())
+    processes.watch(daemon.pid, supervisor_of(daemon), *daemon.servers())
     daemon.close()
     assert processes.have_ended()
 

@@ -14,7 +14,7 @@ from planning_helpers import CLOSE, UNEQUAL, Case, cases, jobs, makespan, plan
 from fluid.planners.portfolio import candidates
 from fluid.planning.bounds import malleable_lower_bound
 from fluid.planning.instance import Instance
-from fluid.planning.rollout import rollout
+from fluid.planning.rollout import roll_out
 from fluid.planning.runtime_model import packing_limit, width_limit
 
 # --- The helper itself
@@ -82,7 +82,7 @@ def test_any_widths_run_as_an_independent_simulation_says(case: Case, data: st.D
     ]
     made.widths[:] = widths
     made.order[:] = data.draw(st.permutations(range(len(instance))))
-    run = rollout(instance, made)
+    run = roll_out(instance, made)
     assert [run.finished[row] for row in made.order.tolist()] == pytest.approx(
         simulate(jobs(instance, made), case.speeds)
     )
@@ -92,8 +92,8 @@ def test_any_widths_run_as_an_independent_simulation_says(case: Case, data: st.D
 def test_giving_up_changes_nothing_but_the_end(case: Case, share: float) -> None:
     instance = case.instance
     for arrangement in candidates(instance):
-        whole = rollout(instance, arrangement).now
-        early = rollout(instance, arrangement, give_up_after=share * whole).now
+        whole = roll_out(instance, arrangement).now
+        early = roll_out(instance, arrangement, give_up_after=share * whole).now
         assert early == (whole if share >= 1.0 else math.inf)
 
 

@@ -22,7 +22,7 @@ from fluid.planners.water_fill import WaterFill
 from fluid.planning.arrangement import Arrangement
 from fluid.planning.bounds import fixed_width_lower_bound, malleable_lower_bound
 from fluid.planning.instance import Instance
-from fluid.planning.rollout import Strips
+from fluid.planning.rollout import Rollout
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.static_fluid import StaticFluid
 
@@ -184,24 +184,24 @@ def test_every_resize_can_be_carried_out(case: Case, which: int, replanner: type
     instance = case.instance
     proposals = list(candidates(instance))
     arrangement = proposals[which % len(proposals)]
-    strips = started(instance, arrangement)
-    if not strips.queued:
-        _carry_out(strips, replace(arrangement, replanner=replanner()))
-    while strips.running:
-        strips.advance(math.inf)
-        strips.dispatch()
-        if not strips.queued and strips.running:
-            _carry_out(strips, replace(arrangement, replanner=replanner()))
-    assert len(strips.finished) == len(instance)
+    rollout = started(instance, arrangement)
+    if not rollout.queued:
+        _carry_out(rollout, replace(arrangement, replanner=replanner()))
+    while rollout.running:
+        rollout.advance(math.inf)
+        rollout.dispatch()
+        if not rollout.queued and rollout.running:
+            _carry_out(rollout, replace(arrangement, replanner=replanner()))
+    assert len(rollout.finished) == len(instance)
 
 
-def _carry_out(strips: Strips, arrangement: Arrangement) -> None:
-    snapshot = strips.snapshot()
+def _carry_out(rollout: Rollout, arrangement: Arrangement) -> None:
+    snapshot = rollout.snapshot()
     resizes = arrangement.replanner.replan(snapshot)
     assert len({row for row, _ in resizes}) == len(resizes), "one order a trial"
     for row, width in resizes:
-        assert width != strips.width(row)
-        assert strips.resize(row, width), f"{resizes} for {snapshot}"
+        assert width != rollout.width(row)
+        assert rollout.resize(row, width), f"{resizes} for {snapshot}"
 
 
 # --- Memory, names and bad input

@@ -21,7 +21,7 @@ from fluid.planning.bounds import fixed_width_lower_bound, malleable_lower_bound
 from fluid.planning.instance import Instance
 from fluid.planning.narrowest_widths import NarrowestWidths
 from fluid.planning.planner import Plan
-from fluid.planning.rollout import rollout
+from fluid.planning.rollout import roll_out
 from fluid.planning.runtime_model import stretch_of
 from fluid.static_fluid import StaticFluid
 
@@ -150,8 +150,8 @@ def test_the_choice_is_the_first_of_the_shortest(case: Case) -> None:
     instance = case.instance
     chosen = Portfolio().arrange(instance)
     found = list(candidates(instance))
-    lengths = [rollout(instance, candidate).now for candidate in found]
-    assert rollout(instance, chosen).now <= min(lengths) * (1 + 2 * CLOSE)
+    lengths = [roll_out(instance, candidate).now for candidate in found]
+    assert roll_out(instance, chosen).now <= min(lengths) * (1 + 2 * CLOSE)
     names = [candidate.name for candidate in found]
     first = next(i for i, length in enumerate(lengths) if length <= min(lengths) * (1 + 2 * CLOSE))
     assert names.index(chosen.name) == first

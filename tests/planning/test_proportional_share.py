@@ -15,7 +15,7 @@ from planning_helpers import Case, Scene, cases, scenes
 from fluid.planners.by_name import PLANNERS
 from fluid.planning.arrangement import Resize
 from fluid.planning.instance import Instance
-from fluid.planning.proportional_share import make_room, shares, static_widths, widths_beside
+from fluid.planning.proportional_share import arrival_widths, make_room, shares, static_widths
 
 quarters = st.lists(st.integers(1, 200), min_size=1, max_size=12)
 
@@ -61,7 +61,7 @@ def test_widths_beside_others(case: Case, others: list[int], data: st.DataObject
     instance = case.instance
     model = instance.model
     idle = data.draw(st.integers(0, instance.n))
-    widths = widths_beside(instance, np.array(others) / 4, idle).tolist()
+    widths = arrival_widths(instance, np.array(others) / 4, idle).tolist()
     everything = [Fraction(h) for h in case.heights] + [Fraction(h, 4) for h in others]
     due = exact_shares(everything, instance.n)
     left = idle
@@ -75,11 +75,11 @@ def test_widths_beside_others(case: Case, others: list[int], data: st.DataObject
 def test_widths_beside_others_by_hand() -> None:
     instance = Instance.build([20.0, 10.0, 1.0], 8, c=4, d=8)
     # 31 of 40 s are theirs: shares 4, 2 and 0.2 of the 8 devices.
-    assert widths_beside(instance, np.array([9.0]), 8).tolist() == [4.0, 2.0, 0.25]
-    assert widths_beside(instance, np.array([9.0]), 5).tolist() == [4.0, 1.0, 0.25]
-    assert widths_beside(instance, np.array([9.0]), 0).tolist() == [0.25, 0.25, 0.25]
-    assert widths_beside(instance, np.array([0.0]), 8).tolist() == [5.0, 2.0, 0.25]
-    assert widths_beside(instance, np.array([]), 8).tolist() == [5.0, 2.0, 0.25]
+    assert arrival_widths(instance, np.array([9.0]), 8).tolist() == [4.0, 2.0, 0.25]
+    assert arrival_widths(instance, np.array([9.0]), 5).tolist() == [4.0, 1.0, 0.25]
+    assert arrival_widths(instance, np.array([9.0]), 0).tolist() == [0.25, 0.25, 0.25]
+    assert arrival_widths(instance, np.array([0.0]), 8).tolist() == [5.0, 2.0, 0.25]
+    assert arrival_widths(instance, np.array([]), 8).tolist() == [5.0, 2.0, 0.25]
 
 
 @pytest.mark.parametrize("name", ["static", "dynamic", "portfolio"])

@@ -266,12 +266,12 @@ class RayDevices:
         # Another dictionary, so that whoever goes through this one in another thread can.
         self._slots = {**self._slots, **{slot.device.index: slot for slot in slots}}
 
-    def _complete(self, slot: _Slot, node: dict[str, Any], request_check: Any) -> None:
+    def _complete(self, slot: _Slot, node: dict[str, Any], look: Any) -> None:
         """Notes what is known of a device by now."""
         memory = slot.device.memory_bytes
-        if request_check is not None:
+        if look is not None:
             try:
-                slot.visible, seen = ray.get(request_check, timeout=_LOOK_S)
+                slot.visible, seen = ray.get(look, timeout=_LOOK_S)
                 memory = seen if memory is None else memory
             except Exception as error:
                 _log.warning("GPU %d cannot be looked at: %s", slot.device.index, error)
