@@ -67,7 +67,7 @@ class FluidExecutor:
             you make one yourself.
         run_dir: folder for this run's journal, results and logs; ``None`` for a new one in ``~/fluid_runs``.
         verbose: 1 for live progress on a terminal, 0 for silence.
-        lane_policy: which trial a lane runs next if several have iterations left in it: ``"pack"``, the one with the
+        lane_policy: which trial a lane runs next if several have iterations left in it: ``"longest_first"``, the one with the
             longest work left, ``"srtf"``, the shortest, or ``"fair"``, the one that was served least.
 
     Raises:
@@ -255,7 +255,7 @@ class FluidExecutor:
             trial.memory,
             can_save(trial.trainable),
             trial.retry_errors,
-            trial.leads_to,
+            trial.follow_up_iterations,
         )
 
     def _controls(self) -> Controls:
@@ -296,9 +296,9 @@ class FluidExecutor:
     def _stop(self, trial_id: str, outcome: str | None) -> None:
         self._pump.call(lambda: self._pump.handle(StopRequested(self._backend.now(), trial_id, outcome)))
 
-    def _extend(self, trial_id: str, budget: int, leads_to: int) -> None:
+    def _extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
         def extend() -> None:
-            self._pump.handle(BudgetExtended(self._backend.now(), trial_id, budget, leads_to))
+            self._pump.handle(BudgetExtended(self._backend.now(), trial_id, budget, follow_up_iterations))
             trial = self._state.trials[trial_id]
             if not trial.state.ended:
                 self._pump.tell(partial(self._pump.handles[trial.group_id].reopen, trial_id))
@@ -346,7 +346,7 @@ def is_in_force(executor: FluidExecutor) -> bool:
 
 
 @contextlib.contextmanager
-def lent(given: FluidExecutor | None) -> Iterator[FluidExecutor]:
+def executor_scope(given: FluidExecutor | None) -> Iterator[FluidExecutor]:
     """The executor to run on: the one given, that in force or a new one; closed at the end unless it is in force."""
     executor = given or executor_in_force() or FluidExecutor()
     try:

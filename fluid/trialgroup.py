@@ -76,7 +76,7 @@ class Trial:
         config: the hyperparameters.
         budget: iterations to run, a whole number of at least 1.
         priority: trials of a higher priority start before those of a lower one.
-        leads_to: iterations that may be asked for once this budget is used up, of this trial or of others that wait for
+        follow_up_iterations: iterations that may be asked for once this budget is used up, of this trial or of others that wait for
             it, such as those of the rungs after this one. Of one priority, trials that lead to more start first, beside
             some of those that do not.
         trial_id: unique name; made up where it is ``None``.
@@ -101,7 +101,7 @@ class Trial:
     memory: MemoryNeed | None = None
     retry_errors: bool = True
     shown: Shown | None = None
-    leads_to: int = 0
+    follow_up_iterations: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", require_integer("budget", self.budget, at_least=1))
@@ -112,7 +112,9 @@ class Trial:
             raise InvalidFieldError("profile_key", self.profile_key, "must be a non-empty string or None")
         if self.memory is not None and not isinstance(self.memory, MemoryNeed):
             raise InvalidFieldError("memory", self.memory, "must be a MemoryNeed or None")
-        object.__setattr__(self, "leads_to", require_integer("leads_to", self.leads_to, at_least=0))
+        object.__setattr__(
+            self, "follow_up_iterations", require_integer("follow_up_iterations", self.follow_up_iterations, at_least=0)
+        )
         if not isinstance(self.retry_errors, bool):
             raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
         if not isinstance(self.config, Mapping):
@@ -194,13 +196,13 @@ class TrialGroup:
         self._trials[trial.id] = trial
         return trial
 
-    def extend(self, trial_id: str, budget: int, *, leads_to: int = 0) -> Trial:
+    def extend(self, trial_id: str, budget: int, *, follow_up_iterations: int = 0) -> Trial:
         """Gives a trial ``budget`` further iterations, and returns the trial as it now stands."""
         trial = self[trial_id]
         if trial_id in self._stopped:
             raise InvalidFieldError("trial_id", trial_id, "was stopped and cannot be extended")
         further = require_integer("budget", budget, at_least=1)
-        extended = replace(trial, budget=trial.budget + further, leads_to=leads_to)
+        extended = replace(trial, budget=trial.budget + further, follow_up_iterations=follow_up_iterations)
         self._trials[trial_id] = extended
         return extended
 

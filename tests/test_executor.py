@@ -400,7 +400,7 @@ def options_of_a_lane(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) 
 def test_lanes_hear_of_the_policy(
     make: Callable[..., FluidExecutor], monkeypatch: pytest.MonkeyPatch, policy: str | None
 ) -> None:
-    assert options_of_a_lane(make(lane_policy=policy), monkeypatch).policy == (policy or "pack")
+    assert options_of_a_lane(make(lane_policy=policy), monkeypatch).policy == (policy or "longest_first")
 
 
 @pytest.mark.parametrize("packing", ["auto", "timeslice", "off"])

@@ -24,7 +24,7 @@ class TrialSpec:
         memory: device memory it needs, if known beforehand.
         can_save: whether it can be saved and restored, and so be moved to another lane.
         retry_errors: whether it is tried again after it raised. Lost lanes and memory that ran out never depend on it.
-        leads_to: iterations that may be asked for once its budget is used up, of it or of others that wait for it.
+        follow_up_iterations: iterations that may be asked for once its budget is used up, of it or of others that wait for it.
     """
 
     trial_id: str
@@ -35,7 +35,7 @@ class TrialSpec:
     memory: MemoryNeed | None = None
     can_save: bool = True
     retry_errors: bool = True
-    leads_to: int = 0
+    follow_up_iterations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,12 @@ class BudgetExtended(Event):
     """A trial got ``iterations`` more; one that was done runs again.
 
     Attributes:
-        leads_to: iterations that may be asked for after those, of it or of others that wait for it.
+        follow_up_iterations: iterations that may be asked for after those, of it or of others that wait for it.
     """
 
     trial_id: str
     iterations: int
-    leads_to: int = 0
+    follow_up_iterations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Preemptions:
         width = 1.0 / estimates.co_residents(trial) if holds and trial.width < 1.0 else trial.width
         step = seconds / max(1, trial.iterations_left)
         cost = estimates.facts(trial).interruption
-        return Demand(trial.row, seconds, trial.leads_to * usual_pace, step, width, cost, yields)
+        return Demand(trial.row, seconds, trial.follow_up_iterations * usual_pace, step, width, cost, yields)
 
     def _may_be_preempted(self, trial: TrialRecord, first: float) -> bool:
         if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting or trial.calls:

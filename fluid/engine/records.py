@@ -127,7 +127,7 @@ class TrialRecord:
         calls: of its methods, in the order asked for; those that a lane was told to make come first.
         suspending: whether it was told to pause, to make way for others, and has not answered.
         successor: row of the trial that is to have its device then; ``None`` if those that are there are to.
-        leads_to: iterations that may be asked for once its budget is used up, of it or of others.
+        follow_up_iterations: iterations that may be asked for once its budget is used up, of it or of others.
         woken: whether it was done, and is not any more only because its state is needed for a call.
         outcome: what came of it, as whoever stopped it has it; ``None`` if that was not said.
         story: its latest transitions, for error messages.
@@ -165,7 +165,7 @@ class TrialRecord:
     calls: list[PendingCall] = field(default_factory=list)
     preempting: bool = False
     successor: int | None = None
-    leads_to: int = 0
+    follow_up_iterations: int = 0
     woken: bool = False
     outcome: str | None = None
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))

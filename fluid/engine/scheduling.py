@@ -252,10 +252,10 @@ class Scheduling:
 
     def _note_paths(self, trials: Sequence[TrialRecord]) -> None:
         """Notes how far it is to the end of what trials lead to, which go on at nobody knows whose pace."""
-        leading = [trial for trial in trials if trial.leads_to > 0]
+        leading = [trial for trial in trials if trial.follow_up_iterations > 0]
         pace = self.estimates.usual_pace() if leading else 0.0
         for trial in leading:
-            self.work.note_path(trial.row, self.estimates.height(trial) + trial.leads_to * pace)
+            self.work.note_path(trial.row, self.estimates.height(trial) + trial.follow_up_iterations * pace)
 
     def _to_start_early(self, trials: Sequence[TrialRecord]) -> set[int]:
         """The first of those that nobody waits for: with those that run, on their share of the devices by work.
@@ -263,17 +263,17 @@ class Scheduling:
         The others fill the devices at the end; but results of whole trials are of use from the beginning.
         """
         heights = {trial.row: self.estimates.height(trial) for trial in trials}
-        others = [trial.row for trial in trials if trial.leads_to == 0]
+        others = [trial.row for trial in trials if trial.follow_up_iterations == 0]
         if len(others) == len(trials) or not others:
             return set()
         share = sum(heights[row] for row in others) / sum(heights.values())
-        running = sum(self.records[row].leads_to == 0 for row in self.running)
+        running = sum(self.records[row].follow_up_iterations == 0 for row in self.running)
         return set(others[: max(0, round(share * self.n) - running)])
 
     def _is_pressing(self, trial: TrialRecord) -> bool:
         """Whether more is to follow from a trial, or it is by itself longer than all that follows from any."""
         path = self.work.longest_path
-        return path > 0.0 and (trial.leads_to > 0 or self.work.by_row[trial.row] > _LONG * path)
+        return path > 0.0 and (trial.follow_up_iterations > 0 or self.work.by_row[trial.row] > _LONG * path)
 
     def withdraw(self, trial: TrialRecord) -> None:
         """Takes a trial out of the queue, if it is there."""

@@ -104,7 +104,7 @@ class Submissions:
             self._core.log(trial, "was extended at the instant it ended")
             return  # the submitter hears of its end
         trial.budget += event.iterations
-        self._note_what_follows(trial, event.leads_to)
+        self._note_what_follows(trial, event.follow_up_iterations)
         if trial.woken:  # its submitter waits for it again
             trial.woken = False
             if trial.launched and trial.state is not TrialState.STARTING:
@@ -131,16 +131,18 @@ class Submissions:
             self._lifecycle.stop(trial)
         self._lifecycle.forget(trial)
 
-    def _note_what_follows(self, trial: TrialRecord, leads_to: int) -> None:
+    def _note_what_follows(self, trial: TrialRecord, follow_up_iterations: int) -> None:
         """Notes what a trial leads to, by which those that wait are ordered."""
-        before, trial.leads_to = trial.leads_to, leads_to
-        if leads_to != before and trial.row in self._core.scheduling.queue:
+        before, trial.follow_up_iterations = trial.follow_up_iterations, follow_up_iterations
+        if follow_up_iterations != before and trial.row in self._core.scheduling.queue:
             self._core.unqueue(trial)
             self._core.enqueue(trial, "extended")
 
     def _admit(self, group_id: str, spec: TrialSpec) -> TrialRecord:
         core = self._core
-        trial = TrialRecord(spec, core.next_row(), group_id, spec.budget, leads_to=spec.leads_to)
+        trial = TrialRecord(
+            spec, core.next_row(), group_id, spec.budget, follow_up_iterations=spec.follow_up_iterations
+        )
         core.trials[spec.trial_id] = trial
         core.scheduling.records[trial.row] = trial
         group = core.groups[group_id]
@@ -177,7 +179,7 @@ class _Asked:
         require_integer("budget", spec.budget, at_least=1)
         require_integer("max_width", spec.max_width, at_least=1)
         require_number("priority", spec.priority, at_least=float("-inf"))
-        require_integer("leads_to", spec.leads_to, at_least=0)
+        require_integer("follow_up_iterations", spec.follow_up_iterations, at_least=0)
         if not self._core.scheduling.estimates.could_hold(spec.memory):
             raise InvalidFieldError("memory", spec.memory, f"trial {spec.trial_id!r} fits on no device")
         self._trials.add(spec.trial_id)
@@ -194,7 +196,7 @@ class _Asked:
     def extension(self, event: BudgetExtended) -> None:
         trial = self._known(event.trial_id)
         require_integer("iterations", event.iterations, at_least=1)
-        require_integer("leads_to", event.leads_to, at_least=0)
+        require_integer("follow_up_iterations", event.follow_up_iterations, at_least=0)
         if event.trial_id in self._stopped:
             raise InvalidFieldError("trial_id", event.trial_id, "has been stopped and cannot be extended")
         if trial is None:

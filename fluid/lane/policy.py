@@ -27,7 +27,7 @@ def choose(
 ) -> ResidentWork:
     """Returns the resident to run for the next iteration.
 
-    ``"pack"``: the one with the longest work left. What is left at any time is then as even and as small in its
+    ``"longest_first"``: the one with the longest work left. What is left at any time is then as even and as small in its
     longest part as it can be, so that, once other devices have room, nothing long is left to run alone at the end.
     ``"srtf"``: the one with the shortest work left, which makes the mean time until a trial is done the least there
     is. ``"fair"``: the one that was served least, so that all advance by equal seconds.
@@ -78,11 +78,11 @@ def _least_served_first(work: ResidentWork) -> float:
 
 #: Each gives a resident a rank in seconds; the lowest runs.
 POLICIES: dict[str, Callable[[ResidentWork], float]] = {
-    "pack": _longest_first,
+    "longest_first": _longest_first,
     "srtf": _shortest_first,
     "fair": _least_served_first,
 }
-DEFAULT_POLICY = "pack"
+DEFAULT_POLICY = "longest_first"
 
 
 def _checked(work: ResidentWork) -> ResidentWork:

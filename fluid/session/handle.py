@@ -135,21 +135,21 @@ class TrialGroupHandle:
         self._controls.stop(trial_id, outcome)
         self._group.stop(trial_id)
 
-    def extend(self, trial_id: str, budget: int, *, leads_to: int = 0) -> None:
+    def extend(self, trial_id: str, budget: int, *, follow_up_iterations: int = 0) -> None:
         """Gives a trial ``budget`` further iterations; one that was done goes on where it was.
 
         Args:
             trial_id: a trial of this group.
             budget: how many more.
-            leads_to: what may be asked for after those (:class:`fluid.Trial`).
+            follow_up_iterations: what may be asked for after those (:class:`fluid.Trial`).
 
         Raises:
-            InvalidFieldError: the trial is unknown, stopped or failed, the budget is below 1, or ``leads_to`` below 0.
+            InvalidFieldError: the trial is unknown, stopped or failed, the budget is below 1, or ``follow_up_iterations`` below 0.
         """
         budget = require_integer("budget", budget, at_least=1)
-        leads_to = require_integer("leads_to", leads_to, at_least=0)
-        self._controls.extend(trial_id, budget, leads_to)
-        self._group.extend(trial_id, budget, leads_to=leads_to)
+        follow_up_iterations = require_integer("follow_up_iterations", follow_up_iterations, at_least=0)
+        self._controls.extend(trial_id, budget, follow_up_iterations)
+        self._group.extend(trial_id, budget, follow_up_iterations=follow_up_iterations)
 
     def add(self, *trials: Trial) -> None:
         """Adds trials to the group; they are planned together.

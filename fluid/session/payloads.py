@@ -59,7 +59,7 @@ class PayloadWriter:
                 "max_width": trial.max_width,
                 "memory": trial.memory,
                 "retry_errors": trial.retry_errors,
-                "leads_to": trial.leads_to,
+                "follow_up_iterations": trial.follow_up_iterations,
             }
             frames.append(_Payload(group_id, group_name, known[key][0], dump_config(trial.config), fields))
         self._known = known

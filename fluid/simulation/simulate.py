@@ -202,10 +202,14 @@ class _Run:
                 self._open[trial_id] = _Ask(index, wanted.trial, first, wanted.iterations, stop_after)
                 self._asks.append(self._open[trial_id])
                 if trial_id in self._state.trials:
-                    events.append(BudgetExtended(now, trial_id, wanted.iterations, wanted.leads_to))
+                    events.append(BudgetExtended(now, trial_id, wanted.iterations, wanted.follow_up_iterations))
                 else:
-                    width, leads_to = self._scenario.d, wanted.leads_to
-                    fresh.append(TrialSpec(trial_id, wanted.iterations, 1.0, trial_id, width, leads_to=leads_to))
+                    width, follow_up_iterations = self._scenario.d, wanted.follow_up_iterations
+                    fresh.append(
+                        TrialSpec(
+                            trial_id, wanted.iterations, 1.0, trial_id, width, follow_up_iterations=follow_up_iterations
+                        )
+                    )
             if fresh:
                 events.append(GroupSubmitted(now, f"{index}", tuple(fresh)))
             self._groups.append(group)

@@ -21,12 +21,12 @@ class Ask:
     Attributes:
         trial: number of the trial; the same one may be asked for again later.
         iterations: how many to run, at least 1.
-        leads_to: how many may follow, of this trial or of one that waits for it.
+        follow_up_iterations: how many may follow, of this trial or of one that waits for it.
     """
 
     trial: int
     iterations: int
-    leads_to: int = 0
+    follow_up_iterations: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Bracket:
         self.started = True
         iterations = self._target - self._reached
         self._waiting, self._survivors = set(self._trials), []
-        leads_to = self._workload.max_iterations - self._target
-        asks = tuple(Ask(trial, iterations, leads_to) for trial in self._trials)
+        follow_up_iterations = self._workload.max_iterations - self._target
+        asks = tuple(Ask(trial, iterations, follow_up_iterations) for trial in self._trials)
         name, stage = f"{self._name} rung {self._rung}", self._first_stage + self._rung
         return [GroupAsk(name, asks, stage, self._number)]
 
@@ -278,8 +278,8 @@ class Pbt:
         done = self._done.get(member, 0)
         iterations = min(self._workload.interval, self._workload.max_iterations - done)
         self._done[member] = done + iterations
-        leads_to = self._workload.max_iterations - self._done[member]
-        return [Ask(member, iterations, leads_to)] if iterations > 0 else []
+        follow_up_iterations = self._workload.max_iterations - self._done[member]
+        return [Ask(member, iterations, follow_up_iterations)] if iterations > 0 else []
 
 
 def make_algorithm(workload: Workload, scores: Scores, devices: int) -> Algorithm:

@@ -54,7 +54,7 @@ class Chance:
         self._state = None if seed is None else np.random.RandomState(seed).get_state()
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def executor_scope(self) -> Iterator[None]:
         """Puts the run's own state in the place of the process's."""
         if self._state is None:
             yield

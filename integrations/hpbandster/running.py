@@ -13,7 +13,7 @@ import numpy as np
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.executor import FluidExecutor, lent
+from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.hpbandster.optimizers import Books, Chance, Job, Worker, make, quiet
 from fluid.integrations.hpbandster.worker_trial import WorkerTrial
 from fluid.session.handle import TrialGroupHandle
@@ -90,7 +90,7 @@ def run(
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     chance = Chance(seed)
-    with quiet(), chance.lent():
+    with quiet(), chance.executor_scope():
         books = make(optimizer, configspace, eta=eta, min_budget=min_budget, max_budget=max_budget, **options)
         if seed is not None:
             configspace.seed(seed)
@@ -98,7 +98,7 @@ def run(
         trials: Trials = WorkerTrials(books, trainable, dict(worker_options or {}), working_directory)
     else:
         trials = Trials(trainable, metric, 1.0 if mode == "min" else -1.0, resume)
-    with lent(executor) as chosen:
+    with executor_scope(executor) as chosen:
         return _Run(books, trials, chosen, chance, synchronous).to_the_end(iterations)
 
 
@@ -120,15 +120,15 @@ class Trials:
 
     def trial(self, job: Any, stages: Any) -> Trial:
         """A trial that has run nothing yet; ``stages`` is the iteration of Successive Halving that it belongs to."""
-        config, leads_to = dict(job.kwargs["config"]), self.leads_to(job, stages)
-        return Trial(self._trainable, config, budget=self.iterations(job), leads_to=leads_to)
+        config, follow_up_iterations = dict(job.kwargs["config"]), self.follow_up_iterations(job, stages)
+        return Trial(self._trainable, config, budget=self.iterations(job), follow_up_iterations=follow_up_iterations)
 
     def iterations(self, job: Any) -> int:
         """How many iterations a trial has done when it has had its budget."""
         iterations: int = round(job.kwargs["budget"])
         return iterations
 
-    def leads_to(self, job: Any, stages: Any) -> int:
+    def follow_up_iterations(self, job: Any, stages: Any) -> int:
         """How many iterations the stages after this one have for those that get there."""
         last: int = round(stages.budgets[-1])
         return max(0, last - self.iterations(job))
@@ -173,10 +173,12 @@ class WorkerTrials(Trials):
     def trial(self, job: Any, stages: Any) -> Trial:
         budgets = [float(budget) for budget in stages.budgets[job.id[1] :]]
         own = {"config_id": job.id, "config": job.kwargs["config"], "budgets": budgets}
-        config, leads_to = {**self._shared, **own}, self.leads_to(job, stages)
-        return Trial(self._trainable, config, budget=1, profile_key=self._name, leads_to=leads_to)
+        config, follow_up_iterations = {**self._shared, **own}, self.follow_up_iterations(job, stages)
+        return Trial(
+            self._trainable, config, budget=1, profile_key=self._name, follow_up_iterations=follow_up_iterations
+        )
 
-    def leads_to(self, job: Any, stages: Any) -> int:
+    def follow_up_iterations(self, job: Any, stages: Any) -> int:
         return len(stages.budgets) - 1 - int(stages.stage)
 
     def iterations(self, job: Any) -> int:
@@ -231,7 +233,7 @@ class _Run(TrialListener):
                     self._submit(runs)
                 elif iterations and len(self.under_way) < self._enough:
                     iterations -= 1
-                    with quiet(), self.chance.lent():
+                    with quiet(), self.chance.executor_scope():
                         self.books.begin_iteration()
                 elif self.under_way:
                     self._await_news()
@@ -250,7 +252,7 @@ class _Run(TrialListener):
         return 1 if self.synchronous else len(self.executor.devices)
 
     def _next_runs(self) -> list[Any]:
-        with quiet(), self.chance.lent():
+        with quiet(), self.chance.executor_scope():
             runs = []
             for config_id, config, budget in self.books.next_runs():
                 job = Job(config_id, config=config, budget=budget)
@@ -285,8 +287,8 @@ class _Run(TrialListener):
         further = self.trials.iterations(job) - trial.iterations
         trial.job, trial.iterations = job, trial.iterations + further
         self.under_way.add(trial_id)
-        leads_to = self.trials.leads_to(job, self.books.iterations[job.id[0]])
-        trial.handle.extend(trial_id, further, leads_to=leads_to)
+        follow_up_iterations = self.trials.follow_up_iterations(job, self.books.iterations[job.id[0]])
+        trial.handle.extend(trial_id, further, follow_up_iterations=follow_up_iterations)
 
     def _let_go(self) -> None:
         """Drops trials that will not go on."""
@@ -313,7 +315,7 @@ class _Run(TrialListener):
                 return
             # In the order in which they were sampled, so that the model does not depend on who was faster.
             self.ended.sort(key=lambda job: job.id)
-        with quiet(), self.chance.lent():
+        with quiet(), self.chance.executor_scope():
             for job in self.ended:
                 self.books.register(job)
         self.ended.clear()

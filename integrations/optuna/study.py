@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number
-from fluid.executor import FluidExecutor, lent
+from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.optuna.loop import Job, Loop, Space
 from fluid.trainables.pickling import dump_trainable
 from fluid.trainables.trainable import kind_of
@@ -90,7 +90,7 @@ def optimize(
         catch=_checked_catch(catch),
         callbacks=_checked_callbacks(callbacks),
     )
-    with lent(executor) as chosen:
+    with executor_scope(executor) as chosen:
         Loop(study, job, chosen).run()
 
 

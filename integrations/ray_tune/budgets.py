@@ -21,13 +21,13 @@ class Grant(NamedTuple):
         iterations: how many to run.
         saves: where its lane saves of its own accord.
         open_ended: whether nobody has to decide before it goes on beyond them.
-        leads_to: iterations that may be asked for after those, of it or of one that waits for it.
+        follow_up_iterations: iterations that may be asked for after those, of it or of one that waits for it.
     """
 
     iterations: int
     saves: Saves
     open_ended: bool
-    leads_to: int = 0
+    follow_up_iterations: int = 0
 
 
 class Budgets:
@@ -54,7 +54,7 @@ class Budgets:
             return Grant(ahead, Saves(every, at_end=at_end), open_ended=True)
         likely = frozenset((at,) if decision.likely_save else ())
         saves = Saves(every, decision.saves.also, likely, at_end)
-        return Grant(at - iteration, saves, open_ended=False, leads_to=decision.leads_to)
+        return Grant(at - iteration, saves, open_ended=False, follow_up_iterations=decision.follow_up_iterations)
 
     def ended_by_itself(self, trial: Trial, iteration: int) -> None:
         """Notes how long a trial was that nobody stopped."""

@@ -70,7 +70,7 @@ class Decision:
         stops: whether Tune is sure to stop the trial at ``at``.
         lock_step: whether the scheduler decides for a whole group at the same iteration, or never. If so, all the
             group can be asked for at once; if not, the order in which results come in matters.
-        leads_to: iterations that may be asked for after ``at``, of this trial or of one that waits for it. 0 where
+        follow_up_iterations: iterations that may be asked for after ``at``, of this trial or of one that waits for it. 0 where
             that cannot be told.
     """
 
@@ -79,7 +79,7 @@ class Decision:
     likely_save: bool = False
     stops: bool = False
     lock_step: bool = False
-    leads_to: int = 0
+    follow_up_iterations: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ def next_decision(controller: Any, scheduler: Any, trial: Any, iteration: int) -
     likely = asked and not save and (verdict.save or verdict.likely_save)
     saves = Saves(_frequency(trial), frozenset([at] if save else []))
     upto = min([verdict.upto, *(end.at for end in ends if end.at is not None)])
-    leads_to = max(0, math.ceil(upto) - at) if math.isfinite(upto) else 0
-    return Decision(at, saves, likely and at not in saves, stops, lock_step, leads_to)
+    follow_up_iterations = max(0, math.ceil(upto) - at) if math.isfinite(upto) else 0
+    return Decision(at, saves, likely and at not in saves, stops, lock_step, follow_up_iterations)
 
 
 def had_run_its_course(controller: Any, scheduler: Any, trial: Any, iteration: int) -> bool:

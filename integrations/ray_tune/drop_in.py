@@ -12,7 +12,7 @@ import ray.tune
 from ray.tune.schedulers import create_scheduler
 
 from fluid.errors import InvalidFieldError
-from fluid.executor import FluidExecutor, lent
+from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.ray_tune.scheduler import FluidScheduler
 from fluid.integrations.ray_tune.synchronous import SuccessiveHalvingScheduler, SyncBOHB
 
@@ -50,7 +50,7 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
     if executor is None:
         return ray.tune.run(run_or_experiment, **options)
     options["scheduler"] = _wrapped(options.get("scheduler"), executor)
-    with lent(executor):
+    with executor_scope(executor):
         return ray.tune.run(run_or_experiment, **options)
 
 
@@ -93,7 +93,7 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         """``ray.tune.Tuner.fit``."""
         if self._executor is None:
             return super().fit()
-        with lent(self._executor):
+        with executor_scope(self._executor):
             return super().fit()
 
 

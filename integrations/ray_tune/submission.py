@@ -183,7 +183,7 @@ class Hosting:
             retry_errors=False,
             max_width=1 if asks_for_resources(hosted.trial) else None,
             shown=Shown(hosted.trial.trial_id, hosted.trial.config, hosted.first, RESULT),
-            leads_to=grant.leads_to,
+            follow_up_iterations=grant.follow_up_iterations,
         )
 
     def _lane_trial(self, trial: Trial) -> type[LaneTrial]:
@@ -202,7 +202,7 @@ class Hosting:
         elif grant.saves != hosted.saves:
             hosted.handle.call(hosted.trial_id, "plan", grant.saves)
         hosted.take(grant)
-        hosted.handle.extend(hosted.trial_id, grant.iterations, leads_to=grant.leads_to)
+        hosted.handle.extend(hosted.trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations)
 
     def host_again(self, hosted: Hosted, checkpoint: Any) -> None:
         """Begins anew from a checkpoint that the trial was given after it had been added."""

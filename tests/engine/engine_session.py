@@ -172,7 +172,7 @@ class Session:
             memory=memory,
             can_save=rng.random() < (0.9 if self.undivided else 0.7),
             retry_errors=rng.random() < 0.8,
-            leads_to=rng.choice([0, 0, 9]),
+            follow_up_iterations=rng.choice([0, 0, 9]),
         )
 
     def submit(self, count: int) -> None:
@@ -188,8 +188,8 @@ class Session:
         if self.state.trials:
             trial_id = self.rng.choice(list(self.state.trials))
             trial = self.state.trials[trial_id]
-            leads_to = self.rng.choice([0, 0, 6])
-            event = BudgetExtended(self.backend.now, trial_id, self.rng.randint(1, 5), leads_to)
+            follow_up_iterations = self.rng.choice([0, 0, 6])
+            event = BudgetExtended(self.backend.now, trial_id, self.rng.randint(1, 5), follow_up_iterations)
             refuse = trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.given_up or trial.exhausted
             if refuse:
                 self.refused(event)

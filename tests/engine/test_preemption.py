@@ -120,13 +120,16 @@ def test_nobody_makes_way_for_one_that_does_not_fit_beside_what_stays() -> None:
 def test_trials_that_lead_to_more_start_first_and_long_ones_with_them() -> None:
     hand = Hand(devices=1, **ALONE)
     specs = {"first": (1, 0), "short": (3, 0), "leads": (1, 5), "long": (9, 0), "extended": (1, 0)}
-    trials = [TrialSpec(trial_id, budget, leads_to=leads_to) for trial_id, (budget, leads_to) in specs.items()]
+    trials = [
+        TrialSpec(trial_id, budget, follow_up_iterations=follow_up_iterations)
+        for trial_id, (budget, follow_up_iterations) in specs.items()
+    ]
     hand.do(GroupSubmitted(0.0, "g", tuple(trials)))
     order = []
     while running := [trial_id for trial_id, state in hand.states().items() if state == "STARTING"]:
         order += running
         hand.started(running[0])
         if running == ["long"]:
-            hand.do(BudgetExtended(hand.now, "extended", 1, leads_to=4))
+            hand.do(BudgetExtended(hand.now, "extended", 1, follow_up_iterations=4))
         hand.iterate(running[0], hand.trial(running[0]).budget)
     assert order == ["long", "leads", "extended", "short", "first"]

@@ -62,13 +62,13 @@ class Run:
 THREE = [ResidentWork("a", 5.0, 3.0), ResidentWork("b", 9.0, 4.0), ResidentWork("c", 2.0, 1.0)]
 
 
-@pytest.mark.parametrize(("policy", "chosen"), [("pack", "b"), ("srtf", "c"), ("fair", "c")])
+@pytest.mark.parametrize(("policy", "chosen"), [("longest_first", "b"), ("srtf", "c"), ("fair", "c")])
 def test_each_chooses_its_own(policy: str, chosen: str) -> None:
     assert choose(policy, THREE).key == chosen
 
 
 def test_the_default_is_for_the_makespan() -> None:
-    assert DEFAULT_POLICY == "pack"
+    assert DEFAULT_POLICY == "longest_first"
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -79,7 +79,7 @@ def test_of_equals_the_first_to_come_runs(policy: str) -> None:
     )
 
 
-@pytest.mark.parametrize("policy", ["pack", "srtf"])
+@pytest.mark.parametrize("policy", ["longest_first", "srtf"])
 def test_one_that_nothing_is_known_about_runs_first(policy: str) -> None:
     assert choose(policy, [ResidentWork("a", 0.0), ResidentWork("b", None), ResidentWork("c", 1e9)]).key == "b"
 
@@ -90,17 +90,17 @@ def test_fairness_needs_no_prediction() -> None:
 
 def test_slack_keeps_the_current_one() -> None:
     works = [ResidentWork("a", 10.0, 5.0), ResidentWork("b", 12.0, 4.0)]
-    assert choose("pack", works, current="a").key == "b"
-    assert choose("pack", works, current="a", slack=2.0).key == "a"
-    assert choose("pack", works, current="a", slack=1.9).key == "b"
+    assert choose("longest_first", works, current="a").key == "b"
+    assert choose("longest_first", works, current="a", slack=2.0).key == "a"
+    assert choose("longest_first", works, current="a", slack=1.9).key == "b"
     assert choose("fair", works, current="a", slack=1.0).key == "a"
-    assert choose("pack", works, current="gone", slack=9.0).key == "b"
+    assert choose("longest_first", works, current="gone", slack=9.0).key == "b"
 
 
 def test_slack_saves_switches() -> None:
     jobs = [(1, 20), (1, 20)]
-    assert run("pack", jobs).switches == 21, "each runs two iterations in turn"
-    assert run("pack", jobs, slack=5.0).switches == 5
+    assert run("longest_first", jobs).switches == 21, "each runs two iterations in turn"
+    assert run("longest_first", jobs, slack=5.0).switches == 5
 
 
 def test_one_that_joins_is_no_worse_off_and_no_better() -> None:
@@ -112,11 +112,11 @@ def test_one_that_joins_is_no_worse_off_and_no_better() -> None:
     ("field", "call"),
     [
         ("policy", lambda: choose("best", THREE)),
-        ("residents", lambda: choose("pack", [])),
-        ("slack", lambda: choose("pack", THREE, slack=-1.0)),
-        ("remaining", lambda: choose("pack", [ResidentWork("a", -1.0)])),
+        ("residents", lambda: choose("longest_first", [])),
+        ("slack", lambda: choose("longest_first", THREE, slack=-1.0)),
+        ("remaining", lambda: choose("longest_first", [ResidentWork("a", -1.0)])),
         ("remaining", lambda: choose("fair", [ResidentWork("a", float("nan"))])),
-        ("service", lambda: choose("pack", [ResidentWork("a", 1.0, -1.0)])),
+        ("service", lambda: choose("longest_first", [ResidentWork("a", 1.0, -1.0)])),
     ],
 )
 def test_bad_input_is_refused(field: str, call: object) -> None:
@@ -177,4 +177,4 @@ def test_longest_first_leaves_the_least_to_do_alone(jobs: list[tuple[int, int]],
         return max((lane.pace[key] * iterations for key, iterations in lane.left.items()), default=0)
 
     for other in ("srtf", "fair"):
-        assert longest("pack") <= longest(other) + slowest
+        assert longest("longest_first") <= longest(other) + slowest

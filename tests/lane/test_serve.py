@@ -526,7 +526,7 @@ def test_srtf_runs_the_shortest_first(make_lane: Callable[..., Any]) -> None:
 
 
 def test_pack_runs_the_longest_first(make_lane: Callable[..., Any]) -> None:
-    order = order_of(make_lane(policy="pack"), {"a": 3, "b": 30, "c": 5})
+    order = order_of(make_lane(policy="longest_first"), {"a": 3, "b": 30, "c": 5})
     assert order.startswith("cab" + "b" * 24)
     assert order[-4:] != "bbbb" and {"a", "b", "c"} == set(order[-8:]), "what is left at any time is even"
 

@@ -328,7 +328,7 @@ def test_every_member_of_a_population_runs_to_the_end(most: int, interval: int, 
 def test_members_that_end_at_one_instant_go_on_together() -> None:
     algorithm = make_algorithm(Workload("pbt", trials=4, max_iterations=8, interval=5), scores(), 2)
     (group,) = algorithm.start()
-    assert group.asks == tuple(Ask(member, 5, leads_to=3) for member in range(4))
+    assert group.asks == tuple(Ask(member, 5, follow_up_iterations=3) for member in range(4))
     (group,) = algorithm.ended([(0, False), (2, True)])
     assert group.asks == (Ask(0, 3), Ask(2, 3))
     assert algorithm.ended([(0, False)]) == []

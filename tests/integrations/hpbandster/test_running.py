@@ -235,12 +235,12 @@ def test_trials_lead_to_the_stages_after_theirs(
     submit, extend = executor.submit_trialgroup, TrialGroupHandle.extend
 
     def note_submit(group: Any, **options: Any) -> Any:
-        told.extend((trial.budget, trial.leads_to) for trial in group)
+        told.extend((trial.budget, trial.follow_up_iterations) for trial in group)
         return submit(group, **options)
 
-    def note_extend(self: Any, trial_id: str, budget: int, *, leads_to: int = 0) -> None:
-        told.append((budget, leads_to))
-        extend(self, trial_id, budget, leads_to=leads_to)
+    def note_extend(self: Any, trial_id: str, budget: int, *, follow_up_iterations: int = 0) -> None:
+        told.append((budget, follow_up_iterations))
+        extend(self, trial_id, budget, follow_up_iterations=follow_up_iterations)
 
     monkeypatch.setattr(executor, "submit_trialgroup", note_submit)
     monkeypatch.setattr(TrialGroupHandle, "extend", note_extend)

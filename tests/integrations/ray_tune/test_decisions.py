@@ -171,7 +171,7 @@ def test_hyperband_decides_at_the_rung_of_the_bracket() -> None:
     paused = Decision(81, Saves(also=frozenset([81])), lock_step=True)
     assert next_decision(controller, controller.scheduler, first, 0) == paused
     assert next_at(controller, second, 26) == 27
-    assert next_decision(controller, controller.scheduler, second, 0).leads_to == 81 - 27
+    assert next_decision(controller, controller.scheduler, second, 0).follow_up_iterations == 81 - 27
     for trial in trials[1:5]:
         assert controller.process(trial, result(81)) == TrialScheduler.PAUSE
     # The last one of the bracket is not paused, but stopped like those that wait for it.
@@ -187,7 +187,7 @@ def test_hyperband_goes_by_the_next_rung_once_all_are_there() -> None:
     controller.process(second, result(27, 1.0))
     # The bracket is not full: should another trial come, this one has to wait for it.
     decision = next_decision(controller, controller.scheduler, third, 20)
-    assert decision == Decision(27, Saves(), likely_save=True, lock_step=True, leads_to=54)
+    assert decision == Decision(27, Saves(), likely_save=True, lock_step=True, follow_up_iterations=54)
     assert controller.process(third, result(27, 2.0)) == TrialScheduler.CONTINUE
     assert next_at(controller, third, 27) == 81
 
@@ -200,7 +200,7 @@ def test_hyperband_that_lets_the_last_trials_go_decides_nothing_after_the_last_r
 def test_hyperband_for_bohb_pauses_while_the_bracket_is_not_full() -> None:
     controller, [trial] = started(HyperBandForBOHB(**TIMED, max_t=9))
     decision = next_decision(controller, controller.scheduler, trial, 0)
-    assert decision == Decision(1, Saves(also=frozenset([1])), lock_step=True, leads_to=8)
+    assert decision == Decision(1, Saves(also=frozenset([1])), lock_step=True, follow_up_iterations=8)
     assert controller.process(trial, result(1)) == TrialScheduler.PAUSE
     assert controller.saves[trial] == [1]
 
@@ -222,13 +222,13 @@ def test_population_based_training_decides_after_the_interval_and_the_burn_in(bu
 
 def test_members_of_a_population_lead_to_what_is_left_until_they_are_to_end() -> None:
     controller, [trial] = started(a_population(), stopping_criterion={"training_iteration": 12})
-    assert next_decision(controller, controller.scheduler, trial, 0).leads_to == 7
-    assert next_decision(controller, controller.scheduler, trial, 11).leads_to == 0
+    assert next_decision(controller, controller.scheduler, trial, 0).follow_up_iterations == 7
+    assert next_decision(controller, controller.scheduler, trial, 11).follow_up_iterations == 0
 
 
 def test_nobody_waits_for_a_trial_of_asha() -> None:
     controller, [trial] = started(ASHAScheduler(**TIMED, grace_period=2, max_t=20))
-    assert next_decision(controller, controller.scheduler, trial, 0).leads_to == 0
+    assert next_decision(controller, controller.scheduler, trial, 0).follow_up_iterations == 0
 
 
 def test_population_based_training_goes_by_the_checkpoint_a_trial_goes_on_from() -> None:
@@ -351,7 +351,7 @@ def test_successive_halving_decides_at_each_rung_and_saves_whoever_may_go_on() -
     for trial in trials:
         trial.set_status(Trial.RUNNING)
         assert next_decision(controller, scheduler, trial, 0) == Decision(
-            2, Saves(every=4, also=frozenset([2])), lock_step=True, leads_to=4
+            2, Saves(every=4, also=frozenset([2])), lock_step=True, follow_up_iterations=4
         )
     for score, trial in enumerate(trials):
         assert controller.process(trial, result(2, score)) == TrialScheduler.PAUSE
