@@ -43,7 +43,7 @@ __all__ = ["BY_NAME", "Books", "Chance", "Job", "Worker", "make", "quiet"]
 BY_NAME: dict[str, Any] = {name: getattr(optimizers, name) for name in ("RandomSearch", "HyperBand", "BOHB")}
 
 
-class Chance:
+class SeededRandom:
     """Where HpBandSter's random numbers come from: numpy's global generator, which it is lent.
 
     Args:
@@ -68,7 +68,7 @@ class Chance:
             np.random.set_state(others)
 
 
-class Books(Master):  # type: ignore[misc]
+class BracketState(Master):  # type: ignore[misc]
     """What is left of ``Master`` without a dispatcher: which configurations there are and what came of them.
 
     Args:
@@ -120,7 +120,7 @@ class Books(Master):  # type: ignore[misc]
 
 
 def make(optimizer: Any, configspace: Any, **options: Any) -> Any:
-    """Makes an optimizer that keeps :class:`Books`.
+    """Makes an optimizer that keeps :class:`BracketState`.
 
     Args:
         optimizer: a subclass of ``Master``, or one's name.
@@ -138,7 +138,7 @@ def make(optimizer: Any, configspace: Any, **options: Any) -> Any:
         raise InvalidFieldError("optimizer", optimizer, "must be an optimizer of HpBandSter: a class or its name")
     if not isinstance(configspace, ConfigSpace.ConfigurationSpace):
         raise InvalidFieldError("configspace", configspace, "must be a ConfigSpace.ConfigurationSpace")
-    made = type(optimizer.__name__, (optimizer, Books), {})
+    made = type(optimizer.__name__, (optimizer, BracketState), {})
     try:
         return made(configspace=configspace, **options)
     except TypeError as error:

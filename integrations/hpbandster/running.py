@@ -14,7 +14,7 @@ import numpy as np
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.executor import FluidExecutor, executor_scope
-from fluid.integrations.hpbandster.optimizers import Books, Chance, Job, Worker, make, quiet
+from fluid.integrations.hpbandster.optimizers import BracketState, Job, SeededRandom, Worker, make, quiet
 from fluid.integrations.hpbandster.worker_trial import WorkerTrial
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import Result, TrialListener
@@ -89,7 +89,7 @@ def run(
     require_one_of("mode", mode, ("min", "max"))
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
-    chance = Chance(seed)
+    chance = SeededRandom(seed)
     with quiet(), chance.executor_scope():
         books = make(optimizer, configspace, eta=eta, min_budget=min_budget, max_budget=max_budget, **options)
         if seed is not None:
@@ -159,7 +159,7 @@ class WorkerTrials(Trials):
         working_directory: what ``compute`` is given as such.
     """
 
-    def __init__(self, books: Books, worker: Any, options: dict[str, Any], working_directory: str) -> None:
+    def __init__(self, books: BracketState, worker: Any, options: dict[str, Any], working_directory: str) -> None:
         super().__init__(WorkerTrial, "loss", 1.0, resume=True)
         self._books = books
         self._shared = {
@@ -210,10 +210,10 @@ class _Trial:
 class _Run(TrialListener):
     """An optimizer that runs. What Fluid's own thread tells is read in the one that called :func:`run`."""
 
-    books: Books
+    books: BracketState
     trials: Trials
     executor: FluidExecutor
-    chance: Chance
+    chance: SeededRandom
     synchronous: bool
     #: By its id in Fluid, and that by the configuration's.
     known: dict[str, _Trial] = field(default_factory=dict)

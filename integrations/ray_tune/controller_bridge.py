@@ -31,8 +31,8 @@ from fluid.integrations.ray_tune.private_api import (
     watches_every_result,
 )
 from fluid.integrations.ray_tune.serialization import pack
-from fluid.integrations.ray_tune.submission import Hosting
-from fluid.integrations.ray_tune.tune_trial import Hosted, Stage, Task, path_of, tell
+from fluid.integrations.ray_tune.submission import TrialSubmission
+from fluid.integrations.ray_tune.tune_trial import Stage, Task, TuneTrial, path_of, tell
 from fluid.session.results import Result
 
 #: Longest that results are handed over before the controller has its turn, in seconds.
@@ -41,11 +41,11 @@ _TURN_S = 0.05
 Callback = Callable[[], None]
 
 
-class Handover:
+class ControllerBridge:
     """What passes between one controller and its trials.
 
     Args:
-        executor, controller, scheduler, concurrency, mode: as for :class:`Hosting`.
+        executor, controller, scheduler, concurrency, mode: as for :class:`TrialSubmission`.
         began: called before the controller is told that a trial has started.
         buried: called before the controller is told that an actor died.
     """
@@ -57,22 +57,22 @@ class Handover:
         scheduler: Any,
         concurrency: int | None,
         mode: str | None,
-        began: Callable[[Hosted], None],
-        buried: Callable[[Hosted], None],
+        on_started: Callable[[TuneTrial], None],
+        on_died: Callable[[TuneTrial], None],
     ) -> None:
-        self._hosting = Hosting(executor, controller, scheduler, concurrency, mode, listener=self)
-        self._began, self._buried = began, buried
+        self._hosting = TrialSubmission(executor, controller, scheduler, concurrency, mode, listener=self)
+        self._began, self._buried = on_started, on_died
         self._controller = controller
         self._brackets = Brackets(controller, scheduler)
         self._blocks_on_saves = waits_for_saves(scheduler)
         self._clock = MonotonicClock()
-        self._hosted: dict[TrackedActor, Hosted] = {}
+        self._hosted: dict[TrackedActor, TuneTrial] = {}
         #: What Fluid's pump has to tell, in order.
         self._news: queue.SimpleQueue[Callback] = queue.SimpleQueue()
         #: Whom to call back, in order.
         self._ready: deque[Callback] = deque()
         #: Trials with a result that the controller waits for, in the order in which the results came.
-        self._deliverable: deque[Hosted] = deque()
+        self._deliverable: deque[TuneTrial] = deque()
         self._saving = 0
         self._placeholder: Any = None
         self._broken: BaseException | None = None
@@ -103,7 +103,7 @@ class Handover:
         return self._hosted[actor].trial
 
     @property
-    def live(self) -> list[Hosted]:
+    def live(self) -> list[TuneTrial]:
         """Trials that have started."""
         return [hosted for hosted in self._hosted.values() if hosted.stage is Stage.LIVE]
 
@@ -277,7 +277,7 @@ class Handover:
         if hosted is not None and hosted.stage is Stage.WAITING:
             self.call_back(lambda: self._say_started(hosted))
 
-    def _say_started(self, hosted: Hosted) -> None:
+    def _say_started(self, hosted: TuneTrial) -> None:
         if hosted.stage is Stage.WAITING:
             hosted.stage = Stage.LIVE
             self._live += 1
@@ -309,7 +309,7 @@ class Handover:
             elif hosted.ended:  # the controller has decided about its last result already
                 self._hosting.extend(hosted)
 
-    def _saved(self, hosted: Hosted, actor: TrackedActor, task: Task, done: Future[Any], generation: int) -> None:
+    def _saved(self, hosted: TuneTrial, actor: TrackedActor, task: Task, done: Future[Any], generation: int) -> None:
         self._saving -= 1
         error = done.exception()
         if hosted.generation != generation:
@@ -324,16 +324,16 @@ class Handover:
 
     # -- answers -------------------------------------------------------------------------------------------
 
-    def _answer(self, hosted: Hosted, answer: Callback) -> None:
+    def _answer(self, hosted: TuneTrial, answer: Callback) -> None:
         generation = hosted.generation
         self.call_back(lambda: answer() if hosted.generation == generation else None)
 
-    def _tell(self, hosted: Hosted, value: Any) -> None:
+    def _tell(self, hosted: TuneTrial, value: Any) -> None:
         task, hosted.train = hosted.train, None
         if task is not None:
             tell(task.on_result, hosted.actor, value)
 
-    def _deliver(self, hosted: Hosted) -> None:
+    def _deliver(self, hosted: TuneTrial) -> None:
         metrics = hosted.results.popleft()
         result = self._with_config(hosted, metrics[RESULT])
         hosted.iteration = result.get(TRAINING_ITERATION, hosted.iteration + 1)
@@ -342,10 +342,10 @@ class Handover:
             hosted.offered = self._completed(hosted, metrics[SAVED])
         self._tell(hosted, result)
 
-    def _say_done(self, hosted: Hosted) -> None:
+    def _say_done(self, hosted: TuneTrial) -> None:
         self._tell(hosted, {RESULT_DUPLICATE: True})
 
-    def _fail(self, hosted: Hosted) -> None:
+    def _fail(self, hosted: TuneTrial) -> None:
         assert hosted.failure is not None
         task, hosted.train = hosted.train, None
         if hosted.failure.kind == "lane_lost":
@@ -357,7 +357,7 @@ class Handover:
         if task is not None:
             tell(task.on_error, hosted.actor, error)
 
-    def _fail_to_start(self, hosted: Hosted) -> None:
+    def _fail_to_start(self, hosted: TuneTrial) -> None:
         if hosted.stage is not Stage.WAITING:
             return
         assert hosted.failure is not None
@@ -367,19 +367,19 @@ class Handover:
         self._bury(hosted)
         tell(hosted.actor._on_error, hosted.actor, task_error(hosted.failure, "__init__", cause_of(hosted.failure)))
 
-    def _bury(self, hosted: Hosted) -> None:
+    def _bury(self, hosted: TuneTrial) -> None:
         """Takes note that a trial's actor, as the controller sees it, is dead."""
         self._live -= hosted.stage is Stage.LIVE
         self._hosted.pop(hosted.actor, None)
         self._hosting.remove(hosted)
         self._buried(hosted)
 
-    def _with_config(self, hosted: Hosted, result: dict[str, Any]) -> dict[str, Any]:
+    def _with_config(self, hosted: TuneTrial, result: dict[str, Any]) -> dict[str, Any]:
         if "config" in result and result["config"] is None:
             result["config"] = hosted.trial.config
         return result
 
-    def _completed(self, hosted: Hosted, saved: Any) -> Any:
+    def _completed(self, hosted: TuneTrial, saved: Any) -> Any:
         self._with_config(hosted, saved.metrics)
         return saved
 

@@ -12,7 +12,7 @@ from typing import Any
 from fluid.elastic.tune import hosts_elastic
 from fluid.integrations.ray_tune.lane_trial import SAVED, LaneTrial, SavableLaneTrial
 from fluid.integrations.ray_tune.private_api import STDERR_FILE, STDOUT_FILE, Trainable, newest_checkpoint_index
-from fluid.integrations.ray_tune.serialization import Parcel, Shipped
+from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
 from fluid.trainables.trainable import can_save
 
 #: What a Trainable counts and remembers, beside what the user's code does.
@@ -38,11 +38,11 @@ class ElasticLaneTrial(SavableLaneTrial):
 
     fluid_elastic = True
 
-    def setup(self, config: dict[str, Parcel]) -> None:
+    def setup(self, config: dict[str, PickledArguments]) -> None:
         self._hosts = True
         super().setup(config)
 
-    def setup_to_join(self, config: dict[str, Parcel]) -> None:
+    def setup_to_join(self, config: dict[str, PickledArguments]) -> None:
         """Sets up in a lane that takes the state from others: what they began from may be gone by now."""
         job = self._open(config)
         quiet = {**job.arguments["config"], STDOUT_FILE: None, STDERR_FILE: None}
@@ -129,7 +129,7 @@ class ElasticLaneTrial(SavableLaneTrial):
         self._trainable._storage = None
 
 
-def lane_trial_for(trainable: type, shipped: Shipped) -> type[LaneTrial]:
+def lane_trial_for(trainable: type, shipped: ShippedTrainable) -> type[LaneTrial]:
     """Makes the class that runs trials of one of Tune's trainables."""
     base = LaneTrial
     if issubclass(trainable, Trainable) and can_save(trainable):

@@ -25,7 +25,7 @@ from fluid.integrations.ray_tune.private_api import (
     make_quietly,
     session_module,
 )
-from fluid.integrations.ray_tune.serialization import Parcel, Shipped
+from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
 
 #: Keys of what :meth:`LaneTrial.step` reports.
 RESULT, SAVED = "result", "saved"
@@ -82,9 +82,9 @@ class Job(NamedTuple):
 class LaneTrial:
     """A trial of Tune's in the form of a trainable of Fluid's; made for each class by :func:`lane_trial_for`."""
 
-    shipped: ClassVar[Shipped]
+    shipped: ClassVar[ShippedTrainable]
 
-    def setup(self, config: dict[str, Parcel]) -> None:
+    def setup(self, config: dict[str, PickledArguments]) -> None:
         job = self._open(config)
         self._make(job, job.arguments)
         if job.restore is not None:
@@ -94,7 +94,7 @@ class LaneTrial:
             except Exception as error:
                 raise RestoreError(f"{type(error).__name__}: {error}") from error
 
-    def _open(self, config: Mapping[str, Parcel]) -> Job:
+    def _open(self, config: Mapping[str, PickledArguments]) -> Job:
         job: Job = self.shipped.open(config[JOB])
         return job
 
@@ -148,7 +148,7 @@ class LaneTrial:
         trainable._iterations_since_restore = 0
         trainable._restored = True
 
-    def run_method(self, name: str, arguments: Parcel) -> Any:
+    def run_method(self, name: str, arguments: PickledArguments) -> Any:
         """Calls a method of the trainable."""
         positional, named = self.shipped.open(arguments)
         with self._in_place():

@@ -18,7 +18,7 @@ from fluid.integrations.ray_tune.private_api import DEFAULT_ENV_VARS, ENV_VARS_T
 from fluid.trainables.pickling import dump_trainable
 
 
-class Parcel(NamedTuple):
+class PickledArguments(NamedTuple):
     """Something pickled.
 
     Attributes:
@@ -41,21 +41,21 @@ class _Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def pack(value: Any) -> Parcel:
+def pack(value: Any) -> PickledArguments:
     """Pickles a value as Ray does."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    return Parcel(file.getvalue(), pickler.refers)
+    return PickledArguments(file.getvalue(), pickler.refers)
 
 
-def pack_trainable(trainable: type) -> Parcel:
+def pack_trainable(trainable: type) -> PickledArguments:
     """Pickles a trainable, by value where a lane could not import it.
 
     Raises:
         InvalidFieldError: it cannot be pickled.
     """
-    parcels: list[Parcel] = []
+    parcels: list[PickledArguments] = []
 
     def dumps(value: Any) -> bytes:
         parcels.append(pack(value))
@@ -91,9 +91,9 @@ class Surroundings(NamedTuple):
         """Sets this process up."""
         os.environ.update(self.environment)
 
-    def open(self, parcel: Parcel) -> Any:
+    def open(self, arguments: PickledArguments) -> Any:
         """Unpickles in a lane."""
-        if parcel.refers and not ray.is_initialized():
+        if arguments.refers and not ray.is_initialized():
             # Quietly, and leaving the process's own logging alone: the lane is not about Ray.
             ray.init(
                 address=self.address,
@@ -102,10 +102,10 @@ class Surroundings(NamedTuple):
                 configure_logging=False,
                 ignore_reinit_error=True,
             )
-        return ray.cloudpickle.loads(parcel.content)
+        return ray.cloudpickle.loads(arguments.content)
 
 
-class Shipped:
+class ShippedTrainable:
     """A trainable class that unpickles in a lane when it is first asked for.
 
     Attributes:
@@ -120,9 +120,9 @@ class Shipped:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _receive, (self._parcel, self._surroundings)
 
-    def open(self, parcel: Parcel) -> Any:
+    def open(self, arguments: PickledArguments) -> Any:
         """Unpickles something sent along."""
-        return self._surroundings.open(parcel)
+        return self._surroundings.open(arguments)
 
     @property
     def trainable(self) -> type:
@@ -133,9 +133,9 @@ class Shipped:
         return self.__wrapped__
 
 
-def _receive(parcel: Parcel, surroundings: Surroundings) -> Shipped:
-    shipped = Shipped.__new__(Shipped)
+def _receive(arguments: PickledArguments, surroundings: Surroundings) -> ShippedTrainable:
+    shipped = ShippedTrainable.__new__(ShippedTrainable)
     shipped.__wrapped__ = None
-    shipped._parcel = parcel
+    shipped._parcel = arguments
     shipped._surroundings = surroundings
     return shipped

@@ -25,8 +25,8 @@ from fluid.integrations.ray_tune.private_api import (
     goal_of,
     session_path_of,
 )
-from fluid.integrations.ray_tune.serialization import Shipped, Surroundings, pack
-from fluid.integrations.ray_tune.tune_trial import Hosted, Stage, path_of
+from fluid.integrations.ray_tune.serialization import ShippedTrainable, Surroundings, pack
+from fluid.integrations.ray_tune.tune_trial import Stage, TuneTrial, path_of
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
 from fluid.trialgroup import Shown, TrialGroup
@@ -36,7 +36,7 @@ from fluid.trialgroup import Trial as FluidTrial
 _GATHERING_S = 0.02
 
 
-class Hosting:
+class TrialSubmission:
     """The trials of one sweep, which are one TrialGroup.
 
     Args:
@@ -74,26 +74,26 @@ class Hosting:
         self._incarnations: dict[str, int] = {}
         #: Of the sweep's group, once there is a trial.
         self._handle: TrialGroupHandle | None = None
-        self._by_id: dict[str, Hosted] = {}
+        self._by_id: dict[str, TuneTrial] = {}
         #: Added, and not submitted yet.
-        self._new: deque[Hosted] = deque()
+        self._new: deque[TuneTrial] = deque()
         self._added = 0
         self._gathering_since = 0.0
         self._under_way = 0
         #: Removed, and not parked or stopped yet: the controller sets the trial's status only after it has removed it.
-        self._removed: list[Hosted] = []
+        self._removed: list[TuneTrial] = []
         #: Paused trials whose instance is kept, by Tune's id.
-        self._parked: dict[str, Hosted] = {}
+        self._parked: dict[str, TuneTrial] = {}
         #: Trials that were told to stop, by their id in Fluid, to be forgotten when they have.
         self._leaving: dict[str, TrialGroupHandle] = {}
 
-    def find(self, trial_id: str) -> Hosted | None:
+    def find(self, trial_id: str) -> TuneTrial | None:
         """The trial of that id in Fluid; ``None`` if it was let go."""
         return self._by_id.get(trial_id)
 
     # -- submitting ----------------------------------------------------------------------------------------
 
-    def add(self, actor: TrackedActor, trial: Trial, arguments: Mapping[str, Any]) -> Hosted:
+    def add(self, actor: TrackedActor, trial: Trial, arguments: Mapping[str, Any]) -> TuneTrial:
         """Takes in a trial that the controller wants to run."""
         kept = self._parked.pop(trial.trial_id, None)
         if kept is not None and kept.can_go_on_as(trial):
@@ -121,17 +121,17 @@ class Hosting:
         self._submit()
         return False
 
-    def _fresh(self, actor: TrackedActor, trial: Trial) -> Hosted:
+    def _fresh(self, actor: TrackedActor, trial: Trial) -> TuneTrial:
         number = self._incarnations.get(trial.trial_id, 0)
         self._incarnations[trial.trial_id] = number + 1
         trial_id = f"{trial.trial_id}.{number}" if number else trial.trial_id
-        hosted = Hosted(actor, trial, trial_id, config=trial.config)
+        hosted = TuneTrial(actor, trial, trial_id, config=trial.config)
         hosted.go_on_from(trial.latest_checkpoint_result)
         return hosted
 
     def _submit(self) -> None:
         """Submits what was added, as far as there is room."""
-        batch: list[Hosted] = []
+        batch: list[TuneTrial] = []
         while self._new and (self._concurrency is None or self._under_way + len(batch) < self._concurrency):
             hosted = self._new.popleft()
             if hosted.stage is Stage.NEW:
@@ -143,7 +143,7 @@ class Hosting:
         if fresh:
             self._submit_fresh(fresh)
 
-    def _resume(self, hosted: Hosted) -> bool:
+    def _resume(self, hosted: TuneTrial) -> bool:
         """Lets a parked trial go on where it is; returns whether it could."""
         try:
             self.extend(hosted, resumed=True)
@@ -154,7 +154,7 @@ class Hosting:
             return False
         return True
 
-    def _submit_fresh(self, fresh: list[Hosted]) -> None:
+    def _submit_fresh(self, fresh: list[TuneTrial]) -> None:
         trials = []
         for hosted in fresh:
             trials.append(self._trial_of(hosted))
@@ -170,7 +170,7 @@ class Hosting:
         for hosted in fresh:
             hosted.handle = self._handle
 
-    def _trial_of(self, hosted: Hosted) -> FluidTrial:
+    def _trial_of(self, hosted: TuneTrial) -> FluidTrial:
         """What is submitted, with a budget up to the next decision."""
         grant = self._budgets.grant(hosted.trial, hosted.iteration)
         hosted.take(grant)
@@ -189,12 +189,12 @@ class Hosting:
     def _lane_trial(self, trial: Trial) -> type[LaneTrial]:
         trainable = trial.get_trainable_cls()
         if trainable not in self._classes:
-            self._classes[trainable] = lane_trial_for(trainable, Shipped(trainable, self._surroundings))
+            self._classes[trainable] = lane_trial_for(trainable, ShippedTrainable(trainable, self._surroundings))
         return self._classes[trainable]
 
     # -- going on ------------------------------------------------------------------------------------------
 
-    def extend(self, hosted: Hosted, resumed: bool = False) -> None:
+    def extend(self, hosted: TuneTrial, resumed: bool = False) -> None:
         """Lets a trial go on to the next decision."""
         grant = self._budgets.grant(hosted.trial, hosted.iteration + len(hosted.results))
         if resumed:
@@ -204,7 +204,7 @@ class Hosting:
         hosted.take(grant)
         hosted.handle.extend(hosted.trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations)
 
-    def host_again(self, hosted: Hosted, checkpoint: Any) -> None:
+    def host_again(self, hosted: TuneTrial, checkpoint: Any) -> None:
         """Begins anew from a checkpoint that the trial was given after it had been added."""
         self._forget(hosted, "PAUSED")
         hosted.discard_results()
@@ -212,7 +212,7 @@ class Hosting:
         hosted.arguments = arguments_of(hosted.trial)
         self._submit_fresh([hosted])
 
-    def note_end(self, trial_id: str, failure: Failure | None) -> Hosted | None:
+    def note_end(self, trial_id: str, failure: Failure | None) -> TuneTrial | None:
         """Takes note that a trial runs no further for now; returns it if the controller may wait for it."""
         hosted = self._by_id.get(trial_id)
         if hosted is None:
@@ -228,7 +228,7 @@ class Hosting:
 
     # -- letting go ----------------------------------------------------------------------------------------
 
-    def remove(self, hosted: Hosted) -> None:
+    def remove(self, hosted: TuneTrial) -> None:
         """Lets go of a trial, once its status says how."""
         hosted.stage = Stage.REMOVED
         self._removed.append(hosted)
@@ -245,7 +245,7 @@ class Hosting:
         for trial_id in [key for key, kept in self._parked.items() if kept.trial.is_finished()]:
             self._drop(self._parked.pop(trial_id))
 
-    def close(self, others: Iterable[Hosted]) -> None:
+    def close(self, others: Iterable[TuneTrial]) -> None:
         """Lets go of every trial, and of others that were not removed."""
         for hosted in [*others, *self._parked.values(), *self._removed]:
             self._drop(hosted)
@@ -253,20 +253,20 @@ class Hosting:
         self._removed.clear()
         self._new.clear()
 
-    def _free_place(self, hosted: Hosted) -> None:
+    def _free_place(self, hosted: TuneTrial) -> None:
         if hosted.placed:
             hosted.placed = False
             self._under_way -= 1
             if self._new and self._concurrency is not None:
                 self._submit()
 
-    def _drop(self, hosted: Hosted) -> None:
+    def _drop(self, hosted: TuneTrial) -> None:
         hosted.discard_results()
         hosted.discard_offered()
         hosted.stage = Stage.GONE
         self._forget(hosted, self._outcome(hosted))
 
-    def _outcome(self, hosted: Hosted) -> str | None:
+    def _outcome(self, hosted: TuneTrial) -> str | None:
         """What Tune says of a trial, in Fluid's words; ``None`` if it was broken off."""
         trial = hosted.trial
         if trial.status == Trial.TERMINATED:
@@ -280,7 +280,7 @@ class Hosting:
             return "FAILED"
         return "PAUSED" if trial.status in (Trial.PAUSED, Trial.PENDING) else None
 
-    def _forget(self, hosted: Hosted, outcome: str | None) -> None:
+    def _forget(self, hosted: TuneTrial, outcome: str | None) -> None:
         self._by_id.pop(hosted.trial_id, None)
         if hosted.submitted and not self.broken:
             self._leaving[hosted.trial_id] = hosted.handle

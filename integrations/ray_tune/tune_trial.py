@@ -38,7 +38,7 @@ class Stage(Enum):
 
 
 @dataclass(eq=False)
-class Hosted:
+class TuneTrial:
     """A trial from ``add_actor`` to ``remove_actor``, and parked beyond.
 
     Attributes:

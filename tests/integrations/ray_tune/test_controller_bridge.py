@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 from ray.tune.schedulers import ASHAScheduler
 
 from fluid import tune
-from fluid.integrations.ray_tune.controller_bridge import Handover
+from fluid.integrations.ray_tune.controller_bridge import ControllerBridge
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -29,7 +29,7 @@ def test_a_trial_whose_end_is_told_after_its_last_result_was_decided_about_goes_
     executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So it is with a trial that was to make way for others in its last iteration.
-    end, result, train = Handover.on_end, Handover.on_result, Handover.train
+    end, result, train = ControllerBridge.on_end, ControllerBridge.on_result, ControllerBridge.train
     #: Trials of which the next result was asked for since the last one, and ends that wait for that.
     asked: set[str] = set()
     held: dict[str, tuple[Any, ...]] = {}
@@ -50,9 +50,9 @@ def test_a_trial_whose_end_is_told_after_its_last_result_was_decided_about_goes_
         if trial_id in held:
             end(self, trial_id, *held.pop(trial_id))
 
-    monkeypatch.setattr(Handover, "on_result", on_result)
-    monkeypatch.setattr(Handover, "on_end", on_end)
-    monkeypatch.setattr(Handover, "train", ask)
+    monkeypatch.setattr(ControllerBridge, "on_result", on_result)
+    monkeypatch.setattr(ControllerBridge, "on_end", on_end)
+    monkeypatch.setattr(ControllerBridge, "train", ask)
     asha = ASHAScheduler(
         time_attr="training_iteration", metric="score", mode="max", max_t=4, grace_period=1, reduction_factor=2
     )

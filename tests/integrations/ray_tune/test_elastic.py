@@ -22,7 +22,7 @@ from fluid import FluidExecutor, Trial, TrialGroup, tune  # noqa: E402
 from fluid.elastic.state import Snapshot  # noqa: E402
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for  # noqa: E402
 from fluid.integrations.ray_tune.lane_trial import JOB, RESULT, SAVED, Job, Saves  # noqa: E402
-from fluid.integrations.ray_tune.serialization import Shipped, Surroundings, pack  # noqa: E402
+from fluid.integrations.ray_tune.serialization import ShippedTrainable, Surroundings, pack  # noqa: E402
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -233,7 +233,7 @@ def test_who_becomes_rank_0_makes_the_checkpoint_that_the_last_one_could_not_tel
         arguments = {"config": {"lr": 0.01}, "storage": storage}
         return {JOB: pack(Job(arguments, saves, storage._get_session_path(), restore))}
 
-    lane_trial = lane_trial_for(TuneFitted, Shipped(TuneFitted, Surroundings.here()))
+    lane_trial = lane_trial_for(TuneFitted, ShippedTrainable(TuneFitted, Surroundings.here()))
     gone = ray.tune.Checkpoint.from_directory(str(tmp_path / "gone"))
     host, other = lane_trial(), lane_trial()
     host.setup(config(Saves(every=2)))
