@@ -67,8 +67,8 @@ class FluidExecutor:
             you make one yourself.
         run_dir: folder for this run's journal, results and logs; ``None`` for a new one in ``~/fluid_runs``.
         verbose: 1 for live progress on a terminal, 0 for silence.
-        lane_policy: which trial a lane runs next if several have iterations left in it: ``"longest_first"``, the one with the
-            longest work left, ``"srtf"``, the shortest, or ``"fair"``, the one that was served least.
+        lane_policy: which trial a lane runs next if several have iterations left in it: ``"longest_first"`` (the
+            default), the one with the longest work left; ``"srtf"``, the shortest; ``"fair"``, the one served least.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or MPS was asked for and cannot be had.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
@@ -12,6 +13,29 @@ from fluid.resources import MemoryNeed
 
 _trial_numbers = itertools.count()
 _group_numbers = itertools.count()
+
+
+class TrialState(str, Enum):
+    """Where a trial stands. DONE trials can be extended, and are then QUEUED again."""
+
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RESIZING = "RESIZING"
+    DONE = "DONE"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+    @property
+    def holds_devices(self) -> bool:
+        """Whether a trial in this state holds devices and lanes."""
+        # Compared one by one: looking a member up in a set costs several times as much, at every event.
+        return self is TrialState.RUNNING or self is TrialState.STARTING or self is TrialState.RESIZING
+
+    @property
+    def ended(self) -> bool:
+        """Whether a trial in this state waits for nothing."""
+        return self is TrialState.DONE or self is TrialState.STOPPED or self is TrialState.FAILED
 
 
 @dataclass(frozen=True)
@@ -76,9 +100,8 @@ class Trial:
         config: the hyperparameters.
         budget: iterations to run, a whole number of at least 1.
         priority: trials of a higher priority start before those of a lower one.
-        follow_up_iterations: iterations that may be asked for once this budget is used up, of this trial or of others that wait for
-            it, such as those of the rungs after this one. Of one priority, trials that lead to more start first, beside
-            some of those that do not.
+        follow_up_iterations: iterations that later rungs may add after this budget, to this trial or to one that waits
+            for it. The scheduler uses it as critical-path length: of one priority, trials with more start first.
         trial_id: unique name; made up where it is ``None``.
         profile_key: trials of one key share measured overheads; ``None`` stands for the trainable's name.
         max_width: most devices this trial may span; ``None`` for no bound of its own, 1 if it is not elastic.

@@ -10,7 +10,8 @@ from __future__ import annotations
 from fluid.engine.commands import Call
 from fluid.engine.core import SessionState
 from fluid.engine.events import CallRequested, Failure, TrialCalled
-from fluid.engine.records import PendingCall, Stage, TrialRecord, TrialState
+from fluid.engine.records import PendingCall, Stage, TrialRecord
+from fluid.trialgroup import TrialState
 
 
 class Calls:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from fluid.engine.commands import Command, NoteResize, ReportCall, ReportEnd, ReportStart, RunIteration, StopTrial
 from fluid.engine.events import Failure
 from fluid.engine.lanes import Lanes
-from fluid.engine.records import GroupRecord, Stage, TrialRecord, TrialState
+from fluid.engine.records import GroupRecord, Stage, TrialRecord
 from fluid.engine.scheduling import Scheduling
 from fluid.errors import FluidError
+from fluid.trialgroup import TrialState
 
 
 class EngineError(FluidError):

@@ -6,12 +6,13 @@ import math
 from statistics import median_low
 
 from fluid.engine.key_estimates import KeyEstimate
-from fluid.engine.records import TrialRecord, TrialState
+from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import TOLERANCE, stretch_of
 from fluid.resources import MemoryNeed
+from fluid.trialgroup import TrialState
 
 #: Iterations at a width below which it is not tried if nobody knows it: one goes by before a width can be looked at,
 #: one is looked at, and what those may cost must be made up for by the others.

@@ -24,7 +24,7 @@ class TrialSpec:
         memory: device memory it needs, if known beforehand.
         can_save: whether it can be saved and restored, and so be moved to another lane.
         retry_errors: whether it is tried again after it raised. Lost lanes and memory that ran out never depend on it.
-        follow_up_iterations: iterations that may be asked for once its budget is used up, of it or of others that wait for it.
+        follow_up_iterations: iterations that later rungs may add after its budget, its critical path.
     """
 
     trial_id: str

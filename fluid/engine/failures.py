@@ -10,9 +10,10 @@ from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.records import LaneRecord, TrialRecord, TrialState
+from fluid.engine.records import LaneRecord, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.trialgroup import TrialState
 
 
 class Failures:

@@ -6,9 +6,10 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import Pause, Report, RunIteration, StartTrial, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import IterationDone, TrialPaused, TrialReleased, TrialSaved, TrialStarted
-from fluid.engine.records import Stage, TrialRecord, TrialState
+from fluid.engine.records import Stage, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.trialgroup import TrialState
 
 
 class Lifecycle:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from fluid.engine.core import SessionState
-from fluid.engine.records import TrialRecord, TrialState
+from fluid.engine.records import TrialRecord
 from fluid.planning.preemption import Demand, choose_preemptions
 from fluid.resources import MemoryNeed
+from fluid.trialgroup import TrialState
 
 #: Trials that wait, per device, up to which anybody can be pressed: with more, the end of all is far.
 _MOST_WAITING = 2

@@ -8,32 +8,10 @@ from enum import Enum
 
 from fluid.engine.events import Checkpoint, Failure, TrialSpec
 from fluid.resources import MemoryNeed
+from fluid.trialgroup import TrialState
 
 #: Transitions of a trial that are kept for error messages.
 STORY_LENGTH = 20
-
-
-class TrialState(str, Enum):
-    """Where a trial stands. DONE trials can be extended, and are then QUEUED again."""
-
-    QUEUED = "QUEUED"
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    RESIZING = "RESIZING"
-    DONE = "DONE"
-    STOPPED = "STOPPED"
-    FAILED = "FAILED"
-
-    @property
-    def holds_devices(self) -> bool:
-        """Whether a trial in this state holds devices and lanes."""
-        # Compared one by one: looking a member up in a set costs several times as much, at every event.
-        return self is TrialState.RUNNING or self is TrialState.STARTING or self is TrialState.RESIZING
-
-    @property
-    def ended(self) -> bool:
-        """Whether a trial in this state waits for nothing."""
-        return self is TrialState.DONE or self is TrialState.STOPPED or self is TrialState.FAILED
 
 
 class Stage(Enum):

@@ -10,7 +10,8 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import Save, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, TrialSaved
-from fluid.engine.records import TrialRecord, TrialState
+from fluid.engine.records import TrialRecord
+from fluid.trialgroup import TrialState
 
 #: How many more states than usual a device keeps of trials that cannot be saved, before it lets them go.
 _PINNED_ALLOWANCE = 8
@@ -41,7 +42,7 @@ class Residency:
             self._trim_residents(trial.home)
 
     def _trim_residents(self, device: int) -> None:
-        """Evicts states of which a device keeps too many: where bytes decide, see :meth:`evict_excess`, that is rare."""
+        """Evicts states of which a device keeps too many; where bytes decide (:meth:`evict_excess`), that is rare."""
         core = self._core
         bounded = core.scheduling.occupancy.usable_bytes(device) is not None
         kept = core.lanes.kept_on(device)

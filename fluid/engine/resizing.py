@@ -11,7 +11,8 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import Pause, Resize
 from fluid.engine.core import SessionState
 from fluid.engine.events import ResizeDone, TrialPaused
-from fluid.engine.records import Move, Stage, TrialRecord, TrialState
+from fluid.engine.records import Move, Stage, TrialRecord
+from fluid.trialgroup import TrialState
 
 
 class Resizing:

@@ -13,7 +13,7 @@ import numpy as np
 from fluid.engine.estimates import Estimates
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lanes import Lanes
-from fluid.engine.records import TrialRecord, TrialState
+from fluid.engine.records import TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.running_table import RunningTable
 from fluid.planning.arrangement import Replanner, Resize, Running
@@ -25,6 +25,7 @@ from fluid.planning.rollout import start
 from fluid.planning.runtime_model import TOLERANCE, stretch_of
 from fluid.planning.start_queue import StartQueue
 from fluid.resources import Cluster, Device, MemoryNeed
+from fluid.trialgroup import TrialState
 
 #: A trial about to end still has some work left, to the planner.
 _LEAST_HEIGHT = 1e-9

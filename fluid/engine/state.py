@@ -39,7 +39,7 @@ from fluid.engine.failures import Failures
 from fluid.engine.lanes import Lanes
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.preemption import Preemptions
-from fluid.engine.records import GroupRecord, TrialRecord, TrialState
+from fluid.engine.records import GroupRecord, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.scheduling import Scheduling
@@ -50,6 +50,7 @@ from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
 from fluid.resources import DEFAULT_MEMORY_WATERMARK
+from fluid.trialgroup import TrialState
 
 DEFAULT_MAX_FAILURES = 2
 DEFAULT_RESIDENT_LIMIT = 8

@@ -20,8 +20,9 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.records import GroupRecord, TrialRecord, TrialState
+from fluid.engine.records import GroupRecord, TrialRecord
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.trialgroup import TrialState
 
 _ENDS = ("DONE", "STOPPED", "FAILED")
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fluid.engine.core import EngineError
-from fluid.engine.records import LaneRecord, Stage, TrialRecord, TrialState
+from fluid.engine.records import LaneRecord, Stage, TrialRecord
 from fluid.engine.state import EngineState
 from fluid.planning.runtime_model import residents_at
+from fluid.trialgroup import TrialState
 
 _ROUNDING = 1e-6
 

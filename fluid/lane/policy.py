@@ -27,8 +27,8 @@ def choose(
 ) -> ResidentWork:
     """Returns the resident to run for the next iteration.
 
-    ``"longest_first"``: the one with the longest work left. What is left at any time is then as even and as small in its
-    longest part as it can be, so that, once other devices have room, nothing long is left to run alone at the end.
+    ``"longest_first"``: the one with the longest work left. What is left at any time is then as even and as small in
+    its longest part as it can be, so that, once other devices have room, nothing long is left to run alone at the end.
     ``"srtf"``: the one with the shortest work left, which makes the mean time until a trial is done the least there
     is. ``"fair"``: the one that was served least, so that all advance by equal seconds.
 

@@ -144,7 +144,8 @@ class TrialGroupHandle:
             follow_up_iterations: what may be asked for after those (:class:`fluid.Trial`).
 
         Raises:
-            InvalidFieldError: the trial is unknown, stopped or failed, the budget is below 1, or ``follow_up_iterations`` below 0.
+            InvalidFieldError: the trial is unknown, stopped or failed, the budget is below 1, or
+                ``follow_up_iterations`` below 0.
         """
         budget = require_integer("budget", budget, at_least=1)
         follow_up_iterations = require_integer("follow_up_iterations", follow_up_iterations, at_least=0)

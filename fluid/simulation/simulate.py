@@ -24,7 +24,6 @@ from fluid.engine.events import (
     Tick,
     TrialSpec,
 )
-from fluid.engine.records import TrialState
 from fluid.engine.state import EngineError, EngineState
 from fluid.planning.bounds import malleable_lower_bound
 from fluid.planning.instance import Instance
@@ -35,6 +34,7 @@ from fluid.resources import Cluster, Device
 from fluid.simulation.scenario import Scenario
 from fluid.simulation.trial_outcomes import OracleProfile, TrialOutcomes
 from fluid.simulation.workloads import GroupAsk, Scores, make_algorithm
+from fluid.trialgroup import TrialState
 
 _SECONDS_PER_HOUR = 3600.0
 

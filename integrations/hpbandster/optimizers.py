@@ -37,7 +37,7 @@ with quiet():
     from hpbandster.core.result import Result
     from hpbandster.core.worker import Worker
 
-__all__ = ["BY_NAME", "Books", "Chance", "Job", "Worker", "make", "quiet"]
+__all__ = ["BY_NAME", "BracketState", "Job", "SeededRandom", "Worker", "make", "quiet"]
 
 #: Optimizers that can be asked for by name.
 BY_NAME: dict[str, Any] = {name: getattr(optimizers, name) for name in ("RandomSearch", "HyperBand", "BOHB")}

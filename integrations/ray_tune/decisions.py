@@ -70,8 +70,8 @@ class Decision:
         stops: whether Tune is sure to stop the trial at ``at``.
         lock_step: whether the scheduler decides for a whole group at the same iteration, or never. If so, all the
             group can be asked for at once; if not, the order in which results come in matters.
-        follow_up_iterations: iterations that may be asked for after ``at``, of this trial or of one that waits for it. 0 where
-            that cannot be told.
+        follow_up_iterations: iterations that later rungs may add after ``at``, to this trial or to one that waits for
+            it; 0 where that cannot be told.
     """
 
     at: int | None

@@ -21,13 +21,13 @@ from fluid.engine.events import (
     TrialForgotten,
     TrialSpec,
 )
-from fluid.engine.records import TrialState
 from fluid.engine.state import EngineState
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed
+from fluid.trialgroup import TrialState
 
 #: Steps after which what can end must have ended.
 _PATIENCE = 3000

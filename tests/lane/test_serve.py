@@ -22,7 +22,6 @@ from fluid.lane.messages import (
     Failed,
     Forget,
     Iterated,
-    Packed,
     Pause,
     Paused,
     Ready,
@@ -35,7 +34,7 @@ from fluid.lane.messages import (
     Started,
     Stop,
 )
-from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
+from fluid.trainables.pickling import Packed, dump_arguments, dump_config, dump_trainable
 
 
 class Counter:
