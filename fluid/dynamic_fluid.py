@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fluid.planning.arrangement import Arrangement, Replanner, Resize, Running
+from fluid.planning.arrangement import Arrangement, Replanner, Running, WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.planner import Planner
 from fluid.planning.proportional_share import make_room, static_widths
@@ -17,7 +17,7 @@ from fluid.static_fluid import StaticFluid
 class ReallocateByShare:
     """Gives running trials the widths StaticFluid would give their remaining work, where that pays for epsilon."""
 
-    def replan(self, running: Running) -> list[Resize]:
+    def replan(self, running: Running) -> list[WidthChange]:
         """Returns scale-downs first, then scale-ups by descending height, capped by the idle devices.
 
         A scale-up must end the trial sooner; a scale-down must take fewer device-seconds. A scale-down to 1/c
@@ -28,7 +28,7 @@ class ReallocateByShare:
         alone = running.residents == 1
         slots = _OpenSlots(running)
         free = running.free
-        resizes: list[Resize] = []
+        resizes: list[WidthChange] = []
         moving = np.flatnonzero(targets != running.widths)
         by_height = moving[np.argsort(-running.remaining[moving], kind="stable")].tolist()
         for i in by_height:
@@ -44,7 +44,7 @@ class ReallocateByShare:
                     free += round(width) if joined else round(width) - 1
                 else:
                     free += round(width - target)
-                resizes.append(Resize(int(running.rows[i]), target))
+                resizes.append(WidthChange(int(running.rows[i]), target))
         for i in by_height:
             width, target = float(running.widths[i]), float(targets[i])
             own = max(1, round(width)) if alone[i] and int(running.device[i]) not in slots.joined else 0
@@ -53,10 +53,10 @@ class ReallocateByShare:
                 continue
             if self._height(running, i, target) + running.epsilon < heights[i] * (1.0 - TOLERANCE):
                 free -= round(target) - own
-                resizes.append(Resize(int(running.rows[i]), target))
+                resizes.append(WidthChange(int(running.rows[i]), target))
         return resizes
 
-    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+    def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
         """Returns what :func:`fluid.planning.proportional_share.make_room` says."""
         return make_room(running, waiting)
 

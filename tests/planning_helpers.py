@@ -10,7 +10,7 @@ from brute_force import Group, Job, Member, outcome
 from hypothesis import strategies as st
 
 from fluid.planners.by_name import PLANNERS
-from fluid.planning.arrangement import Arrangement, Resize, Running
+from fluid.planning.arrangement import Arrangement, Running, WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.planner import Plan
 from fluid.planning.rollout import Rollout
@@ -166,7 +166,7 @@ class Scene:
             epsilon=self.epsilon,
         )
 
-    def orders(self, resizes: Sequence[Resize]) -> list[tuple[Group, list[int | None]]]:
+    def orders(self, resizes: Sequence[WidthChange]) -> list[tuple[Group, list[int | None]]]:
         """What resizes to whole widths tell each group; each row once, each width another one and at most d."""
         told = dict(resizes)
         assert len(told) == len(resizes), "one order a trial"
@@ -183,7 +183,7 @@ class Scene:
         assert not told, "unknown rows"
         return found
 
-    def after(self, resizes: Sequence[Resize]) -> tuple[float, int]:
+    def after(self, resizes: Sequence[WidthChange]) -> tuple[float, int]:
         """When the last trial ends once the resizes are made, and how many of the idle devices they take."""
         ends, taken = zip(*(outcome(group, told, self.epsilon) for group, told in self.orders(resizes)), strict=True)
         return max(ends), sum(taken)

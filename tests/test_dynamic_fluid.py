@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from planning_helpers import Case, Scene, cases, scenes, started
 
 from fluid.dynamic_fluid import DynamicFluid, ReallocateByShare
-from fluid.planning.arrangement import Resize
+from fluid.planning.arrangement import WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.proportional_share import make_room
 from fluid.static_fluid import StaticFluid
 
 
-def replan(scene: Scene) -> list[Resize]:
+def replan(scene: Scene) -> list[WidthChange]:
     return ReallocateByShare().replan(scene.running)
 
 
@@ -30,7 +30,7 @@ def height(remaining: Fraction, alpha: Fraction, beta: Fraction, width: Fraction
     return remaining / width * beta ** (int(width) - 1)
 
 
-def by_the_listing(scene: Scene) -> list[Resize]:
+def by_the_listing(scene: Scene) -> list[WidthChange]:
     """Algorithm 3.2 in exact arithmetic, for trials alone on their devices with c = 1 and for trials that share."""
     trials = [(group, member) for group in scene.groups for member in group.members]
     work = [Fraction(member.remaining) for _, member in trials]
@@ -50,14 +50,14 @@ def by_the_listing(scene: Scene) -> list[Resize]:
     for i in longest:
         width, target = Fraction(trials[i][0].width), share[i]
         if 1 <= target < width and target * (height(work[i], *exact[i], target) + epsilon) < width * now(i):
-            downs.append(Resize(10 + 3 * i, float(target)))
+            downs.append(WidthChange(10 + 3 * i, float(target)))
             free += int(width - target)
     for i in longest:
         group = trials[i][0]
         own = group.devices if len(group.members) == 1 else 0
         target = min(share[i], Fraction(own + free))
         if 1 <= target > group.width and height(work[i], *exact[i], target) + epsilon < now(i):
-            ups.append(Resize(10 + 3 * i, float(target)))
+            ups.append(WidthChange(10 + 3 * i, float(target)))
             free -= int(target) - own
     return downs + ups
 
@@ -98,39 +98,39 @@ def test_what_always_holds(scene: Scene) -> None:
 
 def test_targets_are_shares_of_all_devices() -> None:
     # 20 and 10 s of work on 6 devices: 4 and 2.
-    assert replan(Scene((single(20.0), single(10.0)), free=4)) == [Resize(10, 4.0), Resize(13, 2.0)]
+    assert replan(Scene((single(20.0), single(10.0)), free=4)) == [WidthChange(10, 4.0), WidthChange(13, 2.0)]
 
 
 def test_scale_ups_are_capped_by_the_idle_devices_longest_first() -> None:
     # Shares 4, 3 and 1 of 8 devices; d caps nobody, and of the 5 idle ones the longest takes 3.
     scene = Scene((single(20.0), single(15.0), single(5.0)), free=5)
-    assert replan(scene) == [Resize(10, 4.0), Resize(13, 3.0)]
+    assert replan(scene) == [WidthChange(10, 4.0), WidthChange(13, 3.0)]
     # The third holds 3 devices that cost it nothing to keep, so only one is left for the second.
     scene = Scene((single(20.0), single(15.0), single(5.0, 3, c=1)), free=3)
-    assert replan(scene) == [Resize(10, 4.0)]
-    assert replan(replace(scene, free=4)) == [Resize(10, 4.0), Resize(13, 2.0)]
+    assert replan(scene) == [WidthChange(10, 4.0)]
+    assert replan(replace(scene, free=4)) == [WidthChange(10, 4.0), WidthChange(13, 2.0)]
 
 
 def test_a_capped_scale_up_is_tested_again_at_the_width_it_gets() -> None:
     # Shares 7 and 2 of the 9 devices. Alone, going to 7 would save 10 - 10/7 s; there are devices for 2 only.
     groups = (single(10.0), single(4.0, 7, c=1, beta=1.0))
-    assert replan(Scene(groups, free=1, epsilon=4.9)) == [Resize(10, 2.0)]
+    assert replan(Scene(groups, free=1, epsilon=4.9)) == [WidthChange(10, 2.0)]
     assert replan(Scene(groups, free=1, epsilon=5.0)) == []
-    assert replan(Scene((single(10.0), single(4.0)), free=7, epsilon=5.0)) == [Resize(10, 6.0)]
+    assert replan(Scene((single(10.0), single(4.0)), free=7, epsilon=5.0)) == [WidthChange(10, 6.0)]
 
 
 def test_d_caps_the_target() -> None:
-    assert replan(Scene((single(20.0, d=2), single(10.0, d=1)), free=4)) == [Resize(10, 2.0)]
+    assert replan(Scene((single(20.0, d=2), single(10.0, d=1)), free=4)) == [WidthChange(10, 2.0)]
 
 
 def test_a_scale_up_must_end_the_trial_sooner() -> None:
-    assert replan(Scene((single(10.0),), free=1, epsilon=4.9)) == [Resize(10, 2.0)]
+    assert replan(Scene((single(10.0),), free=1, epsilon=4.9)) == [WidthChange(10, 2.0)]
     assert replan(Scene((single(10.0),), free=1, epsilon=5.0)) == []
 
 
 def test_a_sharer_counts_with_the_company_it_has() -> None:
     # Beside another, 10 s take up to 12.5 s; by itself on a device of its own 10 s, plus epsilon.
-    assert replan(Scene((packed(10.0, 10.0, alpha=1.25),), free=1, epsilon=2.4)) == [Resize(10, 1.0)]
+    assert replan(Scene((packed(10.0, 10.0, alpha=1.25),), free=1, epsilon=2.4)) == [WidthChange(10, 1.0)]
     assert replan(Scene((packed(10.0, 10.0, alpha=1.25),), free=1, epsilon=2.5)) == []
     # Without company it already runs at full speed.
     assert replan(Scene((packed(10.0, alpha=1.25), packed(10.0)), free=0)) == []
@@ -138,8 +138,8 @@ def test_a_sharer_counts_with_the_company_it_has() -> None:
 
 def test_a_sharer_leaves_for_a_whole_target_and_one_alone_builds_on_its_device() -> None:
     # Share 3 of 3 devices. Two are idle: beside another that is all it can get, by itself it keeps its own too.
-    assert replan(Scene((packed(90.0, 1.0, alpha=1.1),), free=2)) == [Resize(10, 2.0)]
-    assert replan(Scene((packed(90.0, alpha=1.1),), free=2)) == [Resize(10, 3.0)]
+    assert replan(Scene((packed(90.0, 1.0, alpha=1.1),), free=2)) == [WidthChange(10, 2.0)]
+    assert replan(Scene((packed(90.0, alpha=1.1),), free=2)) == [WidthChange(10, 3.0)]
 
 
 # --- Scaling down
@@ -148,7 +148,7 @@ def test_a_sharer_leaves_for_a_whole_target_and_one_alone_builds_on_its_device()
 def test_a_scale_down_must_take_fewer_device_seconds() -> None:
     # 4 devices at beta = 1.1 take 12 * 1.1^3 = 15.97 device-seconds, 2 take 13.2 and twice epsilon.
     groups = (single(12.0, 4, beta=1.1), single(24.0, 2, beta=1.1, d=2))
-    assert replan(Scene(groups, free=0, epsilon=1.38)) == [Resize(10, 2.0)]
+    assert replan(Scene(groups, free=0, epsilon=1.38)) == [WidthChange(10, 2.0)]
     assert replan(Scene(groups, free=0, epsilon=1.39)) == []
 
 
@@ -162,13 +162,13 @@ def test_where_widening_is_free_nothing_is_narrowed_to_a_whole_width(width: int,
 
 def test_freed_devices_are_handed_out_at_once() -> None:
     scene = Scene((single(6.0, 4, beta=1.1, c=1), single(60.0, 1, beta=1.1, d=4)), free=0)
-    assert replan(scene) == [Resize(10, 1.0), Resize(13, 4.0)]
+    assert replan(scene) == [WidthChange(10, 1.0), WidthChange(13, 4.0)]
 
 
 def test_a_scale_down_below_one_device_takes_an_open_slot() -> None:
     # The first is due a quarter of a device; a slot beside the second frees its own one for the third.
     short, long = single(1.0), single(30.0)
-    assert replan(Scene((short, packed(2.0), long), free=0)) == [Resize(10, 0.25), Resize(16, 2.0)]
+    assert replan(Scene((short, packed(2.0), long), free=0)) == [WidthChange(10, 0.25), WidthChange(16, 2.0)]
     # No slot: nobody shares, or all slots are taken.
     assert replan(Scene((short, single(2.0, c=1), long), free=0)) == []
     assert replan(Scene((short, packed(0.5, 0.5, 0.5, 0.5), long), free=0)) == []
@@ -180,17 +180,17 @@ def test_a_scale_down_below_one_device_takes_an_open_slot() -> None:
 
 def test_each_slot_is_taken_once() -> None:
     scene = Scene((single(1.0), single(1.5), packed(0.5, 0.5, 0.5), single(60.0)), free=0)
-    assert replan(scene) == [Resize(13, 0.25), Resize(25, 2.0)]
+    assert replan(scene) == [WidthChange(13, 0.25), WidthChange(25, 2.0)]
 
 
 def test_slots_are_counted_as_they_will_be_filled() -> None:
     # Placement fills the most idle device first. That one takes the first trial, and then holds three: too many for
     # the second, which tolerates three with itself.
     groups = (packed(0.5, 0.5, 0.5), packed(0.5, 0.5), single(2.0, c=4), single(1.0, c=3), single(60.0))
-    assert replan(Scene(groups, free=0)) == [Resize(25, 0.25), Resize(31, 2.0)]
+    assert replan(Scene(groups, free=0)) == [WidthChange(25, 0.25), WidthChange(31, 2.0)]
     # One that tolerates two joins another; from then on there is no room beside them for a third.
     groups = (packed(0.5), single(2.0, c=2), single(1.0, c=4), single(60.0))
-    assert replan(Scene(groups, free=0)) == [Resize(13, 0.5), Resize(19, 2.0)]
+    assert replan(Scene(groups, free=0)) == [WidthChange(13, 0.5), WidthChange(19, 2.0)]
 
 
 def test_who_gets_company_no_longer_has_its_device_to_itself() -> None:
@@ -200,21 +200,21 @@ def test_who_gets_company_no_longer_has_its_device_to_itself() -> None:
     for row, width in ReallocateByShare().replan(rollout.snapshot()):
         assert rollout.resize(row, width)
     assert replan(Scene((single(0.25, c=2, d=1), packed(0.75, c=2, d=2), single(0.25, c=1), single(0.25, c=1)), 0)) == [
-        Resize(10, 0.5)
+        WidthChange(10, 0.5)
     ]
 
 
 def test_a_scale_down_below_one_device_without_a_slot_must_release_one() -> None:
     # From three devices it keeps one, where others may join it, and two are free for the long trial.
-    assert replan(Scene((single(1.0, 3), single(60.0)), free=0)) == [Resize(10, 0.25), Resize(13, 3.0)]
+    assert replan(Scene((single(1.0, 3), single(60.0)), free=0)) == [WidthChange(10, 0.25), WidthChange(13, 3.0)]
     assert replan(Scene((single(1.0, 1), single(60.0)), free=0)) == []
 
 
 def test_epsilon_counts_in_a_scale_down_below_one_device() -> None:
     # w'(h' + eps) < w h: (1 + eps) / 4 < 1.
     groups = (single(1.0), packed(2.0), single(30.0))
-    assert replan(Scene(groups, free=0, epsilon=2.9))[0] == Resize(10, 0.25)
-    assert Resize(10, 0.25) not in replan(Scene(groups, free=0, epsilon=3.1))
+    assert replan(Scene(groups, free=0, epsilon=2.9))[0] == WidthChange(10, 0.25)
+    assert WidthChange(10, 0.25) not in replan(Scene(groups, free=0, epsilon=3.1))
 
 
 def test_sharers_are_not_moved_to_other_slots() -> None:
@@ -224,7 +224,7 @@ def test_sharers_are_not_moved_to_other_slots() -> None:
 
 def test_speed_divides_heights() -> None:
     # 10 s at speed 2 are 5 s, and half of that on two devices.
-    assert replan(Scene((single(10.0, speed=2.0),), free=1, epsilon=2.4)) == [Resize(10, 2.0)]
+    assert replan(Scene((single(10.0, speed=2.0),), free=1, epsilon=2.4)) == [WidthChange(10, 2.0)]
     assert replan(Scene((single(10.0, speed=2.0),), free=1, epsilon=2.5)) == []
 
 

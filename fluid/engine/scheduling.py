@@ -16,7 +16,7 @@ from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.running_table import RunningTable
-from fluid.planning.arrangement import Replanner, Resize, Running
+from fluid.planning.arrangement import Replanner, Running, WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.planner import Planner
@@ -321,14 +321,14 @@ class Scheduling:
         if not self.running:
             return []
         # First of all, trials that run wider than was measured to help are narrowed.
-        resizes = [Resize(row, float(width)) for row, width in self._table.too_wide()]
+        resizes = [WidthChange(row, float(width)) for row, width in self._table.too_wide()]
         if not resizes and self.queue:
             resizes = self._make_room()
         elif not resizes:
             resizes = self._replanner.replan(self.snapshot())
         return [(self.records[resize.row], resize.width) for resize in resizes if self._allowed(resize)]
 
-    def _make_room(self) -> list[Resize]:
+    def _make_room(self) -> list[WidthChange]:
         narrowest = min(self.queue.widths())
         for row in self._table.packed_wider_than(narrowest):
             trial = self.records[row]
@@ -372,7 +372,7 @@ class Scheduling:
         facts = self.estimates.facts(trial)
         return residents > max(1, facts.packing) and facts.alpha * (residents - 1) > residents
 
-    def _allowed(self, resize: Resize) -> bool:
+    def _allowed(self, resize: WidthChange) -> bool:
         trial = self.records[resize.row]
         if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting:
             return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Resize, Running
+from fluid.planning.arrangement import Running, WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.narrowest_widths import distinct_kinds
 from fluid.planning.runtime_model import TOLERANCE, FloatArray, RuntimeModel
@@ -53,7 +53,7 @@ class Concentrate:
     def __init__(self) -> None:
         self._water_fill = WaterFill()
 
-    def replan(self, running: Running) -> list[Resize]:
+    def replan(self, running: Running) -> list[WidthChange]:
         """Returns widening resizes by descending remaining work, or what R says where none is worth it."""
         shared = np.flatnonzero(running.residents > 1)
         if not len(shared):
@@ -64,7 +64,7 @@ class Concentrate:
         for device in running.device[shared].tolist():
             residents[device] = residents.get(device, 0) + 1
         free = running.free
-        resizes: list[Resize] = []
+        resizes: list[WidthChange] = []
         for j in np.argsort(-running.remaining[shared], kind="stable").tolist():
             i = int(shared[j])
             device = int(running.device[i])
@@ -72,12 +72,12 @@ class Concentrate:
             width = min(wide[j], free + own)
             if width < 1 + own or not _sooner(running, i, float(width), residents[device]):
                 break
-            resizes.append(Resize(int(running.rows[i]), float(width)))
+            resizes.append(WidthChange(int(running.rows[i]), float(width)))
             free -= int(width) - own
             residents[device] -= 1
         return resizes or self._water_fill.replan(running)
 
-    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+    def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
         """Returns what R says."""
         return self._water_fill.make_room(running, waiting)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fluid.planning.arrangement import Resize, Running
+from fluid.planning.arrangement import Running, WidthChange
 from fluid.planning.proportional_share import make_room
 from fluid.planning.runtime_model import TOLERANCE, FloatArray, IntArray
 
@@ -30,7 +30,7 @@ class WaterFill:
     more devices earlier. Trials stay where they are if neither helps.
     """
 
-    def replan(self, running: Running) -> list[Resize]:
+    def replan(self, running: Running) -> list[WidthChange]:
         """Returns shrinking resizes first, then widening ones, each by descending remaining work."""
         if not len(running):
             return []
@@ -50,9 +50,9 @@ class WaterFill:
         devices = _spend(running, finish, held, best.devices)
         changed = np.flatnonzero(devices != held).tolist()
         changed.sort(key=lambda i: (devices[i] > held[i], -running.remaining[i]))
-        return [Resize(int(running.rows[i]), float(devices[i])) for i in changed]
+        return [WidthChange(int(running.rows[i]), float(devices[i])) for i in changed]
 
-    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+    def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
         """Returns what :func:`fluid.planning.proportional_share.make_room` says."""
         return make_room(running, waiting)
 

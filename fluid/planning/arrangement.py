@@ -10,7 +10,7 @@ import numpy as np
 from fluid.planning.runtime_model import FloatArray, IntArray
 
 
-class Resize(NamedTuple):
+class WidthChange(NamedTuple):
     """Give the running trial ``row`` the width ``width``, at the end of its current iteration."""
 
     row: int
@@ -55,11 +55,11 @@ class Running:
 class Replanner(Protocol):
     """Decides about running trials at each departure or resource change, once nothing is queued."""
 
-    def replan(self, running: Running) -> list[Resize]:
+    def replan(self, running: Running) -> list[WidthChange]:
         """Returns the resizes worth making, in the order they are to be made."""
         ...
 
-    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+    def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
         """Returns the resizes by which running trials give way to queued ones.
 
         Args:
@@ -72,11 +72,11 @@ class Replanner(Protocol):
 class KeepWidths:
     """The re-planner that never resizes."""
 
-    def replan(self, running: Running) -> list[Resize]:
+    def replan(self, running: Running) -> list[WidthChange]:
         """Returns no resize."""
         return []
 
-    def make_room(self, running: Running, waiting: FloatArray) -> list[Resize]:
+    def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
         """Returns no resize."""
         return []
 

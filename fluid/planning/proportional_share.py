@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fluid.planning.arrangement import Resize, Running
+from fluid.planning.arrangement import Running, WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.runtime_model import TOLERANCE, FloatArray
 
@@ -59,7 +59,7 @@ def arrival_widths(instance: Instance, others: FloatArray, idle: int) -> FloatAr
     return widths
 
 
-def make_room(running: Running, waiting: FloatArray) -> list[Resize]:
+def make_room(running: Running, waiting: FloatArray) -> list[WidthChange]:
     """Resizes by which running trials give way to queued ones, down to their share of all the work.
 
     Wide trials shrink to a whole width. A trial alone on a device that is due less than a device lets others
@@ -83,4 +83,4 @@ def make_room(running: Running, waiting: FloatArray) -> list[Resize]:
     ends_in = running.remaining[alone] / running.speed[alone] * running.beta[alone] ** (widths - 1.0) / widths
     moves = np.flatnonzero((target < widths) & (ends_in > running.epsilon))
     moves = moves[np.argsort(-widths[moves], kind="stable")]
-    return [Resize(int(running.rows[alone[i]]), float(target[i])) for i in moves.tolist()]
+    return [WidthChange(int(running.rows[alone[i]]), float(target[i])) for i in moves.tolist()]

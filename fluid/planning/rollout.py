@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fluid.planning.arrangement import Arrangement, Resize, Running
+from fluid.planning.arrangement import Arrangement, Running, WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.runtime_model import TOLERANCE, stretch_of
@@ -212,7 +212,7 @@ class Rollout:
             self._pace(other)
         return True
 
-    def apply(self, resizes: list[Resize]) -> None:
+    def apply(self, resizes: list[WidthChange]) -> None:
         """Carries out a re-planner's resizes, in its order."""
         for row, width in resizes:
             self.resize(row, width)

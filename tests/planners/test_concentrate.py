@@ -13,14 +13,14 @@ from planning_helpers import CLOSE, Case, Scene, cases, scenes
 
 from fluid.planners.concentrate import Concentrate, concentrated_widths, efficient_widths
 from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Resize
+from fluid.planning.arrangement import WidthChange
 from fluid.planning.bounds import envelope
 from fluid.planning.instance import Instance
 from fluid.planning.proportional_share import make_room
 from fluid.planning.runtime_model import RuntimeModel
 
 
-def replan(scene: Scene) -> list[Resize]:
+def replan(scene: Scene) -> list[WidthChange]:
     return Concentrate().replan(scene.running)
 
 
@@ -155,12 +155,12 @@ def test_sharers_move_only_if_it_ends_them_sooner(scene: Scene) -> None:
 def test_the_longest_moves_out_first() -> None:
     # alpha = 1.1, beta = 1.05, c = 4: the efficient width is 4.
     group = packed(4.0, 10.0, 6.0, alpha=1.1, beta=1.05)
-    assert replan(Scene((group,), free=4)) == [Resize(13, 4.0)]
-    assert replan(Scene((group,), free=6)) == [Resize(13, 4.0), Resize(16, 2.0)]
+    assert replan(Scene((group,), free=4)) == [WidthChange(13, 4.0)]
+    assert replan(Scene((group,), free=6)) == [WidthChange(13, 4.0), WidthChange(16, 2.0)]
     # The last one keeps the device it is left with: 4 + 4 new ones and 3 beside its own.
-    assert replan(Scene((group,), free=11)) == [Resize(13, 4.0), Resize(16, 4.0), Resize(10, 4.0)]
+    assert replan(Scene((group,), free=11)) == [WidthChange(13, 4.0), WidthChange(16, 4.0), WidthChange(10, 4.0)]
     pairs = (packed(10.0, 9.0, alpha=1.1, beta=1.05), packed(8.0, 4.0, alpha=1.1, beta=1.05))
-    assert replan(Scene(pairs, free=11)) == [Resize(10, 4.0), Resize(13, 4.0), Resize(16, 4.0)]
+    assert replan(Scene(pairs, free=11)) == [WidthChange(10, 4.0), WidthChange(13, 4.0), WidthChange(16, 4.0)]
 
 
 def test_what_does_not_pay_is_left_to_r() -> None:
@@ -168,7 +168,7 @@ def test_what_does_not_pay_is_left_to_r() -> None:
     assert replan(Scene((group,), free=4, epsilon=50.0)) == []
     # Packing is free, and one device no gain for a sharer; R widens the other trial.
     scene = Scene((packed(4.0, 10.0), single(6.0)), free=1)
-    assert replan(scene) == WaterFill().replan(scene.running) == [Resize(16, 2.0)]
+    assert replan(scene) == WaterFill().replan(scene.running) == [WidthChange(16, 2.0)]
     assert replan(Scene((group,), free=0)) == []
 
 

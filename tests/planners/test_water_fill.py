@@ -14,11 +14,11 @@ from planning_helpers import CLOSE, Scene, scenes
 
 import fluid.planners.water_fill
 from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Resize, Running
+from fluid.planning.arrangement import Running, WidthChange
 from fluid.planning.proportional_share import make_room
 
 
-def replan(scene: Scene) -> list[Resize]:
+def replan(scene: Scene) -> list[WidthChange]:
     return WaterFill().replan(scene.running)
 
 
@@ -138,14 +138,14 @@ _SCALARS = {"free", "n", "epsilon"}
 
 def test_the_last_one_gets_the_devices() -> None:
     # 30 s on 1 + 3 devices end at 7.5 s, before the one of 8 s that needs no more.
-    assert replan(Scene((single(30.0), single(8.0)), free=3)) == [Resize(10, 4.0)]
+    assert replan(Scene((single(30.0), single(8.0)), free=3)) == [WidthChange(10, 4.0)]
     # With 4, both are cut: 30 / 4 = 7.5 and 8 / 2 = 4.
-    assert replan(Scene((single(30.0), single(8.0)), free=4)) == [Resize(10, 4.0), Resize(13, 2.0)]
+    assert replan(Scene((single(30.0), single(8.0)), free=4)) == [WidthChange(10, 4.0), WidthChange(13, 2.0)]
 
 
 def test_widths_stop_at_d_and_what_is_left_speeds_up_others() -> None:
     resizes = replan(Scene((single(30.0, d=2), single(8.0, d=8), single(1.0, d=1)), free=5))
-    assert resizes == [Resize(10, 2.0), Resize(13, 5.0)]
+    assert resizes == [WidthChange(10, 2.0), WidthChange(13, 5.0)]
 
 
 def test_nothing_is_moved_where_epsilon_eats_the_gain() -> None:
@@ -153,13 +153,13 @@ def test_nothing_is_moved_where_epsilon_eats_the_gain() -> None:
     assert replan(scene) == []
     # 10 s become 2.5 + 7.6 with four devices, 2 + 7.6 with five: only the latter is sooner.
     assert replan(Scene((single(10.0, d=4),), free=3, epsilon=7.6)) == []
-    assert replan(Scene((single(10.0, d=5),), free=4, epsilon=7.6)) == [Resize(10, 5.0)]
+    assert replan(Scene((single(10.0, d=5),), free=4, epsilon=7.6)) == [WidthChange(10, 5.0)]
 
 
 def test_the_longest_leaves_a_shared_device() -> None:
-    assert replan(Scene((packed(4.0, 10.0, alpha=1.25),), free=1)) == [Resize(13, 1.0)]
+    assert replan(Scene((packed(4.0, 10.0, alpha=1.25),), free=1)) == [WidthChange(13, 1.0)]
     # The shorter one then has the device to itself, and may widen from it.
-    assert replan(Scene((packed(6.0, 10.0, alpha=1.25),), free=3)) == [Resize(13, 2.0), Resize(10, 2.0)]
+    assert replan(Scene((packed(6.0, 10.0, alpha=1.25),), free=3)) == [WidthChange(13, 2.0), WidthChange(10, 2.0)]
 
 
 def test_a_sharer_does_not_widen_from_a_device_it_shares() -> None:
@@ -168,19 +168,22 @@ def test_a_sharer_does_not_widen_from_a_device_it_shares() -> None:
     assert replan(Scene((packed(5.0, 5.0),), free=1)) == []
     # Once the longer one has left, the shorter one may; what neither needs goes to the longer one first.
     last = single(100.0, d=1)
-    assert replan(Scene((last, packed(6.0, 10.0, alpha=1.25)), free=2)) == [Resize(16, 1.0), Resize(13, 2.0)]
+    assert replan(Scene((last, packed(6.0, 10.0, alpha=1.25)), free=2)) == [WidthChange(16, 1.0), WidthChange(13, 2.0)]
     # A further device lets the longer one leave for two.
-    assert replan(Scene((packed(10.0, 20.0),), free=2)) == [Resize(13, 2.0)]
+    assert replan(Scene((packed(10.0, 20.0),), free=2)) == [WidthChange(13, 2.0)]
 
 
 def test_an_early_finisher_gives_devices_to_the_last_one() -> None:
     # 60 s alone against 10 s on three devices: with one of them left to it, the other has three.
     scene = Scene((single(60.0), single(10.0, 3)), free=0)
-    assert replan(scene) == [Resize(13, 1.0), Resize(10, 3.0)]
+    assert replan(scene) == [WidthChange(13, 1.0), WidthChange(10, 3.0)]
     # Where that would not bring the last finish forward it keeps them.
     assert replan(Scene((single(60.0, d=1), single(10.0, 3)), free=0)) == []
     # From 12 to 13 devices is a gain of 8%; from 120 to 121 it is less than one in a hundred.
-    assert replan(Scene((single(120.0, 12, d=200), single(1.0, 2)), free=0)) == [Resize(13, 1.0), Resize(10, 13.0)]
+    assert replan(Scene((single(120.0, 12, d=200), single(1.0, 2)), free=0)) == [
+        WidthChange(13, 1.0),
+        WidthChange(10, 13.0),
+    ]
     assert replan(Scene((single(1200.0, 120, d=200), single(1.0, 2)), free=0)) == []
 
 
@@ -193,7 +196,7 @@ def test_make_room_is_the_common_one() -> None:
 # --- Large tables
 
 
-def both_ways(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Resize], list[Resize]]:
+def both_ways(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple[list[WidthChange], list[WidthChange]]:
     with monkeypatch.context() as patch:
         patch.setattr(fluid.planners.water_fill, "_LARGE_TABLE", 10**9)
         plain = replan(scene)
@@ -229,7 +232,7 @@ def test_cutting_the_table_down_allows_for_what_packing_gains(
 def test_cutting_the_table_down_allows_for_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     # The mean load is 7.4 s. The second trial ends with the third one, after 11 s, on 7 devices: 5 + 38 / 7 < 11.
     plain, cut = both_ways(Scene((single(11.0), single(38.0), single(88.0, 8, d=16)), 6, 5.0), monkeypatch)
-    assert cut == plain == [Resize(13, 7.0)]
+    assert cut == plain == [WidthChange(13, 7.0)]
 
 
 def test_a_table_that_is_large_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planning_helpers import Case, Scene, cases, scenes
 
 from fluid.planners.by_name import PLANNERS
-from fluid.planning.arrangement import Resize
+from fluid.planning.arrangement import WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.proportional_share import arrival_widths, make_room, shares, static_widths
 
@@ -136,11 +136,11 @@ def test_the_widest_give_way_first(scene: Scene, waiting: list[int]) -> None:
 
 def test_make_room_by_hand() -> None:
     # 60 of 120 s on 4 devices are due 2.
-    assert make_room(Scene((single(60.0, 4),), free=0).running, np.array([60.0])) == [Resize(10, 2.0)]
+    assert make_room(Scene((single(60.0, 4),), free=0).running, np.array([60.0])) == [WidthChange(10, 2.0)]
     # Due half a device, a wide trial keeps one; it lets others in only once it is on one.
-    assert make_room(Scene((single(1.0, 4),), free=0).running, np.array([60.0])) == [Resize(10, 1.0)]
+    assert make_room(Scene((single(1.0, 4),), free=0).running, np.array([60.0])) == [WidthChange(10, 1.0)]
     alone = Scene((single(1.0), single(2.0, c=1), packed(3.0, 4.0)), free=0)
-    assert make_room(alone.running, np.array([60.0])) == [Resize(10, 0.25)]
+    assert make_room(alone.running, np.array([60.0])) == [WidthChange(10, 0.25)]
     assert make_room(alone.running, np.array([])) == []
     assert make_room(Scene((packed(3.0, 4.0),), free=0).running, np.array([60.0])) == []
 
@@ -148,8 +148,8 @@ def test_make_room_by_hand() -> None:
 def test_trials_about_to_end_do_not_give_way() -> None:
     groups = (single(4.0, 4), single(0.5))
     assert make_room(Scene(groups, free=0, epsilon=0.4).running, np.array([60.0])) == [
-        Resize(10, 1.0),
-        Resize(13, 0.25),
+        WidthChange(10, 1.0),
+        WidthChange(13, 0.25),
     ]
-    assert make_room(Scene(groups, free=0, epsilon=0.5).running, np.array([60.0])) == [Resize(10, 1.0)]
+    assert make_room(Scene(groups, free=0, epsilon=0.5).running, np.array([60.0])) == [WidthChange(10, 1.0)]
     assert make_room(Scene(groups, free=0, epsilon=1.0).running, np.array([60.0])) == []

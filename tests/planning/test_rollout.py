@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from fluid.planning.arrangement import Arrangement, KeepWidths, Replanner, Resize, Running, start_order
+from fluid.planning.arrangement import Arrangement, KeepWidths, Replanner, Running, WidthChange, start_order
 from fluid.planning.instance import Instance
 from fluid.planning.rollout import Rollout, Segment, roll_out, start
 from fluid.resources import Cluster, Device, MemoryNeed
@@ -184,7 +184,7 @@ def test_a_resize_for_which_there_is_no_room_changes_nothing() -> None:
 
 def test_apply_carries_out_resizes_in_order() -> None:
     rollout = rollout_of([10.0, 10.0], [3.0, 1.0], 4)
-    rollout.apply([Resize(0, 1.0), Resize(1, 3.0)])
+    rollout.apply([WidthChange(0, 1.0), WidthChange(1, 3.0)])
     assert rollout.occupancy.held == {0: (0,), 1: (3, 1, 2)}
 
 
@@ -225,11 +225,11 @@ class Widen:
     def __init__(self) -> None:
         self.seen: list[Running] = []
 
-    def replan(self, running: Running) -> list[Resize]:
+    def replan(self, running: Running) -> list[WidthChange]:
         self.seen.append(running)
-        return [Resize(int(running.rows[0]), float(running.widths[0] + running.free))] if running.free else []
+        return [WidthChange(int(running.rows[0]), float(running.widths[0] + running.free))] if running.free else []
 
-    def make_room(self, running: Running, waiting: Any) -> list[Resize]:
+    def make_room(self, running: Running, waiting: Any) -> list[WidthChange]:
         raise AssertionError("a rollout starts all trials at time 0")
 
 
