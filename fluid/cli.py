@@ -19,7 +19,7 @@ from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fluid.report.run import Run
+    from fluid.report.run import RecordedRun
     from fluid.simulation.scenario import Scenario
     from fluid.simulation.simulate import SimulationResult
 
@@ -91,16 +91,17 @@ def _plan(arguments: argparse.Namespace) -> None:
             }
         )
         return
-    from fluid.report.terminal import StripsPicture, strips_table, summary
+    from fluid.report.terminal import plan_summary, plan_table
+    from fluid.report.text_gantt import TextGantt
     from fluid.report.timeline import Timeline
 
     fifo = Plan("fifo", instance, make_planner("fifo").arrange(instance))
     console = _console()
-    console.print(strips_table(plan, compact=_is_narrow(console)))
-    console.print(StripsPicture(Timeline.of_plan(plan)))
+    console.print(plan_table(plan, compact=_is_narrow(console)))
+    console.print(TextGantt(Timeline.of_plan(plan)))
     console.print()
     # Left to the terminal to wrap: in a file it stays one line.
-    console.print(summary(plan, fifo.makespan), soft_wrap=True)
+    console.print(plan_summary(plan, fifo.makespan), soft_wrap=True)
     _say_plotted(console, arguments.plot)
 
 
@@ -161,7 +162,7 @@ def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments
 
 def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
     from fluid.planners.by_name import make_planner
-    from fluid.report.progress import track
+    from fluid.report.terminal import track
     from fluid.simulation.simulate import simulate
 
     return [
@@ -185,7 +186,7 @@ def _report(arguments: argparse.Namespace) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _write_report(run: Run, arguments: argparse.Namespace) -> list[str]:
+def _write_report(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
     """Writes the files asked for, else both into the folder unless ``--json`` is given; says which."""
     html, png, said = arguments.html, arguments.png, []
     why_not = _why_no_picture(run)
@@ -210,7 +211,7 @@ def _write_report(run: Run, arguments: argparse.Namespace) -> list[str]:
     return [f"wrote {path}" for path in (html, png) if path] + said
 
 
-def _why_no_picture(run: Run) -> str:
+def _why_no_picture(run: RecordedRun) -> str:
     """Why ``timeline.png`` cannot be drawn; empty if it can."""
     from fluid.report.gantt import check_plot
 

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from fluid.display.device_strips import ASCII, UNICODE, DeviceStrips, Glyphs, TrialNumbers
+from fluid.display.device_map import ASCII, UNICODE, DashboardGlyphs, DeviceMap, TrialNumbers
 from fluid.display.format import clock_time, count, number, percent, printable, shortened
 from fluid.session.status import GroupStatus, Status
 
@@ -50,7 +50,7 @@ class Dashboard:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the lines."""
         coloured = console.color_system is not None and not console.no_color
-        for line in _Drawing(self, ASCII if options.ascii_only else UNICODE, coloured).lines():
+        for line in _DashboardLines(self, ASCII if options.ascii_only else UNICODE, coloured).lines():
             if options.ascii_only:
                 line.plain = line.plain.encode("ascii", "replace").decode()
             line.no_wrap, line.overflow = True, "crop"
@@ -94,10 +94,10 @@ def summary_lines(status: Status, seconds: Mapping[int, float], *, most: int = 2
     return lines
 
 
-class _Drawing:
+class _DashboardLines:
     """One dashboard with one set of characters."""
 
-    def __init__(self, dashboard: Dashboard, glyphs: Glyphs, coloured: bool) -> None:
+    def __init__(self, dashboard: Dashboard, glyphs: DashboardGlyphs, coloured: bool) -> None:
         self._status = dashboard.status
         self._width = dashboard.width
         self._height = dashboard.height
@@ -132,7 +132,7 @@ class _Drawing:
         devices = self._status.devices
         if not devices:
             return []
-        return DeviceStrips(devices, self._width, self._numbers, self._glyphs, self._coloured).lines(most)
+        return DeviceMap(devices, self._width, self._numbers, self._glyphs, self._coloured).lines(most)
 
     # -- groups -------------------------------------------------------------------------------------------
 

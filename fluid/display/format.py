@@ -104,7 +104,7 @@ def widths_name(widths: Iterable[float]) -> str:
     return ", ".join(map(width_name, found))
 
 
-def place(width: float, devices: Sequence[int]) -> str:
+def placement_name(width: float, devices: Sequence[int]) -> str:
     """A width and its devices in words: ``"1/2 of device 4"``, ``"device 3"``, ``"3 devices: 0,1,2"``."""
     if width < 1.0:
         return f"{fraction(width)} of device {devices[0]}"

@@ -17,7 +17,7 @@ from rich.file_proxy import FileProxy
 from rich.live import Live
 
 from fluid.display.dashboard import has_ended, render, summary_lines
-from fluid.display.device_strips import TrialNumbers
+from fluid.display.device_map import TrialNumbers
 from fluid.errors import FluidError
 from fluid.session.status import Status
 

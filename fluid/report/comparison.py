@@ -27,7 +27,7 @@ _BEST = "bold green"
 
 
 @dataclass(frozen=True)
-class Advice:
+class ClusterSizeAdvice:
     """How many devices to use, from a sweep over their number.
 
     Attributes:
@@ -111,7 +111,7 @@ def sweep_table(results: Sequence[SimulationResult], title: str, *, compact: boo
     return Group(Text(title, style="bold"), table, Text(note, style="dim"), "")
 
 
-def advise(results: Sequence[SimulationResult]) -> Advice:
+def advise(results: Sequence[SimulationResult]) -> ClusterSizeAdvice:
     """Says how many devices to use, for the best of the planners compared.
 
     A step from one number of devices to the next paid if the makespan fell by at least half of what perfect
@@ -136,7 +136,7 @@ def advise(results: Sequence[SimulationResult]) -> Advice:
         perfect = before.makespan * (1.0 - before.n / after.n)
         if before.makespan - after.makespan >= _PAID * perfect:
             knee, before_knee = after, before
-    return Advice(
+    return ClusterSizeAdvice(
         best,
         tuple(runs),
         min(runs, key=lambda run: (run.makespan, run.n)),
@@ -146,7 +146,7 @@ def advise(results: Sequence[SimulationResult]) -> Advice:
     )
 
 
-def advice_text(advice: Advice) -> Text:
+def advice_text(advice: ClusterSizeAdvice) -> Text:
     """The advice in words."""
     unit = unit_name([advice.fastest])
     longest = max(advice.fastest.makespan, advice.cheapest.makespan, advice.knee.makespan)
@@ -157,7 +157,7 @@ def advice_text(advice: Advice) -> Text:
         text.append(f"  {name:<10}", style="bold")
         makespan = duration(run.makespan, like=longest)
         text.append(f"{_count(run.n, unit)}: {makespan}, {number(run.device_hours)} {unit}-hours\n")
-    text.append(_about_the_knee(advice, unit))
+    text.append(_knee_sentence(advice, unit))
     return text
 
 
@@ -166,7 +166,7 @@ def unit_name(results: Sequence[SimulationResult]) -> str:
     return "GPU" if results[0].cluster.devices[0].kind == "gpu" else "core"
 
 
-def as_json(results: Sequence[SimulationResult], advice: Advice | None = None) -> dict[str, Any]:
+def as_json(results: Sequence[SimulationResult], advice: ClusterSizeAdvice | None = None) -> dict[str, Any]:
     """The figures of the runs, and of the advice where there is one, as ``fluid simulate --json`` prints them."""
     data: dict[str, Any] = {
         "results": [
@@ -190,7 +190,7 @@ def as_json(results: Sequence[SimulationResult], advice: Advice | None = None) -
     return data
 
 
-def _about_the_knee(advice: Advice, unit: str) -> str:
+def _knee_sentence(advice: ClusterSizeAdvice, unit: str) -> str:
     knee, before = advice.knee, advice.before_knee
     if before is None:
         return f"No step beyond {_count(knee.n, unit)} cut the makespan by half of what perfect scaling would."

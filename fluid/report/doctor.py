@@ -82,7 +82,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Advice:
+class MachineAdvice:
     """What Fluid would use, in sentences.
 
     Attributes:
@@ -125,16 +125,16 @@ def examine() -> Machine:
     )
 
 
-def advise(machine: Machine) -> Advice:
+def advise(machine: Machine) -> MachineAdvice:
     """Says what Fluid would use of a machine, and why not the rest."""
-    advice = Advice(len(machine.gpus), "gpu") if machine.gpus else Advice(machine.cores, "cpu")
-    _about_devices(machine, advice)
-    _about_sharing(machine, advice)
-    _about_torch(machine, advice)
-    _about_ray(machine, advice)
+    advice = MachineAdvice(len(machine.gpus), "gpu") if machine.gpus else MachineAdvice(machine.cores, "cpu")
+    _advise_devices(machine, advice)
+    _advise_gpu_sharing(machine, advice)
+    _advise_torch(machine, advice)
+    _advise_ray(machine, advice)
     if machine.packages["horovod"].version is None:
         advice.not_used.append("Horovod is not installed.")
-    _about_limits(machine, advice)
+    _advise_limits(machine, advice)
     return advice
 
 
@@ -225,7 +225,7 @@ def _physical_memory() -> int | None:
 # -- what follows from it ------------------------------------------------------------------------------------
 
 
-def _about_devices(machine: Machine, advice: Advice) -> None:
+def _advise_devices(machine: Machine, advice: MachineAdvice) -> None:
     if machine.gpus:
         advice.uses.append(f"Fluid would use {count(advice.devices, 'GPU')}, with devices=None.")
         return
@@ -238,7 +238,7 @@ def _about_devices(machine: Machine, advice: Advice) -> None:
         )
 
 
-def _about_sharing(machine: Machine, advice: Advice) -> None:
+def _advise_gpu_sharing(machine: Machine, advice: MachineAdvice) -> None:
     if not machine.gpus:
         advice.not_used.append("MPS is not used: it is for GPUs.")
         return
@@ -258,7 +258,7 @@ def _about_sharing(machine: Machine, advice: Advice) -> None:
             advice.warnings.append(f"{gpu.token} is in use already (process {pids}): measured times will be off.")
 
 
-def _about_torch(machine: Machine, advice: Advice) -> None:
+def _advise_torch(machine: Machine, advice: MachineAdvice) -> None:
     torch = machine.packages["torch"]
     if torch.version is None:
         what = ": how much of a GPU's memory trials take is not measured then" if machine.gpus else ""
@@ -267,7 +267,7 @@ def _about_torch(machine: Machine, advice: Advice) -> None:
         advice.warnings.append(f"PyTorch {torch.version} was built without CUDA: its trials will not use the GPUs.")
 
 
-def _about_ray(machine: Machine, advice: Advice) -> None:
+def _advise_ray(machine: Machine, advice: MachineAdvice) -> None:
     version = machine.packages["ray"].version
     low, high = (".".join(map(str, bound)) for bound in RAY_RANGE)
     if version is None:
@@ -281,7 +281,7 @@ def _about_ray(machine: Machine, advice: Advice) -> None:
         advice.warnings.append(f"Ray {version} is not among the versions that are tested, {low} to {high}.")
 
 
-def _about_limits(machine: Machine, advice: Advice) -> None:
+def _advise_limits(machine: Machine, advice: MachineAdvice) -> None:
     if machine.shm is None:
         advice.not_used.append(f"Checkpoints are not kept in memory: there is no {_SHM}.")
     elif (machine.shm_free or 0) < _LITTLE_SHM:

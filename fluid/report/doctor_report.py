@@ -13,12 +13,12 @@ from rich.text import Text
 
 from fluid.display.format import count, number, percent
 from fluid.gpu.nvml import GpuState
-from fluid.report.doctor import Advice, Machine, Package, ray_is_supported
+from fluid.report.doctor import Machine, MachineAdvice, Package, ray_is_supported
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def machine_report(machine: Machine, advice: Advice) -> RenderableType:
+def machine_report(machine: Machine, advice: MachineAdvice) -> RenderableType:
     """What there is, as a table, and what Fluid would use of it, in sentences."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True, style="bold")
@@ -35,7 +35,7 @@ def machine_report(machine: Machine, advice: Advice) -> RenderableType:
     return Group(*parts)
 
 
-def as_json(machine: Machine, advice: Advice) -> dict[str, Any]:
+def as_json(machine: Machine, advice: MachineAdvice) -> dict[str, Any]:
     """The same as ``fluid doctor --json`` prints it; sizes are bytes."""
     gpus = [
         {

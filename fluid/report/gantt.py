@@ -26,7 +26,7 @@ from fluid.display.format import (
 )
 from fluid.display.palette import colour, ink
 from fluid.errors import InvalidFieldError
-from fluid.report.comparison import Advice, advise, unit_name
+from fluid.report.comparison import ClusterSizeAdvice, advise, unit_name
 from fluid.report.timeline import Block, Timeline
 
 with try_import("matplotlib", extra="plot") as _imports:
@@ -346,7 +346,7 @@ def draw_sweep(results: Sequence[SimulationResult], title: str = "") -> Figure:
     return figure
 
 
-def _draw_advice(axes: Axes, advice: Advice, counts: Sequence[int], unit: float) -> None:
+def _draw_advice(axes: Axes, advice: ClusterSizeAdvice, counts: Sequence[int], unit: float) -> None:
     """Marks the best planner's knee, and draws how it would scale if devices were all it took."""
     knee, fewest = advice.knee, advice.runs[0]
     perfect = [fewest.makespan / unit * fewest.n / count for count in counts]

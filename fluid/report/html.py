@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fluid.display.format import count, duration, number, percent, place, short_names, width_name, widths_name
+from fluid.display.format import count, duration, number, percent, placement_name, short_names, width_name, widths_name
 from fluid.display.palette import colour, ink
 from fluid.errors import InvalidFieldError
-from fluid.report.run import KeyMeasurements, Run, TrialRun, is_number
+from fluid.report.run import KeyMeasurements, RecordedRun, TrialRun, is_number
 
 #: Points of all curves together, and the least and most of one curve.
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400
@@ -31,7 +31,7 @@ _MOST_PARAMETERS, _LONGEST_VALUE = 6, 60
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def save_html(path: str | Path, run: Run) -> None:
+def save_html(path: str | Path, run: RecordedRun) -> None:
     """Writes the page.
 
     Args:
@@ -47,7 +47,7 @@ def save_html(path: str | Path, run: Run) -> None:
         raise InvalidFieldError("html", str(path), f"cannot be written: {error.strerror or error}") from error
 
 
-def render_html(run: Run) -> str:
+def render_html(run: RecordedRun) -> str:
     """The page as text."""
     title = escape(run.name)
     parts = [
@@ -72,13 +72,13 @@ def render_html(run: Run) -> str:
     return "\n".join(parts) + "\n"
 
 
-def page_data(run: Run) -> dict[str, Any]:
+def page_data(run: RecordedRun) -> dict[str, Any]:
     """What ``page.js`` draws: plain lists, strings and numbers."""
     timeline = run.timeline
     places: dict[str, int] = {}
     segments = []
     for segment in timeline.segments:
-        where = places.setdefault(place(segment.width, segment.devices), len(places))
+        where = places.setdefault(placement_name(segment.width, segment.devices), len(places))
         segments.append([segment.row, *map(_short, (segment.start, segment.end)), where, _short(segment.pause)])
     lanes = {device.index: lane for lane, device in enumerate(timeline.devices)}
     return {
@@ -102,7 +102,7 @@ def page_data(run: Run) -> dict[str, Any]:
 # --- Data for the drawings
 
 
-def _utilisation(run: Run) -> list[list[float]]:
+def _utilisation(run: RecordedRun) -> list[list[float]]:
     """Times and the busy share from each to the next."""
     times, shares = run.timeline.utilisation_steps()
     if len(shares) > _MOST_STEPS:
@@ -111,7 +111,7 @@ def _utilisation(run: Run) -> list[list[float]]:
     return [[_short(float(time)) for time in times], [round(float(share), 4) for share in shares]]
 
 
-def _trials_data(run: Run) -> list[dict[str, Any]]:
+def _trials_data(run: RecordedRun) -> list[dict[str, Any]]:
     curves = max(1, len(run.trials) * len(run.metrics))
     most = min(max(_POINTS // curves, _LEAST_POINTS), _MOST_POINTS)
     short = short_names([trial.trial_id for trial in run.trials])
@@ -136,14 +136,14 @@ def _trials_data(run: Run) -> list[dict[str, Any]]:
 
 def _curve(trial: TrialRun, metric: str, most: int) -> list[list[float]]:
     """Iterations, times and values; of more than ``most`` points evenly chosen ones, the last always."""
-    points = [(step.iteration, step.end, step.metrics[metric]) for step in trial.steps if metric in step.metrics]
+    points = [(each.number, each.end, each.metrics[metric]) for each in trial.finished if metric in each.metrics]
     points = [point for point in points if is_number(point[2])]
     if len(points) > most:
         points = [points[round(part * (len(points) - 1) / (most - 1))] for part in range(most)]
     return [[x for x, _, _ in points], [_short(t) for _, t, _ in points], [_short(float(y)) for _, _, y in points]]
 
 
-def _trial_facts(run: Run, trial: TrialRun) -> dict[str, str]:
+def _trial_facts(run: RecordedRun, trial: TrialRun) -> dict[str, str]:
     """What the page tells of a selected trial, besides its config and metrics."""
     names = {group.group_id: group.name for group in run.groups}
     facts = {
@@ -187,7 +187,7 @@ def _embedded(data: object) -> str:
 # --- Plain HTML
 
 
-def _facts(run: Run) -> str:
+def _facts(run: RecordedRun) -> str:
     timeline = run.timeline
     states: dict[str, int] = {}
     for trial in run.trials:
@@ -209,7 +209,7 @@ def _facts(run: Run) -> str:
     return f'<p class="told">{said}</p><div class="facts">{tiles}</div>'
 
 
-def _notes(run: Run) -> str:
+def _notes(run: RecordedRun) -> str:
     return "".join(f'<p class="note">{escape(note)}</p>' for note in run.notes)
 
 
@@ -217,7 +217,7 @@ def _card(title: str, table: str) -> str:
     return f'<section class=card><h2>{title}</h2><div class="scroll">{table}</div></section>'
 
 
-def _groups_table(run: Run) -> str:
+def _groups_table(run: RecordedRun) -> str:
     rows = [
         [
             _cell(group.name),
@@ -248,7 +248,7 @@ def _keys_table(keys: Sequence[KeyMeasurements]) -> str:
     return _table(headers, rows, "keys")
 
 
-def _trials_table(run: Run) -> str:
+def _trials_table(run: RecordedRun) -> str:
     parameters = _parameters(run.trials)
     rows, attributes = [], []
     names = {group.group_id: group.name for group in run.groups}

@@ -1,4 +1,4 @@
-"""Reads a run from its folder, which may be that of a session that still runs or was killed."""
+"""Loads a recorded run from its folder. The session may still be running, or may have been killed."""
 
 from __future__ import annotations
 
@@ -13,31 +13,38 @@ from fluid.engine.journal import PastTrial, Recovered
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
-from fluid.report.run import PAUSED, UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, Run, TrialRun
+from fluid.report.run import PAUSED, UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, RecordedRun, TrialRun
 from fluid.report.run_files import RunFiles, device_from
-from fluid.report.segments import Iterations, Resized, Step, read_iterations, segments_of, with_pauses
+from fluid.report.segments import (
+    FinishedIteration,
+    FinishedIterations,
+    Resized,
+    read_iterations,
+    segments_of,
+    with_pauses,
+)
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
 from fluid.trialgroup import Search
 
 
-def load_run(path: str | Path) -> Run:
-    """Reads the folder of a session, which may still run or have been killed.
+def load_run(path: str | Path) -> RecordedRun:
+    """Loads the run folder of a session, which may still be running or may have been killed.
 
     Args:
-        path: the folder.
+        path: the run folder.
 
     Raises:
-        InvalidFieldError: it is no run folder, or cannot be read; the message names the path.
+        InvalidFieldError: the path is not a run folder, or cannot be read; the message names the path.
     """
     files = RunFiles(path)
     session, journal, done = files.session(), files.journal(), read_iterations(files)
-    groups, parts = _Reader(files, journal, done).groups()
+    groups, shown_as = _TrialsReader(files, journal, done).groups()
     trials = [trial for group in groups for trial in group.trials]
     rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
-    row_of = {part: rows[shown] for part, shown in parts.items()}
-    changes, resized = _places(journal, done, row_of)
-    segments = with_pauses(segments_of([trial.steps for trial in trials]), resized)
+    row_of = {trial_id: rows[shown] for trial_id, shown in shown_as.items()}
+    changes, resized = _device_events(journal, done, row_of)
+    segments = with_pauses(segments_of([trial.finished for trial in trials]), resized)
     timeline = Timeline(
         _devices(session, journal, segments),
         tuple(segments),
@@ -45,18 +52,19 @@ def load_run(path: str | Path) -> Run:
         max((segment.end for segment in segments), default=0.0),
         changes=tuple(changes),
     )
-    return Run(files.path, session, groups, timeline, _key_facts(files.profile()), tuple(files.notes))
+    return RecordedRun(files.path, session, groups, timeline, _key_measurements(files.profile()), tuple(files.notes))
 
 
 # --- Trials and groups
 
 
 @dataclass
-class _Group:
+class _SubmittedGroup:
     """A group while it is read.
 
     Attributes:
-        parts: by the name a trial is shown by, what was submitted for it, in order.
+        parts: the submitted trials, in order, by the name under which reports show them. Several have one name if a
+            trial of the search algorithm was submitted anew from a checkpoint.
     """
 
     name: str
@@ -64,16 +72,17 @@ class _Group:
     parts: dict[str, list[str]] = field(default_factory=dict)
 
 
-class _Reader:
-    """Puts together what three files tell of trials.
+class _TrialsReader:
+    """Combines the three files about trials: ``trials.jsonl``, the journal and the results.
 
-    Groups and trials come in the order of ``trials.jsonl``; then those that only the journal or the results know.
+    Groups and trials are in the order of ``trials.jsonl``, followed by those that only the other files mention.
     """
 
-    def __init__(self, files: RunFiles, journal: Recovered, done: Iterations) -> None:
+    def __init__(self, files: RunFiles, journal: Recovered, done: FinishedIterations) -> None:
         self._journal = journal
         self._done = done
-        self._known: dict[str, PastTrial] = {
+        #: The trials that the journal mentions.
+        self._journaled: dict[str, PastTrial] = {
             **{
                 trial: PastTrial(group, history, journal.failures.get(trial))
                 for group, trials in journal.groups.items()
@@ -81,28 +90,28 @@ class _Reader:
             },
             **journal.past,
         }
-        #: What ``trials.jsonl`` has of each trial.
+        #: The entry of each trial in ``trials.jsonl``.
         self._entries: dict[str, Mapping[str, Any]] = {}
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _SubmittedGroup] = {}
         for entry in files.trials():
             if "trial" in entry:
                 self._entries.setdefault(str(entry["trial"]), entry)
             else:
                 group = str(entry.get("group", ""))
-                self._groups.setdefault(group, _Group(str(entry.get("name") or group), _search(entry)))
+                self._groups.setdefault(group, _SubmittedGroup(str(entry.get("name") or group), _search(entry)))
 
     def groups(self) -> tuple[tuple[GroupRun, ...], dict[str, tuple[str, str]]]:
-        """The groups, and by the id of what was submitted the group and the trial it is shown as."""
-        shown: dict[str, tuple[str, str]] = {}
+        """The groups; and, by the id of a submitted trial, the group and the name under which reports show it."""
+        shown_as: dict[str, tuple[str, str]] = {}
         order: dict[str, None] = {}
-        for trial in dict.fromkeys([*self._entries, *self._known, *self._done.steps]):
-            if self._known and trial not in self._known and trial not in self._done.steps:
-                continue  # It was refused when it was submitted.
+        for trial in dict.fromkeys([*self._entries, *self._journaled, *self._done.by_trial]):
+            if self._journaled and trial not in self._journaled and trial not in self._done.by_trial:
+                continue  # The engine refused it.
             entry = self._entries.get(trial, {})
             group = str(entry.get("group", self._group_of(trial)))
             name = str(entry.get("shown", trial))
-            self._groups.setdefault(group, _Group(group)).parts.setdefault(name, []).append(trial)
-            order[group], shown[trial] = None, (group, name)
+            self._groups.setdefault(group, _SubmittedGroup(group)).parts.setdefault(name, []).append(trial)
+            order[group], shown_as[trial] = None, (group, name)
         found = (
             GroupRun(
                 group,
@@ -112,14 +121,14 @@ class _Reader:
             )
             for group in order
         )
-        return tuple(found), shown
+        return tuple(found), shown_as
 
     def _group_of(self, trial: str) -> str:
-        return self._known[trial].group_id if trial in self._known else self._done.groups.get(trial, "")
+        return self._journaled[trial].group_id if trial in self._journaled else self._done.group_of.get(trial, "")
 
     def _trial(self, group: str, name: str, parts: Sequence[str]) -> TrialRun:
-        """A trial of all that was submitted for it: the last says how it stands."""
-        entry, known = self._entries.get(parts[-1], {}), self._known.get(parts[-1])
+        """Combines the submitted trials that are shown as one; the last determines its state."""
+        entry, known = self._entries.get(parts[-1], {}), self._journaled.get(parts[-1])
         config = entry.get("config")
         state = self._state(parts[-1], self._groups[group].search)
         return TrialRun(
@@ -130,30 +139,30 @@ class _Reader:
             state,
             None if known is None or "shown" in entry else known.history.budget,
             known.failure.message if state == "FAILED" and known is not None and known.failure is not None else "",
-            tuple(step for part in parts for step in self._steps(part)),
+            tuple(iteration for part in parts for iteration in self._iterations(part)),
         )
 
     def _state(self, trial: str, search: Search | None) -> str:
-        if trial not in self._known:
+        if trial not in self._journaled:
             return UNKNOWN
-        ended = self._journal.outcomes.get(trial, self._known[trial].history.ended)
+        ended = self._journal.outcomes.get(trial, self._journaled[trial].history.ended)
         if ended == "DONE" and search is not None and trial not in self._journal.outcomes:
             return PAUSED
         return ended or UNFINISHED
 
-    def _steps(self, trial: str) -> Iterator[Step]:
-        """Its iterations, numbered on from those that it had done before, with what people know as its metrics."""
+    def _iterations(self, trial: str) -> Iterator[FinishedIteration]:
+        """The iterations of a submitted trial, numbered as in the trial it is shown as, with that trial's metrics."""
         entry = self._entries.get(trial, {})
-        before, within = entry.get("iterations"), entry.get("metrics")
-        for step in self._done.steps.get(trial, ()):
+        before, outer = entry.get("iterations"), entry.get("metrics")
+        for iteration in self._done.by_trial.get(trial, ()):
             if isinstance(before, int):
-                step = replace(step, iteration=step.iteration + before)
-            if isinstance(within, str):
-                step = replace(step, metrics=_within(step.metrics, f"{within}/"))
-            yield step
+                iteration = replace(iteration, number=iteration.number + before)
+            if isinstance(outer, str):
+                iteration = replace(iteration, metrics=_nested(iteration.metrics, f"{outer}/"))
+            yield iteration
 
 
-def _within(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+def _nested(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
     return {
         name.removeprefix(prefix): value
         for name, value in metrics.items()
@@ -162,7 +171,7 @@ def _within(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
 
 
 def _search(entry: Mapping[str, Any]) -> Search | None:
-    """What a group is about; ``None`` if it does not say so, or in a way that cannot be read."""
+    """The group's search; ``None`` if its entry has none, or one that cannot be read."""
     fields = {name: entry.get(name) for name in ("metric", "mode", "trials")}
     if not entry.keys() & fields.keys():
         return None
@@ -175,30 +184,30 @@ def _search(entry: Mapping[str, Any]) -> Search | None:
 # --- The timeline
 
 
-def _places(
-    journal: Recovered, done: Iterations, row_of: Mapping[str, int]
+def _device_events(
+    journal: Recovered, done: FinishedIterations, row_of: Mapping[str, int]
 ) -> tuple[list[DeviceChange], list[Resized]]:
-    """Devices that came and went, and trials that went on at another width, on the run's own time."""
+    """Devices that were added or lost, and resizes of trials, in seconds since the run began."""
     changes: list[DeviceChange] = []
     resized: list[Resized] = []
-    there: set[int] = set()
-    for place, at in done.on_time(journal.places):
-        if isinstance(place, NoteResize):
-            if place.trial_id in row_of:
-                resized.append(Resized(row_of[place.trial_id], at, place.seconds, place.device_ids))
-        elif isinstance(place, DeviceAdded):
-            # A session that goes on finds the devices that were there before.
-            if place.device.index not in there:
-                there.add(place.device.index)
-                changes.append((max(at, 0.0), place.device.index, True))
-        elif place.device_id in there:
-            there.remove(place.device_id)
-            changes.append((max(at, 0.0), place.device_id, False))
+    present: set[int] = set()
+    for note, at in done.with_run_times(journal.places):
+        if isinstance(note, NoteResize):
+            if note.trial_id in row_of:
+                resized.append(Resized(row_of[note.trial_id], at, note.seconds, note.device_ids))
+        elif isinstance(note, DeviceAdded):
+            # A resumed session reports the devices it already had once more.
+            if note.device.index not in present:
+                present.add(note.device.index)
+                changes.append((max(at, 0.0), note.device.index, True))
+        elif note.device_id in present:
+            present.remove(note.device_id)
+            changes.append((max(at, 0.0), note.device_id, False))
     return changes, resized
 
 
 def _devices(session: Mapping[str, Any], journal: Recovered, segments: Iterable[Segment]) -> tuple[Device, ...]:
-    """The devices the session began with, those that joined, and any others that were used."""
+    """The devices that the session began with, those that were added, and any others that trials used."""
     devices: dict[int, Device] = {}
     listed = session.get("devices")
     for fields in listed if isinstance(listed, list) else ():
@@ -207,18 +216,18 @@ def _devices(session: Mapping[str, Any], journal: Recovered, segments: Iterable[
         except (KeyError, TypeError, ValueError):
             continue
         devices.setdefault(device.index, device)
-    for place in journal.places:
-        if isinstance(place, DeviceAdded):
-            devices.setdefault(place.device.index, place.device)
-        elif isinstance(place, NoteDeviceLost):
-            devices.setdefault(place.device_id, Device(place.device_id))
+    for note in journal.places:
+        if isinstance(note, DeviceAdded):
+            devices.setdefault(note.device.index, note.device)
+        elif isinstance(note, NoteDeviceLost):
+            devices.setdefault(note.device_id, Device(note.device_id))
     kind = next(iter(devices.values())).kind if devices else "gpu"
     for index in {device for segment in segments for device in segment.devices} - devices.keys():
         devices[index] = Device(index, kind=kind)
     return tuple(devices[index] for index in sorted(devices))
 
 
-def _key_facts(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
+def _key_measurements(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
     if profile is None:
         return ()
     found = []

@@ -1,4 +1,7 @@
-"""What a session did: who ran where and when, what came of each trial, what was measured. Read by ``reading``."""
+"""A recorded session as data: its groups and trials, the timeline of its devices and its measurements.
+
+:mod:`fluid.report.loader` builds a :class:`RecordedRun` from a run folder.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fluid.report.segments import Step
+from fluid.report.segments import FinishedIteration
 from fluid.report.timeline import Timeline
 from fluid.trialgroup import Search
 
-#: State of a trial that had not ended when the folder was read, of one that waited for a decision of its search then,
-#: and of one of which nothing is known.
+#: States that only a report has: the trial had not ended when the folder was read; the trial was waiting for its search
+#: algorithm then; the journal does not mention the trial.
 UNFINISHED, PAUSED, UNKNOWN = "UNFINISHED", "PAUSED", "UNKNOWN"
-#: Words in names of metrics of which less is better.
+#: Words in the names of metrics for which less is better.
 _LESS_IS_BETTER = frozenset(
     {"loss", "err", "error", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "cost", "regret", "latency"}
     | {"distance", "divergence", "deviance", "brier", "wer", "cer"}
 )
-#: Bookkeeping that Ray Tune, or the trial, adds to every result.
+#: Bookkeeping entries that Ray Tune or the trainable adds to every result.
 _BOOKKEEPING = frozenset(
     {"pid", "timestamp", "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore"}
     | {"training_iteration", "timesteps_total", "episodes_total", "timesteps_since_restore", "should_checkpoint"}
@@ -35,12 +38,12 @@ class TrialRun:
     """One trial.
 
     Attributes:
-        trial_id, group_id: the trial, by the name that people know it by, and its group.
-        key: its profile key; empty where unknown.
+        trial_id, group_id: the trial, by the name that the user knows, and its group.
+        key: its profile key; empty if unknown.
         config: its hyperparameters.
         state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"``, ``"UNFINISHED"`` or ``"UNKNOWN"``.
-        budget: iterations it might run; ``None`` where unknown, or a search algorithm decides as it goes.
-        failure: why it failed; empty if it did not.
+        budget: iterations it might run; ``None`` if unknown, or if a search algorithm extends it step by step.
+        failure: why it failed; empty if it did not fail.
         steps: its finished iterations, in order.
     """
 
@@ -51,44 +54,44 @@ class TrialRun:
     state: str
     budget: int | None
     failure: str
-    steps: tuple[Step, ...]
+    finished: tuple[FinishedIteration, ...]
 
     @property
     def iterations(self) -> int:
-        """Iterations done."""
-        return max((step.iteration for step in self.steps), default=0)
+        """Number of finished iterations."""
+        return max((iteration.number for iteration in self.finished), default=0)
 
     @property
     def seconds(self) -> float:
-        """Wall time of its iterations together."""
-        return math.fsum(step.end - step.start for step in self.steps)
+        """Total wall time of its iterations."""
+        return math.fsum(iteration.end - iteration.start for iteration in self.finished)
 
     @cached_property
     def widths(self) -> Mapping[float, float]:
-        """Seconds it ran at each width, by width in order of first use."""
+        """Seconds at each width; the widths in order of first use."""
         found: dict[float, float] = {}
-        for step in self.steps:
-            found[step.width] = found.get(step.width, 0.0) + step.end - step.start
+        for iteration in self.finished:
+            found[iteration.width] = found.get(iteration.width, 0.0) + iteration.end - iteration.start
         return found
 
     @cached_property
     def last(self) -> Mapping[str, Any]:
         """The newest value of every metric."""
-        return {name: value for step in self.steps for name, value in step.metrics.items()}
+        return {name: value for iteration in self.finished for name, value in iteration.metrics.items()}
 
     @cached_property
     def ranges(self) -> Mapping[str, tuple[float, float]]:
-        """Least and greatest value of every numeric metric."""
+        """Minimum and maximum of every numeric metric."""
         found: dict[str, tuple[float, float]] = {}
-        for step in self.steps:
-            for name, value in step.metrics.items():
+        for iteration in self.finished:
+            for name, value in iteration.metrics.items():
                 if is_number(value):
                     low, high = found.get(name, (value, value))
                     found[name] = (min(low, value), max(high, value))
         return found
 
     def best(self, metric: str, *, less: bool) -> float | None:
-        """The least or the greatest value of a metric; ``None`` if there is none."""
+        """The minimum (``less``) or maximum of a metric; ``None`` if the trial never reported a number for it."""
         return self.ranges[metric][0 if less else 1] if metric in self.ranges else None
 
 
@@ -99,7 +102,7 @@ class GroupRun:
     Attributes:
         group_id, name: the group.
         trials: its trials, in order of submission.
-        search: what it is about, if a search algorithm submitted its trials.
+        search: the metric, mode and size of the search, if a search algorithm submitted the trials.
     """
 
     group_id: str
@@ -114,26 +117,28 @@ class GroupRun:
 
     @property
     def iterations(self) -> int:
-        """Finished iterations."""
+        """Number of finished iterations."""
         return sum(trial.iterations for trial in self.trials)
 
     @property
     def makespan(self) -> float:
         """Seconds from the first start to the last finish."""
-        steps = [step for trial in self.trials for step in trial.steps]
-        return max(step.end for step in steps) - min(step.start for step in steps) if steps else 0.0
+        finished = [iteration for trial in self.trials for iteration in trial.finished]
+        if not finished:
+            return 0.0
+        return max(iteration.end for iteration in finished) - min(iteration.start for iteration in finished)
 
 
 @dataclass(frozen=True)
 class KeyMeasurements:
-    """What was measured about one profile key.
+    """The measurements of one profile key.
 
     Attributes:
         key: the profile key.
-        seconds: per iteration, alone on one device; ``None`` where unknown.
+        seconds: per iteration, alone on one device; ``None`` if unknown.
         alpha, beta: packing and scaling overhead.
-        packing: most trials on a device that were measured.
-        c: how many of them are worth having.
+        packing: the largest measured number of trials on one device.
+        c: the packing limit that follows from the measurements.
     """
 
     key: str
@@ -145,16 +150,16 @@ class KeyMeasurements:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A session.
+class RecordedRun:
+    """A session as its run folder recorded it.
 
     Attributes:
-        path: its folder.
-        session: what ``session.json`` says.
+        path: the run folder.
+        session: the content of ``session.json``.
         groups: in order of submission.
-        timeline: who ran where and when; a row per trial, in the order of :attr:`trials`.
-        keys: what was measured.
-        notes: what could not be read, a sentence each.
+        timeline: which trial ran on which devices, and when; a row per trial, in the order of :attr:`trials`.
+        keys: the measurements, by profile key.
+        notes: one sentence for each thing that could not be read.
     """
 
     path: Path
@@ -166,18 +171,18 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the session calls itself; else the name of its search, if it is but one; else the folder's."""
+        """The session's own name; else that of its only search; else that of the folder."""
         search = self.groups[0].name if self.is_one_search else ""
         return str(self.session.get("name") or search or self.path.resolve().name)
 
     @property
     def is_one_search(self) -> bool:
-        """Whether the session did nothing but run one search algorithm's trials, such as a sweep of Ray Tune."""
+        """Whether the session ran the trials of one search algorithm only, such as one sweep of Ray Tune."""
         return len(self.groups) == 1 and self.groups[0].search is not None
 
     @property
     def sharing(self) -> str:
-        """How trials shared GPUs, and why not by MPS; empty where there is none, or nothing was said."""
+        """How trials shared GPUs, and why MPS was not used; empty without GPUs, or if the session did not record it."""
         way, why = self.session.get("sharing"), self.session.get("sharing_why")
         if not isinstance(way, str) or all(device.kind != "gpu" for device in self.timeline.devices):
             return ""
@@ -192,13 +197,13 @@ class Run:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the numeric metrics, most telling first: what searches go by, what trials report, bookkeeping."""
+        """Names of the numeric metrics: those that searches optimise, then the trials' others, then bookkeeping."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.ranges)
         goals = {group.search.metric for group in self.groups if group.search is not None}
         return tuple(sorted(names, key=lambda name: (name not in goals, _is_bookkeeping(name))))
 
     def less_is_better(self, metric: str) -> bool:
-        """Whether less of a metric is better: as its search says, or judged by its name."""
+        """Whether less of a metric is better: by the mode of its search, else by its name."""
         for group in self.groups:
             if group.search is not None and group.search.metric == metric and group.search.mode is not None:
                 return group.search.mode == "min"
@@ -206,16 +211,19 @@ class Run:
 
     @cached_property
     def resizes(self) -> int:
-        """How often a trial changed its width between two iterations; only its neighbours do from 1/p to 1/q."""
+        """Number of resizes: changes of width between two iterations.
+
+        A change from 1/p to 1/q does not count, because only the number of co-resident trials changed.
+        """
         return sum(
             max(before.width, 1.0) != max(after.width, 1.0) or (before.width < 1.0) != (after.width < 1.0)
             for trial in self.trials
-            for before, after in zip(trial.steps, trial.steps[1:], strict=False)
+            for before, after in zip(trial.finished, trial.finished[1:], strict=False)
         )
 
 
 def is_number(value: object) -> bool:
-    """Whether a metric's value can be drawn: a finite number, and no truth value."""
+    """Whether a metric's value can be drawn: a finite number that is not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,7 +1,7 @@
-"""The files of a run folder as they are: JSON lines, some of which may be torn or missing.
+"""Reads the files of a run folder: JSON and JSON lines, any of which may be missing or damaged.
 
-A session may still run, or may have been killed, while its folder is read. So only ``results.jsonl`` has to be there;
-everything else is read as far as it goes, and what could not be read is told in words.
+The session may still be running, or may have been killed. So only ``results.jsonl`` must exist; of the other files as
+much is read as possible, and a note names what could not be read.
 """
 
 from __future__ import annotations
@@ -22,62 +22,62 @@ class RunFiles:
     """Reads the files of one folder.
 
     Args:
-        path: the folder.
+        path: the run folder.
 
     Attributes:
-        notes: what could not be read, a sentence each.
+        notes: one sentence for each thing that could not be read.
 
     Raises:
-        InvalidFieldError: it is no run folder; the message names the path.
+        InvalidFieldError: the path is not a run folder; the message names it.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         self.notes: list[str] = []
         if not self.path.is_dir():
-            reason = "is a file; the folder of a run is wanted" if self.path.exists() else "does not exist"
+            reason = "is a file; give the folder of a run" if self.path.exists() else "does not exist"
             raise InvalidFieldError("run", str(path), reason)
         if not (self.path / "results.jsonl").is_file():
             raise InvalidFieldError("run", str(path), "is not the folder of a run: it has no results.jsonl")
 
     def session(self) -> dict[str, Any]:
-        """What ``session.json`` says; nothing where it is missing or broken."""
+        """The content of ``session.json``; empty if it is missing or damaged."""
         try:
             content = json.loads(self._text("session.json"))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError):
-            self.notes.append("session.json is not JSON and was left out.")
+            self.notes.append("session.json is not JSON and was ignored.")
             return {}
         return content if isinstance(content, dict) else {}
 
     def profile(self) -> Profile | None:
-        """The profile, if it was written and can be read."""
+        """The profile; ``None`` if it was not written or cannot be read."""
         try:
             return Profile.load(self.path / "profile.json")
         except FileNotFoundError:
             return None
         except (FluidError, OSError) as error:
-            self.notes.append(f"The profile was left out: {error}")
+            self.notes.append(f"The profile was ignored: {error}")
             return None
 
     def results(self) -> list[Mapping[str, Any]]:
-        """Finished iterations, in the order in which they were written."""
+        """The lines of ``results.jsonl``: finished iterations, in the order written."""
         return list(self._lines("results.jsonl"))
 
     def trials(self) -> list[Mapping[str, Any]]:
-        """Groups' names and trials' configs, in the order in which they were written."""
+        """The lines of ``trials.jsonl``: names of groups and configs of trials, in the order written."""
         return list(self._lines("trials.jsonl"))
 
     def journal(self) -> Recovered:
-        """What the journal tells of groups and trials; nothing where it is missing or broken."""
+        """The groups and trials in the journal; empty if it is missing or damaged."""
         try:
             return replay(self._text("journal.jsonl").splitlines())
         except FileNotFoundError:
-            self.notes.append("journal.jsonl is missing: budgets and how trials ended are not known.")
+            self.notes.append("journal.jsonl is missing: budgets and final states of trials are unknown.")
         except InvalidFieldError as error:
-            # The value may be a whole line.
-            self.notes.append(f"The journal was left out: {error.field} {error.reason}")
+            # The error's value may be a whole line, so it is omitted.
+            self.notes.append(f"The journal was ignored: {error.field} {error.reason}")
         return Recovered()
 
     def _lines(self, name: str) -> Iterator[Mapping[str, Any]]:
@@ -91,7 +91,7 @@ class RunFiles:
             try:
                 entry = json.loads(line) if line.strip() else None
             except (ValueError, RecursionError):
-                # The last line is torn where the session was killed, or writes it just now.
+                # The last line is incomplete if the session was killed, or is writing it now.
                 broken += number < len(lines)
                 continue
             if isinstance(entry, dict):
@@ -103,7 +103,7 @@ class RunFiles:
 
     def _text(self, name: str) -> str:
         try:
-            # A line torn within a character must not make the others unreadable.
+            # A line cut off within a character must not make the others unreadable.
             return (self.path / name).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             raise
@@ -112,7 +112,7 @@ class RunFiles:
 
 
 def device_from(fields: object) -> Device:
-    """A device from its fields as JSON; what is no field of a device is left out."""
+    """A device from its JSON fields; unknown fields are ignored."""
     if not isinstance(fields, Mapping):
         raise InvalidFieldError("devices", fields, "each device must be an object")
     known = {name: fields[name] for name in ("host", "kind", "speed", "memory_bytes") if fields.get(name) is not None}

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fluid.display.format import count, duration, durations, number, percent, printable, shortened, widths_name
 from fluid.display.palette import colour
-from fluid.report.run import GroupRun, KeyMeasurements, Run, TrialRun, is_number
+from fluid.report.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun, is_number
 
 #: Rows of a table that people still read.
 DEFAULT_TABLE_ROWS = 20
@@ -22,7 +22,7 @@ _LONGEST_NAME = 32
 _STATE_STYLES = {"FAILED": "bold red", "UNFINISHED": "yellow", "STOPPED": "dim", "UNKNOWN": "dim"}
 
 
-def run_tables(run: Run, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> RenderableType:
+def run_tables(run: RecordedRun, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> RenderableType:
     """The run in a line, its groups, its best trials by their first metric, and what was measured.
 
     Args:
@@ -45,7 +45,7 @@ def run_tables(run: Run, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = Fals
     return Group(*parts)
 
 
-def as_json(run: Run) -> dict[str, Any]:
+def as_json(run: RecordedRun) -> dict[str, Any]:
     """The run as ``fluid report --json`` prints it."""
     return {
         "run": str(run.path),
@@ -102,7 +102,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _headline(run: Run) -> Text:
+def _headline(run: RecordedRun) -> Text:
     timeline = run.timeline
     line = Text().append(printable(run.name), style="bold")
     line.append(f": {count(len(run.trials), 'trial')} on {count(len(timeline.devices), 'device')}")
@@ -129,7 +129,7 @@ def _states(group: GroupRun) -> str:
     return ", ".join(f"{many:,} {state.lower()}" for state, many in group.states.items())
 
 
-def _trials_table(run: Run, rows: int, *, compact: bool) -> Table:
+def _trials_table(run: RecordedRun, rows: int, *, compact: bool) -> Table:
     """The best trials by the first metric; in order of submission where there is none."""
     metric = run.metrics[0] if run.metrics else None
     table = _empty_table()

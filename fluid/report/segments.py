@@ -1,4 +1,4 @@
-"""Iterations of a run, and the stretches of time they make up on the devices."""
+"""The finished iterations of a run, and the timeline segments that they make up."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from fluid.display.format import count
 from fluid.planning.rollout import Segment
 from fluid.report.run_files import RunFiles
 
-#: Two trials that overlap on a device by up to this share of the shorter stretch did not run at the same time: one
-#: came after the other, and the clocks of their lanes differ a little.
-_JITTER = 0.05
-#: Results are written as they come. Where the time goes back by more than this many seconds, the clock began anew.
+#: An overlap of two segments on a device by up to this share of the shorter one is taken for clock skew between their
+#: lanes: the trials ran one after the other.
+_CLOCK_SKEW = 0.05
+#: Results are written in order of time. A step back by more seconds than this means that the clock was reset.
 _RESTART = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FinishedIteration:
     """A finished iteration.
 
     Attributes:
-        iteration: its number, from 1.
+        number: its number within the trial, from 1.
         start, end: seconds since the run began.
-        width: width at which it ran: ``1/p``, 1 or a number of devices.
+        width: ``1/p``, 1 or a number of devices.
         devices: indices of its devices.
-        metrics: what the trial reported, nested names joined by ``/``.
+        metrics: the reported metrics, nested names joined by ``/``.
     """
 
-    iteration: int
+    number: int
     start: float
     end: float
     width: float
@@ -40,13 +40,13 @@ class Step:
 
 
 class Resized(NamedTuple):
-    """A trial that went on at another width.
+    """A resize of a trial.
 
     Attributes:
-        row: the trial.
-        at: when it did, seconds since the run began.
-        seconds: for how long it made no progress until then.
-        devices: indices of its devices from then on.
+        row: the trial's row in the timeline.
+        at: when the resize ended, in seconds since the run began.
+        seconds: how long the resize took.
+        devices: indices of the trial's devices after it.
     """
 
     row: int
@@ -64,69 +64,71 @@ _T = TypeVar("_T", bound=_Timed)
 
 
 @dataclass
-class Iterations:
-    """The iterations of a run, from its first on.
+class FinishedIterations:
+    """The finished iterations of a run, on one time axis.
+
+    A session that is resumed after its machine restarted has a clock that was reset.
 
     Attributes:
-        steps: by trial, in order.
-        groups: the groups of the trials.
-        zero: when the run began, on the clock of the session.
-        later: what to add to times on that clock, and after each time that it began anew.
+        by_trial: the iterations of each trial, in order.
+        group_of: the group of each trial.
+        origin: when the run began, on the clock of the session.
+        offsets: seconds to add to times on that clock: at first, and after each reset of the clock.
     """
 
-    steps: dict[str, list[Step]] = field(default_factory=dict)
-    groups: dict[str, str] = field(default_factory=dict)
-    zero: float = 0.0
-    later: list[float] = field(default_factory=lambda: [0.0])
+    by_trial: dict[str, list[FinishedIteration]] = field(default_factory=dict)
+    group_of: dict[str, str] = field(default_factory=dict)
+    origin: float = 0.0
+    offsets: list[float] = field(default_factory=lambda: [0.0])
 
-    def on_time(self, things: Iterable[_T]) -> Iterator[tuple[_T, float]]:
-        """Things in the order in which they happened, each with its time in seconds since the run began."""
-        latest, began_anew = -math.inf, 0
-        for thing in things:
-            if thing.at < latest - _RESTART:
-                began_anew += 1
-            latest = thing.at
-            yield thing, thing.at + self.later[min(began_anew, len(self.later) - 1)] - self.zero
+    def with_run_times(self, records: Iterable[_T]) -> Iterator[tuple[_T, float]]:
+        """Yields each of the records, given in order of time, with its time in seconds since the run began."""
+        latest, resets = -math.inf, 0
+        for record in records:
+            if record.at < latest - _RESTART:
+                resets += 1
+            latest = record.at
+            yield record, record.at + self.offsets[min(resets, len(self.offsets) - 1)] - self.origin
 
 
-def read_iterations(files: RunFiles) -> Iterations:
-    """Reads what was reported of finished iterations."""
-    found = Iterations()
-    steps, groups = found.steps, found.groups
-    refused, latest, later = 0, -math.inf, 0.0
+def read_iterations(files: RunFiles) -> FinishedIterations:
+    """Reads the finished iterations from ``results.jsonl``."""
+    found = FinishedIterations()
+    by_trial = found.by_trial
+    refused, latest, offset = 0, -math.inf, 0.0
     for entry in files.results():
         try:
-            trial, step = str(entry["trial"]), _step(entry)
+            trial, iteration = str(entry["trial"]), _read(entry)
         except (KeyError, TypeError, ValueError, OverflowError):
             refused += 1
             continue
-        if step.end + later < latest - _RESTART:
-            # The session went on after its machine was started again. How long that took nobody knows.
-            later = latest - step.start
-            found.later.append(later)
-        step = replace(step, start=step.start + later, end=step.end + later)
-        latest = max(latest, step.end)
-        steps.setdefault(trial, []).append(step)
-        groups.setdefault(trial, str(entry.get("group", "")))
+        if iteration.end + offset < latest - _RESTART:
+            # The session was resumed after its machine restarted. The length of the break is unknown; 0 is assumed.
+            offset = latest - iteration.start
+            found.offsets.append(offset)
+        iteration = replace(iteration, start=iteration.start + offset, end=iteration.end + offset)
+        latest = max(latest, iteration.end)
+        by_trial.setdefault(trial, []).append(iteration)
+        found.group_of.setdefault(trial, str(entry.get("group", "")))
     if refused:
         files.notes.append(f"{count(refused, 'line')} of results.jsonl could not be used.")
-    found.zero = zero = min((step.start for of_trial in steps.values() for step in of_trial), default=0.0)
-    for trial, of_trial in steps.items():
-        moved = (replace(step, start=step.start - zero, end=step.end - zero) for step in of_trial)
-        steps[trial] = sorted(moved, key=lambda step: step.end)
+    found.origin = origin = min((first.start for of_trial in by_trial.values() for first in of_trial), default=0.0)
+    for trial, of_trial in by_trial.items():
+        shifted = (replace(each, start=each.start - origin, end=each.end - origin) for each in of_trial)
+        by_trial[trial] = sorted(shifted, key=lambda iteration: iteration.end)
     return found
 
 
-def _step(entry: Mapping[str, Any]) -> Step:
+def _read(entry: Mapping[str, Any]) -> FinishedIteration:
     seconds, at, width = float(entry["seconds"]), float(entry["at"]), float(entry["width"])
     devices = tuple(int(device) for device in entry["devices"])
     if not (math.isfinite(seconds + at) and seconds >= 0.0 and 0.0 < width < math.inf and devices):
-        raise ValueError("these are no figures of an iteration")
-    return Step(int(entry["iteration"]), at - seconds, at, width, devices, _flat(entry.get("metrics")))
+        raise ValueError("not a finished iteration")
+    return FinishedIteration(int(entry["iteration"]), at - seconds, at, width, devices, _flat(entry.get("metrics")))
 
 
 def _flat(metrics: object, prefix: str = "") -> dict[str, Any]:
-    """Metrics by name; nested ones by ``outer/inner``."""
+    """Flattens nested metrics: their names become ``outer/inner``."""
     if not isinstance(metrics, Mapping):
         return {prefix.rstrip("/") or "value": metrics} if metrics is not None else {}
     flat: dict[str, Any] = {}
@@ -135,30 +137,30 @@ def _flat(metrics: object, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def segments_of(trials: Sequence[Sequence[Step]]) -> list[Segment]:
-    """Stretches in which a trial held the same devices at the same width; iterations that follow soon are in one.
+def segments_of(trials: Sequence[Sequence[FinishedIteration]]) -> list[Segment]:
+    """The segments of all trials: consecutive iterations on the same devices at the same width are one segment.
 
     Args:
         trials: (rows,) iterations of each trial, in order.
     """
     starts: dict[int, list[float]] = {}
-    for step in sorted((step for steps in trials for step in steps), key=lambda step: step.start):
-        for device in step.devices:
-            starts.setdefault(device, []).append(step.start)
+    for iteration in sorted((each for iterations in trials for each in iterations), key=lambda each: each.start):
+        for device in iteration.devices:
+            starts.setdefault(device, []).append(iteration.start)
     found: list[Segment] = []
-    for row, steps in enumerate(trials):
-        before: Step | None = None
-        for step in steps:
-            if before is not None and _goes_on(before, step, starts):
-                found[-1] = replace(found[-1], end=step.end)
+    for row, iterations in enumerate(trials):
+        before: FinishedIteration | None = None
+        for iteration in iterations:
+            if before is not None and _continues(before, iteration, starts):
+                found[-1] = replace(found[-1], end=iteration.end)
             else:
-                found.append(Segment(row, step.start, step.end, step.devices, step.width))
-            before = step
-    return _trimmed(found)
+                found.append(Segment(row, iteration.start, iteration.end, iteration.devices, iteration.width))
+            before = iteration
+    return _without_skew(found)
 
 
 def with_pauses(segments: Sequence[Segment], resized: Iterable[Resized]) -> list[Segment]:
-    """The segments, with the pauses of the resizes that some begin with."""
+    """Adds the resizes to the segments: the segment that a resize began gets its pause."""
     found = list(segments)
     of_row: dict[int, list[int]] = {}
     for position in sorted(range(len(found)), key=lambda i: found[i].start):
@@ -167,8 +169,8 @@ def with_pauses(segments: Sequence[Segment], resized: Iterable[Resized]) -> list
         before = 0.0
         for position in of_row.get(row, ()):
             segment = found[position]
-            # The lane's clock and the driver's differ a little.
-            if segment.start >= at - _JITTER * max(seconds, segment.end - segment.start):
+            # The lane's clock and the driver's may differ slightly.
+            if segment.start >= at - _CLOCK_SKEW * max(seconds, segment.end - segment.start):
                 if set(segment.devices) == set(devices) and not segment.pause:
                     start = max(before, min(at, segment.start) - seconds)
                     found[position] = replace(segment, start=start, pause=min(seconds, segment.start - start))
@@ -177,36 +179,36 @@ def with_pauses(segments: Sequence[Segment], resized: Iterable[Resized]) -> list
     return found
 
 
-def _goes_on(before: Step, step: Step, starts: Mapping[int, Sequence[float]]) -> bool:
-    """Whether the trial held its devices from one iteration to the next, as far as one can see."""
-    if (before.devices, before.width) != (step.devices, step.width):
+def _continues(before: FinishedIteration, iteration: FinishedIteration, starts: Mapping[int, Sequence[float]]) -> bool:
+    """Whether the trial probably held its devices from one iteration to the next."""
+    if (before.devices, before.width) != (iteration.devices, iteration.width):
         return False
-    longer = max(before.end - before.start, step.end - step.start)
-    gap = step.start - before.end
-    if gap <= _JITTER * longer:
+    longer = max(before.end - before.start, iteration.end - iteration.start)
+    gap = iteration.start - before.end
+    if gap <= _CLOCK_SKEW * longer:
         return True
-    # In a longer pause somebody else may have had its place.
+    # In a longer gap another trial may have run on its devices.
     taken = any(
-        bisect.bisect_left(starts[device], step.start) > bisect.bisect_left(starts[device], before.end)
-        for device in step.devices
+        bisect.bisect_left(starts[device], iteration.start) > bisect.bisect_left(starts[device], before.end)
+        for device in iteration.devices
     )
     return gap <= longer and not taken
 
 
-def _trimmed(segments: Sequence[Segment]) -> list[Segment]:
-    """Ends segments where the next one on their device starts, if they overlap by no more than clocks differ."""
+def _without_skew(segments: Sequence[Segment]) -> list[Segment]:
+    """Ends a segment where the next one on its device starts, if they overlap by clock skew only."""
     on_device: dict[int, list[int]] = {}
     for position in sorted(range(len(segments)), key=lambda i: segments[i].start):
         for device in segments[position].devices:
             on_device.setdefault(device, []).append(position)
     ends = [segment.end for segment in segments]
     for positions in on_device.values():
-        there: list[int] = []
+        open_ones: list[int] = []
         for position in positions:
             start, length = segments[position].start, segments[position].end - segments[position].start
-            for other in there:
+            for other in open_ones:
                 shorter = min(length, segments[other].end - segments[other].start)
-                if start < ends[other] <= start + _JITTER * shorter and start > segments[other].start:
+                if start < ends[other] <= start + _CLOCK_SKEW * shorter and start > segments[other].start:
                     ends[other] = start
-            there = [other for other in there if ends[other] > start] + [position]
+            open_ones = [other for other in open_ones if ends[other] > start] + [position]
     return [replace(segment, end=end) for segment, end in zip(segments, ends, strict=True)]

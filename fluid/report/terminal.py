@@ -1,30 +1,50 @@
-"""A plan for the terminal: its trials as a table, and what it comes to in one line.
+"""What ``fluid plan`` and ``fluid simulate`` print: the table of a plan, its summary line, and a progress bar.
 
-The picture of the strips is in :mod:`fluid.report.text_gantt`.
+The Gantt chart as text is in :mod:`fluid.report.text_gantt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fluid.display.format import duration, durations, fraction, percent, place, times
+from fluid.display.format import duration, durations, fraction, percent, placement_name, times
 from fluid.display.palette import mark
 from fluid.planning.planner import Plan
 from fluid.planning.rollout import Segment
-from fluid.report.text_gantt import StripsPicture, trial_style
+from fluid.report.text_gantt import trial_style
 from fluid.report.timeline import Timeline
 
-__all__ = ["StripsPicture", "strips_table", "summary"]
-
-#: Rows of a table that people still read.
+#: Most trials in the table.
 DEFAULT_TABLE_ROWS = 60
 
+T = TypeVar("T")
 
-def strips_table(plan: Plan, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> Table:
+
+def track(items: Sequence[T], describe: Callable[[T], str]) -> Iterator[T]:
+    """Yields the items, with a progress bar on stderr if that is a terminal. The bar is removed at the end.
+
+    Args:
+        items: the work to do.
+        describe: names an item in a few words.
+    """
+    console = Console(stderr=True, markup=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(items))
+        for item in items:
+            progress.update(task, description=describe(item))
+            yield item
+            progress.advance(task)
+
+
+def plan_table(plan: Plan, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> Table:
     """The trials of a plan: runtime alone, what each is given, and when it starts and ends by the prediction.
 
     Args:
@@ -41,7 +61,7 @@ def strips_table(plan: Plan, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = 
         "": [Text(mark(row), style=trial_style(row)) for row in shown],
         "trial": [Text(ids[row]) for row in shown],
         "alone": durations([float(plan.instance.heights[row]) for row in shown]),
-        "gets": [width_in_words(segments) for segments in _histories(plan, shown)],
+        "gets": [allocation_history(segments) for segments in _histories(plan, shown)],
         "starts": durations([plan.schedule.started[row] for row in shown]),
         "ends": durations([plan.schedule.finished[row] for row in shown]),
     }
@@ -57,19 +77,19 @@ def strips_table(plan: Plan, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = 
     return table
 
 
-def width_in_words(segments: Sequence[Segment]) -> str:
+def allocation_history(segments: Sequence[Segment]) -> str:
     """What a trial is given, over its segments: ``"device 3, then 2 devices"``."""
     ordered = sorted(segments, key=lambda segment: segment.start)
     if not ordered:
         return "-"
-    first = place(ordered[0].width, ordered[0].devices)
+    first = placement_name(ordered[0].width, ordered[0].devices)
     later = [_share(segment) for segment in ordered[1:]]
     if len(later) > 2:
         return f"{first}, then {len(later)} resizes to {later[-1]}"
     return ", then ".join([first, *later])
 
 
-def summary(plan: Plan, fifo_makespan: float) -> Text:
+def plan_summary(plan: Plan, fifo_makespan: float) -> Text:
     """The plan in one line: makespan, how far it is from the lower bound, utilisation, and what FIFO would take.
 
     Args:

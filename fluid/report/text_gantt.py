@@ -33,7 +33,7 @@ _DIM = Style(dim=True)
 
 
 @dataclass(frozen=True)
-class _Glyphs:
+class _GanttGlyphs:
     """The characters of a picture."""
 
     idle: str
@@ -52,8 +52,8 @@ class _Glyphs:
     levels: str
 
 
-_UNICODE = _Glyphs("·", "┊", "/", "~", "│", "┌", "│", "└", "└", "─", "┴", "▲", "…", " ▁▂▃▄▅▆▇█")
-_ASCII = _Glyphs(".", ":", "/", "~", "|", "+", "|", "+", "+", "-", "+", "^", "...", " 123456789")
+_UNICODE = _GanttGlyphs("·", "┊", "/", "~", "│", "┌", "│", "└", "└", "─", "┴", "▲", "…", " ▁▂▃▄▅▆▇█")
+_ASCII = _GanttGlyphs(".", ":", "/", "~", "|", "+", "|", "+", "+", "-", "+", "^", "...", " 123456789")
 
 
 def trial_style(trial: int) -> Style:
@@ -61,7 +61,7 @@ def trial_style(trial: int) -> Style:
     return Style(color=ink(colour(trial)), bgcolor=colour(trial))
 
 
-class StripsPicture:
+class TextGantt:
     """A picture of a timeline; print it on a rich console.
 
     Args:
@@ -78,17 +78,17 @@ class StripsPicture:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the lines of the picture."""
         coloured = console.color_system is not None and not console.no_color
-        drawing = _Drawing(self._timeline, options.max_width, _ASCII if options.ascii_only else _UNICODE, coloured)
-        lines = [*drawing.device_lines(self._max_devices), *drawing.utilisation_line(), *drawing.axis_lines()]
-        for line in [*lines, *drawing.legend_lines(self._legend_lines)]:
+        lines_of = _GanttLines(self._timeline, options.max_width, _ASCII if options.ascii_only else _UNICODE, coloured)
+        lines = [*lines_of.device_lines(self._max_devices), *lines_of.utilisation_line(), *lines_of.axis_lines()]
+        for line in [*lines, *lines_of.legend_lines(self._legend_lines)]:
             line.no_wrap, line.overflow = True, "crop"
             yield line
 
 
-class _Drawing:
+class _GanttLines:
     """One timeline at one width."""
 
-    def __init__(self, timeline: Timeline, width: int, glyphs: _Glyphs, coloured: bool) -> None:
+    def __init__(self, timeline: Timeline, width: int, glyphs: _GanttGlyphs, coloured: bool) -> None:
         self._timeline = timeline
         self._width = width
         self._glyphs = glyphs

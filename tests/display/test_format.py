@@ -13,7 +13,7 @@ from fluid.display.format import (
     index_ranges,
     number,
     percent,
-    place,
+    placement_name,
     tick_label,
     tick_step,
     times,
@@ -81,7 +81,7 @@ def test_numbers_and_shares() -> None:
     ],
 )
 def test_width_and_place(width: float, devices: tuple[int, ...], said: str) -> None:
-    assert place(width, devices) == said
+    assert placement_name(width, devices) == said
 
 
 def test_index_ranges_of_nothing() -> None:

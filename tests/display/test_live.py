@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.file_proxy import FileProxy
 
 from fluid.display.dashboard import render, summary_lines
-from fluid.display.device_strips import TrialNumbers
+from fluid.display.device_map import TrialNumbers
 from fluid.display.live import LiveView
 from fluid.errors import FluidError
 from fluid.session.status import DeviceStatus, GroupStatus, Status

@@ -16,7 +16,7 @@ from fluid.errors import InvalidFieldError
 from fluid.planning.rollout import Segment
 from fluid.report.html import render_html
 from fluid.report.loader import load_run
-from fluid.report.run import Run, TrialRun, less_is_better
+from fluid.report.run import RecordedRun, TrialRun, less_is_better
 from fluid.report.run_table import as_json, run_tables
 from fluid.resources import Device
 from fluid.trialgroup import Search, Shown, Trial
@@ -28,13 +28,13 @@ def trial(trial_id: str, budget: int = 1) -> Trial:
     return Trial(print, budget=budget, trial_id=trial_id)
 
 
-def tables(run: Run) -> str:
+def tables(run: RecordedRun) -> str:
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(run_tables(run))
     return console.export_text()
 
 
-def by_id(run: Run) -> dict[str, TrialRun]:
+def by_id(run: RecordedRun) -> dict[str, TrialRun]:
     return {found.trial_id: found for found in run.trials}
 
 
@@ -315,7 +315,7 @@ def test_a_trial_that_came_back_is_one_trial(session: Sessions) -> None:
     run = load_run(made.close())
     a = run.trials[0]
     assert (a.trial_id, a.state, a.failure, a.config) == ("a", "DONE", "", {"x": 5})
-    assert [(step.iteration, step.metrics["score"]) for step in a.steps] == [(1, 1.0), (2, 2.0), (3, 7.0)]
+    assert [(each.number, each.metrics["score"]) for each in a.finished] == [(1, 1.0), (2, 2.0), (3, 7.0)]
     stretches = [(s.row, s.start, s.devices) for s in run.timeline.segments]
     assert stretches == [(0, 0.0, (0,)), (0, 3.0, (1,)), (1, 2.0, (0,))]
     assert [entry["trial"] for entry in as_json(run)["trials"]] == ["a", "b"]

@@ -13,8 +13,8 @@ from fluid.planners.by_name import make_planner
 from fluid.planning.instance import Instance
 from fluid.planning.planner import Plan
 from fluid.planning.rollout import Segment
-from fluid.report.terminal import strips_table, summary, width_in_words
-from fluid.report.text_gantt import StripsPicture
+from fluid.report.terminal import allocation_history, plan_summary, plan_table
+from fluid.report.text_gantt import TextGantt
 from fluid.report.timeline import Timeline
 from fluid.resources import Cluster
 
@@ -43,7 +43,7 @@ def many(k: int, n: int, planner: str = "dynamic") -> Plan:
 
 
 def picture(plan: Plan, width: int = 100, *, colour: bool = False) -> list[str]:
-    return text_of(StripsPicture(Timeline.of_plan(plan)), width, colour=colour).splitlines()
+    return text_of(TextGantt(Timeline.of_plan(plan)), width, colour=colour).splitlines()
 
 
 # --- The picture
@@ -112,7 +112,7 @@ def test_pauses_are_told_apart() -> None:
 def test_an_absent_device_is_shown() -> None:
     segments = (Segment(0, 0.0, 10.0, (0,), 1.0), Segment(1, 0.0, 4.0, (1,), 1.0))
     line = Timeline(Cluster.of(2).devices, segments, ("x", "y"), 10.0, 0.0, ((5.0, 1, False),))
-    lines = text_of(StripsPicture(line), 50).splitlines()
+    lines = text_of(TextGantt(line), 50).splitlines()
     assert re.fullmatch(r"gpu 1 │b{17}·{5}/{21}", lines[1])
     assert not any("lower bound" in line for line in lines)
     assert "/ device not there" in lines[-1]
@@ -121,7 +121,7 @@ def test_an_absent_device_is_shown() -> None:
 def test_a_trial_shorter_than_a_column_is_shown_where_nothing_else_is() -> None:
     segments = (Segment(0, 0.0, 100.0, (0,), 1.0), Segment(1, 50.0, 50.001, (1,), 1.0))
     line = Timeline(Cluster.of(2).devices, segments, ("x", "y"), 100.0)
-    assert text_of(StripsPicture(line), 50).splitlines()[1].count("b") == 1
+    assert text_of(TextGantt(line), 50).splitlines()[1].count("b") == 1
 
 
 def test_colour_puts_the_letter_at_the_start_only() -> None:
@@ -142,7 +142,7 @@ def test_letters_wrap_into_numbers_and_the_legend_is_cut() -> None:
 
 
 def test_legend_can_be_left_out() -> None:
-    assert "a1" not in text_of(StripsPicture(Timeline.of_plan(toy()), legend_lines=0))
+    assert "a1" not in text_of(TextGantt(Timeline.of_plan(toy()), legend_lines=0))
 
 
 def test_many_devices_are_cut_and_counted() -> None:
@@ -156,13 +156,13 @@ def test_many_devices_are_cut_and_counted() -> None:
 def test_ascii_where_the_output_can_take_no_more() -> None:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii")
-    Console(file=file, width=80).print(StripsPicture(Timeline.of_plan(toy("static"))))
+    Console(file=file, width=80).print(TextGantt(Timeline.of_plan(toy("static"))))
     file.flush()
     assert b"gpu 3 |ccc" in raw.getvalue()
 
 
 def test_nothing_to_draw() -> None:
-    lines = text_of(StripsPicture(Timeline(Cluster.of(2).devices, (), (), 0.0)), 60).splitlines()
+    lines = text_of(TextGantt(Timeline(Cluster.of(2).devices, (), (), 0.0)), 60).splitlines()
     assert lines[0].startswith("gpu 0 │···")
 
 
@@ -178,14 +178,14 @@ def test_no_width_breaks_it(width: int, k: int, n: int, planner: str, colour: bo
     plan = many(k, n, planner)
     for line in picture(plan, width, colour=colour):
         assert len(ANSI.sub("", line)) <= max(width, 1)
-    text_of(strips_table(plan, compact=width < 60), width, colour=colour)
+    text_of(plan_table(plan, compact=width < 60), width, colour=colour)
 
 
 # --- The table and the summary
 
 
 def test_the_table_says_what_each_trial_gets() -> None:
-    lines = text_of(strips_table(toy("dynamic"))).splitlines()
+    lines = text_of(plan_table(toy("dynamic"))).splitlines()
     cells = {line.split()[1]: re.split(r"\s{2,}", line.strip())[2:] for line in lines if re.match(r" [a-d] ", line)}
     assert cells == {
         "a1": ["4 s", "1/2 of device 4", "0 s", "4.00 s"],
@@ -196,14 +196,14 @@ def test_the_table_says_what_each_trial_gets() -> None:
 
 
 def test_a_compact_table_has_fewer_columns() -> None:
-    text = text_of(strips_table(toy(), compact=True), 40)
+    text = text_of(plan_table(toy(), compact=True), 40)
     assert "ends" in text
     assert "starts" not in text
     assert all(len(line) <= 40 for line in text.splitlines())
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:
-    text = text_of(strips_table(many(75, 8, "static")))
+    text = text_of(plan_table(many(75, 8, "static")))
     assert "trial-00059" in text
     assert "trial-00060" not in text
     assert "... and 15 more trials" in text
@@ -211,7 +211,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
 
 def test_names_are_not_markup() -> None:
     plan = plan_of("fifo", Instance.build([1.0], 1, trial_ids=["[red]x[/red]:smile:"]))
-    assert "[red]x[/red]:smile:" in text_of(strips_table(plan))
+    assert "[red]x[/red]:smile:" in text_of(plan_table(plan))
     assert "[red]x[/red]:smile:" in "\n".join(picture(plan))
 
 
@@ -219,11 +219,11 @@ def test_widths_in_words() -> None:
     def at(start: float, width: float, *devices: int) -> Segment:
         return Segment(0, start, start + 1.0, devices, width)
 
-    assert width_in_words([]) == "-"
-    assert width_in_words([at(1.0, 2.0, 0, 1), at(0.0, 1.0, 0)]) == "device 0, then 2 devices"
-    assert width_in_words([at(0.0, 2.0, 0, 1), at(1.0, 0.25, 1)]) == "2 devices: 0,1, then 1/4 of device 1"
+    assert allocation_history([]) == "-"
+    assert allocation_history([at(1.0, 2.0, 0, 1), at(0.0, 1.0, 0)]) == "device 0, then 2 devices"
+    assert allocation_history([at(0.0, 2.0, 0, 1), at(1.0, 0.25, 1)]) == "2 devices: 0,1, then 1/4 of device 1"
     story = [at(0.0, 1.0, 3), at(1.0, 2.0, 3, 4), at(2.0, 3.0, 3, 4, 5), at(3.0, 1.0, 3)]
-    assert width_in_words(story) == "device 3, then 3 resizes to 1 device"
+    assert allocation_history(story) == "device 3, then 3 resizes to 1 device"
 
 
 @pytest.mark.parametrize(
@@ -237,4 +237,4 @@ def test_widths_in_words() -> None:
     ],
 )
 def test_the_summary_is_one_line(planner: str, said: str) -> None:
-    assert text_of(summary(toy(planner), 30.0), 200) == said
+    assert text_of(plan_summary(toy(planner), 30.0), 200) == said

@@ -20,7 +20,7 @@ _DIM = Style(dim=True)
 
 
 @dataclass(frozen=True)
-class Glyphs:
+class DashboardGlyphs:
     """The characters of a dashboard."""
 
     idle: str
@@ -31,8 +31,8 @@ class Glyphs:
     ellipsis: str
 
 
-UNICODE = Glyphs("·", "─", "│", "━", "─", "…")
-ASCII = Glyphs(".", "-", "|", "#", ".", "~")
+UNICODE = DashboardGlyphs("·", "─", "│", "━", "─", "…")
+ASCII = DashboardGlyphs(".", "-", "|", "#", ".", "~")
 
 
 class TrialNumbers:
@@ -63,7 +63,7 @@ class TrialNumbers:
         return self._there
 
 
-class DeviceStrips:
+class DeviceMap:
     """The devices of a session.
 
     Args:
@@ -79,7 +79,7 @@ class DeviceStrips:
         devices: Sequence[DeviceStatus],
         width: int,
         numbers: Mapping[str, int],
-        glyphs: Glyphs,
+        glyphs: DashboardGlyphs,
         coloured: bool,
     ) -> None:
         self._devices = devices
