@@ -23,11 +23,11 @@ class Calls:
     def requested(self, event: CallRequested) -> None:
         """Takes a call in."""
         trial = self._core.trials[event.trial_id]
-        call = PendingCall(event.call_id, event.method, event.payload, trial.reported, trial.budget)
+        call = PendingCall(event.call_id, event.method, event.payload, trial.progress.reported, trial.progress.budget)
         trial.calls.append(call)
-        if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED or trial.given_up:
+        if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED or trial.residence.given_up:
             self._core.refuse_calls(trial)  # it ended at this very instant
-        elif trial.state is TrialState.DONE and (trial.resident is None or trial.saving):
+        elif trial.state is TrialState.DONE and (trial.residence.lane is None or trial.residence.saving):
             self._wake(trial)
         else:
             self.deliver(trial)
@@ -41,7 +41,7 @@ class Calls:
             return
         for call in trial.calls:
             if call.lane_id is None:
-                if trial.done < min(call.after, trial.budget):
+                if trial.progress.done < min(call.after, trial.progress.budget):
                     return
                 call.lane_id = lane_id
                 self._core.commands.append(Call(trial.trial_id, (lane_id,), call.call_id, call.method, call.payload))
@@ -53,9 +53,10 @@ class Calls:
             return None
         for position, call in enumerate(trial.calls):
             # What a lane that is gone had answered counts, as what it had reported does.
-            if call.call_id == event.call_id and (call.lane_id == event.lane_id or event.lane_id in trial.former):
+            heard = call.lane_id == event.lane_id or event.lane_id in trial.placement.lost_lanes
+            if heard and call.call_id == event.call_id:
                 del trial.calls[position]
-                trial.current = False  # it may have changed the trial
+                trial.residence.checkpoint_is_current = False  # it may have changed the trial
                 self._core.report_call(trial, call.call_id, event.result, event.failure)
                 return trial
         return None
@@ -85,15 +86,15 @@ class Calls:
     def _wake(self, trial: TrialRecord) -> None:
         """Queues a trial that is done, so that a lane has its state again."""
         self._core.groups[trial.group_id].open += 1
-        trial.woken = True
+        trial.restored_for_call = True
         self._core.enqueue(trial, "woken to be called")
 
 
 def _able(trial: TrialRecord) -> int | None:
     """The lane that can call a method of the trial now."""
-    if trial.resident is not None:
-        return trial.resident if not trial.saving else None
-    if not trial.launched or trial.stopping:
+    if trial.residence.lane is not None:
+        return trial.residence.lane if not trial.residence.saving else None
+    if not trial.placement.launched or trial.stopping:
         return None
-    warming = trial.move is not None and trial.move.stage is Stage.WARMING
-    return trial.hosts[0] if trial.state is TrialState.RUNNING or warming else None
+    warming = trial.placement.move is not None and trial.placement.move.stage is Stage.WARMING
+    return trial.placement.hosts[0] if trial.state is TrialState.RUNNING or warming else None

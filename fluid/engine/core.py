@@ -52,9 +52,9 @@ class SessionState:
     def holder(self, trial_id: str, lane_id: int) -> TrialRecord | None:
         """The trial if that lane was told to run it; ``None`` if it has left it, so that its news is out of date."""
         trial = self.trials.get(trial_id)
-        if trial is None or not trial.launched:
+        if trial is None or not trial.placement.launched:
             return None
-        hosts = trial.lanes if trial.move is None else trial.hosts
+        hosts = trial.placement.lanes if trial.placement.move is None else trial.placement.hosts
         return trial if lane_id in hosts else None
 
     # -- the story -----------------------------------------------------------------------------------------
@@ -79,30 +79,30 @@ class SessionState:
 
     def invalidate_timing(self, trial: TrialRecord) -> None:
         """Notes for all trials on its devices that the iteration in flight says nothing about co-residency."""
-        trial.disturbed = True
+        trial.pace.disturbed = True
         occupancy, records = self.scheduling.occupancy, self.scheduling.records
         for device in occupancy.held.get(trial.row, ()):
             rows = occupancy.residents[device]
             if len(rows) > 1:
                 for row in rows:
                     if row in records:
-                        records[row].disturbed = True
+                        records[row].pace.disturbed = True
 
     def release(self, trial: TrialRecord) -> None:
         """Takes a trial off its devices and lanes."""
         self.invalidate_timing(trial)
-        self.lanes.release(trial.lanes)
-        if trial.move is not None:
-            self.lanes.release(trial.move.old_lanes)
+        self.lanes.release(trial.placement.lanes)
+        if trial.placement.move is not None:
+            self.lanes.release(trial.placement.move.old_lanes)
         self.scheduling.leave(trial)
         self.resizing.pop(trial.row, None)
         self.clearing.pop(trial.row, None)
-        trial.lanes = ()
-        trial.move = None
-        trial.launched = trial.preempting = False
+        trial.placement.lanes = ()
+        trial.placement.move = None
+        trial.placement.launched = trial.preempting = False
         trial.successor = None
-        trial.releasing.clear()
-        trial.former.clear()
+        trial.placement.stopping_lanes.clear()
+        trial.placement.lost_lanes.clear()
         self.changed = True
 
     def drain(self, trial: TrialRecord, lane_ids: tuple[int, ...], *, told: bool = False) -> None:
@@ -117,20 +117,20 @@ class SessionState:
 
     def enqueue(self, trial: TrialRecord, why: str) -> None:
         """Queues a trial; it goes on from the state that is left of it."""
-        if trial.resident is None:
-            trial.done = trial.restart_at
+        if trial.residence.lane is None:
+            trial.progress.done = trial.residence.restart_at
         self.set_state(trial, TrialState.QUEUED, why)
         self.arrivals[trial.row] = trial
-        if trial.home is not None:
-            self.scheduling.occupancy.look_at(trial.home)  # its state may leave now
+        if trial.residence.device is not None:
+            self.scheduling.occupancy.look_at(trial.residence.device)  # its state may leave now
 
     def queue_again(self, trial: TrialRecord, why: str) -> None:
         """Queues a trial that was interrupted: at the width it has, before those it was ahead of."""
         self.set_state(trial, TrialState.QUEUED, why)
-        self.scheduling.enqueue(trial, trial.width, again=True)
+        self.scheduling.enqueue(trial, trial.placement.width, again=True)
         self.changed = True
-        if trial.home is not None:
-            self.scheduling.occupancy.look_at(trial.home)  # its state may leave now
+        if trial.residence.device is not None:
+            self.scheduling.occupancy.look_at(trial.residence.device)  # its state may leave now
 
     def unqueue(self, trial: TrialRecord) -> None:
         """Takes a queued trial out of the queue."""
@@ -140,19 +140,19 @@ class SessionState:
     def top_up(self, trial: TrialRecord) -> None:
         """Tells the lanes of a running trial about iterations that it was not told about yet."""
         limit = trial.limit
-        if trial.stopping or trial.preempting or trial.asked >= limit or trial.exhausted:
+        if trial.stopping or trial.preempting or trial.progress.granted >= limit or trial.progress.finished_early:
             return
-        warming = trial.move is not None and trial.move.stage is Stage.WARMING
+        warming = trial.placement.move is not None and trial.placement.move.stage is Stage.WARMING
         if trial.state is TrialState.RUNNING or warming:
-            self.commands.append(RunIteration(trial.trial_id, trial.hosts, limit - trial.asked))
-            trial.asked = limit
+            self.commands.append(RunIteration(trial.trial_id, trial.placement.hosts, limit - trial.progress.granted))
+            trial.progress.granted = limit
 
     def end(self, trial: TrialRecord, state: TrialState, why: str) -> None:
         """Ends a trial, which holds nothing any more."""
         if trial.state is not TrialState.DONE:
             self.groups[trial.group_id].open -= 1
         self.set_state(trial, state, why)
-        was_told, trial.woken = trial.woken, False
+        was_told, trial.restored_for_call = trial.restored_for_call, False
         if state is TrialState.DONE:
             if not was_told:
                 self.report_end(trial)
@@ -164,20 +164,20 @@ class SessionState:
 
     def report_start(self, trial: TrialRecord) -> None:
         """Tells the submitter that a trial begins to run; of one that was woken it knows nothing."""
-        if not trial.woken and not trial.stopping:
-            devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.lanes])
-            self.commands.append(ReportStart(trial.trial_id, trial.group_id, self.now, trial.width, devices))
+        if not trial.restored_for_call and not trial.stopping:
+            devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])
+            self.commands.append(ReportStart(trial.trial_id, trial.group_id, self.now, trial.placement.width, devices))
 
     def note_resize(self, trial: TrialRecord, seconds: float) -> None:
         """Has it written down that a trial runs at another width."""
-        devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.lanes])
-        self.commands.append(NoteResize(trial.trial_id, self.now, trial.width, devices, seconds))
+        devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])
+        self.commands.append(NoteResize(trial.trial_id, self.now, trial.placement.width, devices, seconds))
 
     def report_end(self, trial: TrialRecord) -> None:
         """Tells the submitter how a trial ended."""
-        failure = trial.failure if trial.state is TrialState.FAILED else None
+        failure = trial.limits.failure if trial.state is TrialState.FAILED else None
         self.commands.append(
-            ReportEnd(trial.trial_id, trial.group_id, trial.state.value, trial.done, self.now, failure)
+            ReportEnd(trial.trial_id, trial.group_id, trial.state.value, trial.progress.done, self.now, failure)
         )
 
     def report_call(
@@ -190,10 +190,10 @@ class SessionState:
         """Answers all calls of a trial that will not run again."""
         if not trial.calls:
             return
-        failure, failed = Failure("stopped", "the trial was stopped"), trial.failure
+        failure, failed = Failure("stopped", "the trial was stopped"), trial.limits.failure
         if trial.state is TrialState.FAILED and failed is not None:
             failure = Failure(failed.kind, f"the trial failed: {failed.message}", failed.traceback)
-        elif trial.given_up:
+        elif trial.residence.given_up:
             failure = Failure("stopped", "the trial's state was let go to make room for others, and cannot be restored")
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)

@@ -52,12 +52,12 @@ class Estimates:
 
     def is_measured(self, trial: TrialRecord) -> bool:
         """Whether its seconds per iteration are known."""
-        return trial.pace is not None or self.facts(trial).pace is not None
+        return trial.pace.seconds is not None or self.facts(trial).pace is not None
 
     def packing(self, trial: TrialRecord) -> int:
         """c for a trial: how far its key's ramp-up has come, at most what its own memory failures allow."""
         c = self.facts(trial).packing
-        return c if trial.neighbours is None else min(c, trial.neighbours)
+        return c if trial.limits.packing_cap is None else min(c, trial.limits.packing_cap)
 
     def widest(self, trial: TrialRecord) -> int:
         """d for a trial: how far its key's ramp-up has come, at most what it is able to."""
@@ -70,20 +70,20 @@ class Estimates:
 
         One whose state is in a lane goes on there at once: it tries while it runs, and need not wait for further lanes.
         """
-        at_that_width = trial.iterations_left - (trial.state is TrialState.RUNNING)
-        return width <= self.facts(trial).tried or (at_that_width >= _LEAST_TO_TRY and trial.resident is None)
+        at_that_width = trial.progress.left - (trial.state is TrialState.RUNNING)
+        return width <= self.facts(trial).tried or (at_that_width >= _LEAST_TO_TRY and trial.residence.lane is None)
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""
-        pace = trial.pace if trial.pace is not None else self.facts(trial).pace
-        return trial.iterations_left * (pace if pace is not None else self.usual_pace())
+        pace = trial.pace.seconds if trial.pace.seconds is not None else self.facts(trial).pace
+        return trial.progress.left * (pace if pace is not None else self.usual_pace())
 
     def seconds_left(self, trial: TrialRecord) -> float:
         """Predicted seconds of running at the width it has, or is to have."""
         if trial.row in self._occupancy.held:
             return self.height(trial) * self.stretch(trial)
         facts = self.facts(trial)
-        return self.height(trial) * stretch_of(facts.alpha, facts.beta, trial.width)
+        return self.height(trial) * stretch_of(facts.alpha, facts.beta, trial.placement.width)
 
     def need(self, trial: TrialRecord) -> MemoryNeed | None:
         """Device memory, where it is known. What was measured on a device fits there, whatever the watermark says."""
@@ -112,13 +112,17 @@ class Estimates:
     def stretch(self, trial: TrialRecord) -> float:
         """h(w)/h(1) at the width and co-residency the trial has now, device speed included."""
         devices = self._occupancy.held[trial.row]
-        width = trial.width if trial.width >= 1.0 else 1.0 / len(self._occupancy.residents[devices[0]])
+        width = (
+            trial.placement.width if trial.placement.width >= 1.0 else 1.0 / len(self._occupancy.residents[devices[0]])
+        )
         facts = self.facts(trial)
         return stretch_of(facts.alpha, facts.beta, width) / self._occupancy.speed(devices)
 
     def co_residents(self, trial: TrialRecord) -> int:
         """Trials on its device, itself included; 1 for a wide trial. Where it is being resized, on its old one."""
-        devices = trial.move.old_devices if trial.move is not None else self._occupancy.held[trial.row]
+        devices = (
+            trial.placement.move.old_devices if trial.placement.move is not None else self._occupancy.held[trial.row]
+        )
         return len(self._occupancy.residents[devices[0]])
 
     def usual_pace(self) -> float:

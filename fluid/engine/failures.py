@@ -60,13 +60,17 @@ class Failures:
             core.lanes.remove_resident(event.lane_id, event.trial_id)  # forgotten while it was saved
             core.changed = True
             return
-        if event.lane_id == trial.resident:
+        if event.lane_id == trial.residence.lane:
             self._failed_to_save(trial, event.failure)
             return
-        if event.lane_id in trial.releasing:
+        if event.lane_id in trial.placement.stopping_lanes:
             self._lifecycle.left(trial, event.lane_id, "failed while it was being stopped")
             return
-        if trial.move is not None and not trial.stopping and event.lane_id in set(trial.lanes) - set(trial.hosts):
+        if (
+            trial.placement.move is not None
+            and not trial.stopping
+            and event.lane_id in set(trial.placement.lanes) - set(trial.placement.hosts)
+        ):
             self._resizing.refused(trial, event.failure.message)
             return
         if core.holder(event.trial_id, event.lane_id) is None:
@@ -80,8 +84,8 @@ class Failures:
     def _failed(self, trial: TrialRecord, lane_id: int, failure: Failure) -> None:
         core = self._core
         neighbours = core.scheduling.estimates.co_residents(trial)
-        others = tuple(host for host in trial.stays_in if host != lane_id)
-        devices = [core.lanes[lane].device_id for lane in trial.stays_in]
+        others = tuple(host for host in trial.placement.stays_in if host != lane_id)
+        devices = [core.lanes[lane].device_id for lane in trial.placement.stays_in]
         core.release(trial)
         core.drain(trial, others)
         self._residency.lose_state(trial, failure.message)
@@ -89,12 +93,12 @@ class Failures:
             self._count(trial, failure)
         elif neighbours > 1:
             # It costs nobody their progress: it runs again with fewer neighbours.
-            trial.neighbours = neighbours - 1
+            trial.limits.packing_cap = neighbours - 1
             core.enqueue(trial, f"out of memory beside {neighbours - 1} others")
         elif self._others_leave(devices):
             self._count(trial, failure)
         else:
-            trial.failure = replace(failure, message=self._what_there_was(trial, failure, devices))
+            trial.limits.failure = replace(failure, message=self._what_there_was(trial, failure, devices))
             core.end(trial, TrialState.FAILED, failure.message)
 
     def _others_leave(self, devices: list[int]) -> bool:
@@ -127,20 +131,20 @@ class Failures:
             core.release(trial)
             self._count(trial, failure)
         elif trial.state is TrialState.QUEUED:
-            trial.failures += 1
-            trial.failure = failure
+            trial.limits.failures += 1
+            trial.limits.failure = failure
             if _is_final(trial, failure):
                 core.unqueue(trial)
                 core.end(trial, TrialState.FAILED, failure.message)
 
     def _count(self, trial: TrialRecord, failure: Failure) -> None:
         """Queues a trial again, or ends it if it failed too often."""
-        trial.failures += 1
-        trial.failure = failure
-        if trial.failures > self._max_failures or _is_final(trial, failure):
+        trial.limits.failures += 1
+        trial.limits.failure = failure
+        if trial.limits.failures > self._max_failures or _is_final(trial, failure):
             self._core.end(trial, TrialState.FAILED, failure.message)
         else:
-            self._core.enqueue(trial, f"failure {trial.failures} of {self._max_failures}: {failure.message}")
+            self._core.enqueue(trial, f"failure {trial.limits.failures} of {self._max_failures}: {failure.message}")
 
     # -- lanes ---------------------------------------------------------------------------------------------
 
@@ -180,8 +184,8 @@ class Failures:
         for trial in waiting:
             core.unqueue(trial)
             self._residency.drop(trial)
-            trial.failure = Failure("lane_lost", f"no lane could be started on any device: {reason}")
-            core.end(trial, TrialState.FAILED, trial.failure.message)
+            trial.limits.failure = Failure("lane_lost", f"no lane could be started on any device: {reason}")
+            core.end(trial, TrialState.FAILED, trial.limits.failure.message)
 
     def _evacuate(self, lane: LaneRecord, reason: str, *, culprit: str | None = None, blameless: bool = False) -> None:
         """Sets the trials of a lane that is gone back to their newest checkpoint.
@@ -206,10 +210,10 @@ class Failures:
         trial = core.trials[lane.trial_id]
         if trial.stopping:
             self._stopped_by_loss(trial, lane.lane_id, reason)
-        elif not trial.launched:
+        elif not trial.placement.launched:
             core.release(trial)
             core.enqueue(trial, reason)
-        elif lane.lane_id not in trial.hosts:
+        elif lane.lane_id not in trial.placement.hosts:
             self._resizing.call_off(trial)  # it was still to go there
             core.top_up(trial)
         elif self._resizing.survivors(trial, lane.lane_id) and self._may_go_on(trial, reason, culprit, blameless):
@@ -221,23 +225,23 @@ class Failures:
         """Counts the loss of one of a trial's lanes; returns whether it has not had too many."""
         if blameless or culprit not in (None, trial.trial_id):
             return True
-        if trial.failures >= self._max_failures:
+        if trial.limits.failures >= self._max_failures:
             return False
-        trial.failures += 1
-        trial.failure = Failure("lane_lost", reason)
+        trial.limits.failures += 1
+        trial.limits.failure = Failure("lane_lost", reason)
         self._calls.blame(trial, reason, self._max_failures)
         return True
 
     def _stopped_by_loss(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
         """The others may wait for the one that is gone: they leave when they can, and the trial is over."""
-        others = tuple(lane for lane in trial.releasing if lane != lane_id and lane in self._core.lanes)
+        others = tuple(lane for lane in trial.placement.stopping_lanes if lane != lane_id and lane in self._core.lanes)
         self._core.release(trial)
         self._core.drain(trial, others, told=True)
         self._core.end(trial, TrialState.STOPPED, reason)
 
     def _killed(self, trial: TrialRecord, lane_id: int, reason: str, *, culprit: str | None, blameless: bool) -> None:
         core = self._core
-        others = tuple(host for host in trial.stays_in if host != lane_id and host in core.lanes)
+        others = tuple(host for host in trial.placement.stays_in if host != lane_id and host in core.lanes)
         core.release(trial)
         core.drain(trial, others)
         blameless = blameless or culprit not in (None, trial.trial_id)
@@ -248,7 +252,7 @@ class Failures:
             core.enqueue(trial, reason)
             return
         if culprit is not None:
-            trial.neighbours = 1  # what kills a lane may kill its neighbours': it runs alone from now on
+            trial.limits.packing_cap = 1  # what kills a lane may kill its neighbours': it runs alone from now on
         self._count(trial, Failure("lane_lost", reason))
 
     # -- devices -------------------------------------------------------------------------------------------
@@ -289,7 +293,7 @@ class Failures:
                 text = f"needs {need.peak_bytes:.0f} bytes and the device with the most has {most:.0f} usable"
                 core.unqueue(trial)
                 self._residency.drop(trial)
-                trial.failure = Failure("out_of_memory", text)
+                trial.limits.failure = Failure("out_of_memory", text)
                 core.end(trial, TrialState.FAILED, text)
 
 

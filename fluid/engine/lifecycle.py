@@ -28,8 +28,8 @@ class Lifecycle:
         core = self._core
         devices = core.scheduling.occupancy.held[trial.row]
         lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
-        trial.lanes = tuple(lane.lane_id for lane in lanes)
-        core.set_state(trial, TrialState.STARTING, f"width {trial.width:g} on devices {list(devices)}")
+        trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
+        core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
         core.invalidate_timing(trial)
         self._residency.clear_for(trial)
         self.launch_when_ready(trial)
@@ -37,15 +37,17 @@ class Lifecycle:
     def launch_when_ready(self, trial: TrialRecord) -> None:
         """Has a STARTING trial run, once its lanes and its state are there."""
         core = self._core
-        if trial.state is not TrialState.STARTING or trial.launched or trial.saving:
+        if trial.state is not TrialState.STARTING or trial.placement.launched or trial.residence.saving:
             return
-        if not all(core.lanes[lane_id].usable for lane_id in trial.lanes) or not self._residency.is_clear(trial):
+        if not all(core.lanes[lane_id].usable for lane_id in trial.placement.lanes) or not self._residency.is_clear(
+            trial
+        ):
             return
-        if trial.resident is None:
+        if trial.residence.lane is None:
             self._launch(trial)
-        elif trial.lanes == (trial.resident,):
+        elif trial.placement.lanes == (trial.residence.lane,):
             self._resume(trial)
-        elif trial.current:
+        elif trial.residence.checkpoint_is_current:
             # The lane that keeps it may be busy for long. Calls that it was told to make are made where it goes on.
             self._residency.drop(trial)
             self._calls.recall(trial)
@@ -54,17 +56,22 @@ class Lifecycle:
             self._residency.save_out(trial)  # it goes on here once its state has been fetched, see saved()
 
     def _launch(self, trial: TrialRecord) -> None:
-        trial.done = trial.restart_at
-        trial.launched, trial.asked = True, trial.limit
-        iterations = trial.asked - trial.done
-        self._core.commands.append(StartTrial(trial.trial_id, trial.lanes, iterations, trial.checkpoint))
+        trial.progress.done = trial.residence.restart_at
+        trial.placement.launched, trial.progress.granted = True, trial.limit
+        iterations = trial.progress.granted - trial.progress.done
+        self._core.commands.append(
+            StartTrial(trial.trial_id, trial.placement.lanes, iterations, trial.residence.checkpoint)
+        )
 
     def _resume(self, trial: TrialRecord) -> None:
         core = self._core
-        core.lanes.remove_resident(trial.lanes[0], trial.trial_id)
-        trial.resident = trial.home = None
-        trial.launched, trial.asked = True, trial.budget  # no call waits: its lane was told of them all
-        core.commands.append(RunIteration(trial.trial_id, trial.lanes, trial.iterations_left))
+        core.lanes.remove_resident(trial.placement.lanes[0], trial.trial_id)
+        trial.residence.lane = trial.residence.device = None
+        trial.placement.launched, trial.progress.granted = (
+            True,
+            trial.progress.budget,
+        )  # no call waits: its lane was told of them all
+        core.commands.append(RunIteration(trial.trial_id, trial.placement.lanes, trial.progress.left))
         core.set_state(trial, TrialState.RUNNING, "resumed where it was")
         core.report_start(trial)
 
@@ -72,17 +79,19 @@ class Lifecycle:
         """STARTING -> RUNNING."""
         core = self._core
         trial = core.holder(event.trial_id, event.lane_id)
-        if trial is None or trial.state is not TrialState.STARTING or event.lane_id != trial.lanes[0]:
+        if trial is None or trial.state is not TrialState.STARTING or event.lane_id != trial.placement.lanes[0]:
             return
-        if event.iteration > trial.done:
-            raise core.error(trial, f"started at iteration {event.iteration}, beyond its checkpoint's {trial.done}")
+        if event.iteration > trial.progress.done:
+            raise core.error(
+                trial, f"started at iteration {event.iteration}, beyond its checkpoint's {trial.progress.done}"
+            )
         core.scheduling.estimates.facts(trial).starts.append(event.seconds)
-        trial.asked -= trial.done - event.iteration
-        trial.current &= event.iteration == trial.done
-        trial.done = event.iteration
+        trial.progress.granted -= trial.progress.done - event.iteration
+        trial.residence.checkpoint_is_current &= event.iteration == trial.progress.done
+        trial.progress.done = event.iteration
         core.set_state(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
         core.report_start(trial)
-        if trial.done >= trial.budget and not trial.stopping:
+        if trial.progress.done >= trial.progress.budget and not trial.stopping:
             self.finish(trial)  # it lost its lane after its last iteration, or was woken
         else:
             self._calls.deliver(trial)
@@ -100,49 +109,51 @@ class Lifecycle:
         """Books an iteration; ends the trial if it was the last."""
         core = self._core
         trial = core.trials.get(event.trial_id)
-        if trial is None or not trial.launched or trial.state is TrialState.STARTING:
+        if trial is None or not trial.placement.launched or trial.state is TrialState.STARTING:
             return
-        if event.lane_id == trial.hosts[0]:
-            trial.former.clear()
-        elif event.lane_id not in trial.former:
+        if event.lane_id == trial.placement.hosts[0]:
+            trial.placement.lost_lanes.clear()
+        elif event.lane_id not in trial.placement.lost_lanes:
             return  # it has left that lane, or is led by another one: rank 0 reports for all
-        progress = event.iteration - trial.done
+        progress = event.iteration - trial.progress.done
         if progress != 1 and not (progress == 0 and event.finished):
-            raise core.error(trial, f"reports iteration {event.iteration} after {trial.done}")
-        trial.done, trial.current = event.iteration, False
-        trial.asked = max(trial.asked, trial.done)  # by a lane that is gone it may have been asked for more
+            raise core.error(trial, f"reports iteration {event.iteration} after {trial.progress.done}")
+        trial.progress.done, trial.residence.checkpoint_is_current = event.iteration, False
+        trial.progress.granted = max(
+            trial.progress.granted, trial.progress.done
+        )  # by a lane that is gone it may have been asked for more
         if progress:
             self._learn(trial, event)
             self._report(trial, event)
         if event.finished:
-            trial.exhausted, trial.budget = True, trial.done
+            trial.progress.finished_early, trial.progress.budget = True, trial.progress.done
             self._residency.forget_later_checkpoints(trial)
         core.scheduling.note_work(trial)
         if trial.calls:
             self._calls.deliver(trial)  # some wait until it is as far as it was before it lost its lane
             core.top_up(trial)
-        if trial.done < trial.budget or trial.stopping or trial.preempting:
+        if trial.progress.done < trial.progress.budget or trial.stopping or trial.preempting:
             return
-        if trial.move is not None:
-            if trial.move.stage is not Stage.WARMING:
+        if trial.placement.move is not None:
+            if trial.placement.move.stage is not Stage.WARMING:
                 return  # it ends when it has answered
             self._resizing.call_off(trial)
         self.finish(trial)
 
     def _learn(self, trial: TrialRecord, event: IterationDone) -> None:
-        if not trial.disturbed and trial.state is TrialState.RUNNING:
+        if not trial.pace.disturbed and trial.state is TrialState.RUNNING:
             self._core.scheduling.observe(trial, event.seconds, event.memory, event.busy)
         elif event.memory is not None:
             self._core.scheduling.observe_memory(trial, event.memory)
-        trial.disturbed = False
+        trial.pace.disturbed = False
 
     def _report(self, trial: TrialRecord, event: IterationDone) -> None:
-        if event.iteration <= trial.reported or trial.stopping:
+        if event.iteration <= trial.progress.reported or trial.stopping:
             return
-        core, move = self._core, trial.move
-        trial.reported = event.iteration
-        devices = tuple([core.lanes[lane_id].device_id for lane_id in trial.hosts])
-        width = trial.width if move is None or move.called_off else move.old_width
+        core, move = self._core, trial.placement.move
+        trial.progress.reported = event.iteration
+        devices = tuple([core.lanes[lane_id].device_id for lane_id in trial.placement.hosts])
+        width = trial.placement.width if move is None or move.called_off else move.old_width
         core.commands.append(
             Report(
                 trial.trial_id, trial.group_id, event.iteration, event.metrics, event.seconds, width, devices, event.at
@@ -151,10 +162,10 @@ class Lifecycle:
 
     def finish(self, trial: TrialRecord) -> None:
         """RUNNING -> DONE. Its state stays resident in its first lane."""
-        core, lanes = self._core, trial.lanes
+        core, lanes = self._core, trial.placement.lanes
         core.release(trial)
         core.drain(trial, lanes[1:])
-        core.end(trial, TrialState.DONE, f"done after {trial.done} iterations")
+        core.end(trial, TrialState.DONE, f"done after {trial.progress.done} iterations")
         self._residency.keep(trial, lanes[0])
 
     # -- make way ------------------------------------------------------------------------------------------
@@ -169,7 +180,7 @@ class Lifecycle:
         """
         core = self._core
         trial.preempting = True
-        core.commands.append(Pause(trial.trial_id, trial.lanes))
+        core.commands.append(Pause(trial.trial_id, trial.placement.lanes))
         if successor is not None:
             trial.successor = successor.row
             core.log(trial, f"is to make way for {successor.trial_id!r}")
@@ -185,12 +196,12 @@ class Lifecycle:
         successor, trial.preempting, trial.successor = trial.successor, False, None
         if trial.stopping:
             return True
-        if event.iteration != trial.done:
-            raise core.error(trial, f"paused at iteration {event.iteration} after {trial.done}")
-        if trial.done >= trial.budget:
+        if event.iteration != trial.progress.done:
+            raise core.error(trial, f"paused at iteration {event.iteration} after {trial.progress.done}")
+        if trial.progress.done >= trial.progress.budget:
             self.finish(trial)
             return True
-        (lane_id,) = trial.lanes
+        (lane_id,) = trial.placement.lanes
         core.release(trial)
         self._residency.keep(trial, lane_id)
         if successor is None:
@@ -213,11 +224,11 @@ class Lifecycle:
         core = self._core
         if trial.stopping or trial.state in (TrialState.STOPPED, TrialState.FAILED):
             return
-        if trial.launched:
-            if trial.move is not None and trial.move.stage is not Stage.MOVING:
+        if trial.placement.launched:
+            if trial.placement.move is not None and trial.placement.move.stage is not Stage.MOVING:
                 self._resizing.call_off(trial)
-            trial.releasing = set(trial.lanes)
-            core.commands.append(StopTrial(trial.trial_id, trial.lanes))
+            trial.placement.stopping_lanes = set(trial.placement.lanes)
+            core.commands.append(StopTrial(trial.trial_id, trial.placement.lanes))
             core.log(trial, "is to stop")
             return
         if trial.state is TrialState.QUEUED:
@@ -236,7 +247,7 @@ class Lifecycle:
         del core.trials[trial.trial_id], core.scheduling.records[trial.row]
         group = core.groups[trial.group_id]
         del group.trial_ids[trial.trial_id]
-        group.past_iterations += trial.done
+        group.past_iterations += trial.progress.done
         if trial.outcome != "PAUSED":  # else it is counted when it comes back
             group.past[trial.outcome or trial.state.value] += 1
         core.forgotten.add(trial.trial_id)
@@ -248,7 +259,7 @@ class Lifecycle:
             self.lane_usable(event.lane_id)
             return
         trial = core.trials.get(event.trial_id)
-        if trial is not None and event.lane_id in trial.releasing:
+        if trial is not None and event.lane_id in trial.placement.stopping_lanes:
             self.left(trial, event.lane_id, "stopped")
             return
         if event.lane_id in core.lanes and event.trial_id in core.lanes[event.lane_id].reserved:
@@ -257,8 +268,8 @@ class Lifecycle:
 
     def left(self, trial: TrialRecord, lane_id: int, why: str) -> None:
         """One of the lanes of a trial that is being stopped is rid of it."""
-        trial.releasing.discard(lane_id)
-        if not trial.releasing:
+        trial.placement.stopping_lanes.discard(lane_id)
+        if not trial.placement.stopping_lanes:
             self._core.release(trial)
             self._core.end(trial, TrialState.STOPPED, why)
 

@@ -62,21 +62,21 @@ class Preemptions:
         estimates = self._core.scheduling.estimates
         seconds = estimates.seconds_left(trial)
         holds = trial.row in self._core.scheduling.occupancy.held
-        width = 1.0 / estimates.co_residents(trial) if holds and trial.width < 1.0 else trial.width
-        step = seconds / max(1, trial.iterations_left)
+        width = 1.0 / estimates.co_residents(trial) if holds and trial.placement.width < 1.0 else trial.placement.width
+        step = seconds / max(1, trial.progress.left)
         cost = estimates.facts(trial).interruption
-        return Demand(trial.row, seconds, trial.follow_up_iterations * usual_pace, step, width, cost, yields)
+        return Demand(trial.row, seconds, trial.progress.follow_up_iterations * usual_pace, step, width, cost, yields)
 
     def _may_be_preempted(self, trial: TrialRecord, first: float) -> bool:
         if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting or trial.calls:
             return False
-        if not trial.spec.can_save or trial.spec.priority > first or trial.width > 1.0:
+        if not trial.spec.can_save or trial.spec.priority > first or trial.placement.width > 1.0:
             return False
         return self._core.scheduling.estimates.co_residents(trial) == 1
 
     @staticmethod
     def _may_take_over(trial: TrialRecord, first: float) -> bool:
-        return trial.width <= 1.0 and trial.spec.priority == first and not trial.pinned and not trial.calls
+        return trial.placement.width <= 1.0 and trial.spec.priority == first and not trial.pinned and not trial.calls
 
     def _fits(self, leaving: TrialRecord, coming: TrialRecord) -> bool:
         """Whether one fits beside what the other leaves on its device."""

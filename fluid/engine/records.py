@@ -70,120 +70,108 @@ class PendingCall:
     losses: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class TrialRecord:
-    """One trial.
+@dataclass(slots=True)
+class Progress:
+    """How far a trial has come, in iterations.
 
     Attributes:
-        row: the number by which placement and planners know it.
-        budget: iterations it may run in all.
-        done: iterations done, by the state it would go on from.
-        reported: greatest iteration passed on; a trial set back to a checkpoint repeats some silently.
-        width: width given or to be given.
-        lanes: lanes it runs on or is to run on, rank 0 first; empty unless it holds devices.
-        launched: whether its lanes were told to set it up or go on.
-        asked: iteration up to which its lanes were told to run.
-        move: the resize under way; ``None`` unless RESIZING.
-        releasing: lanes that were told to stop it and have not answered.
-        former: lanes that it lost and went on without; what they had reported may still be on its way.
-        resident: lane that holds its state while it does not run; ``None`` if none does.
-        home: device of that lane.
-        saving: whether that lane was told to save it and let it go, and has not answered.
-        checkpoint: newest one.
-        durable: newest one that outlives its host's memory.
-        current: whether the newest one is the state it is in: nothing was done, and no call answered, since.
-        failures: times it failed and was queued again.
-        failure: the last one.
-        confined: most devices it is given since it could not be set up on further ones; ``None`` if it never was so.
-        neighbours: most trials on its device, itself included, after it ran out of memory or killed its lane;
-            ``None`` if it never did.
-        exhausted: whether it said that it has no more to do.
-        given_up: whether its state was let go for want of room though it could not be saved.
-        pace: seconds per iteration at width 1 and speed 1, as last observed; ``None`` before the first.
-        alone: seconds per iteration alone on one device, as seen of late; ``None`` where it never was.
-        disturbed: whether co-residency changed since its iteration began, so that its seconds say nothing.
-        calls: of its methods, in the order asked for; those that a lane was told to make come first.
-        suspending: whether it was told to pause, to make way for others, and has not answered.
-        successor: row of the trial that is to have its device then; ``None`` if those that are there are to.
-        follow_up_iterations: iterations that may be asked for once its budget is used up, of it or of others.
-        woken: whether it was done, and is not any more only because its state is needed for a call.
-        outcome: what came of it, as whoever stopped it has it; ``None`` if that was not said.
-        story: its latest transitions, for error messages.
+        budget: iterations that the trial may run in all.
+        follow_up_iterations: iterations that later rungs may add after the budget, to this trial or to others.
+        done: iterations done, by the state that the trial would go on from.
+        reported: greatest iteration reported; a trial set back to a checkpoint repeats some without a report.
+        granted: iteration up to which the trial's lanes were told to run.
+        finished_early: whether the trial said that it has no more to do.
     """
 
-    spec: TrialSpec
-    row: int
-    group_id: str
     budget: int
-    state: TrialState = TrialState.QUEUED
+    follow_up_iterations: int = 0
     done: int = 0
     reported: int = 0
+    granted: int = 0
+    finished_early: bool = False
+
+    @property
+    def left(self) -> int:
+        """Iterations of the budget that are not done."""
+        return max(0, self.budget - self.done)
+
+    def count(self, iteration: int) -> None:
+        """Counts an iteration that a lane reports as done."""
+        self.done = iteration
+        if iteration > self.granted:
+            self.granted = iteration  # a lane that is gone may have been told to run further
+
+    def go_back_to(self, iteration: int) -> None:
+        """Sets the trial back to a state it was in."""
+        self.done = iteration
+
+    def grant(self, limit: int) -> int:
+        """Notes that the trial's lanes are told to run up to an iteration; returns how many that is from ``done``."""
+        self.granted = limit
+        return limit - self.done
+
+    def finish_early(self) -> None:
+        """Ends the budget with the last iteration done: the trial has no more to do."""
+        self.finished_early, self.budget = True, self.done
+
+
+@dataclass(slots=True)
+class Residence:
+    """Where a trial's state is while the trial does not run, and where it was saved.
+
+    Attributes:
+        lane: lane that keeps the state; ``None`` if none does.
+        device: device of that lane.
+        saving: whether that lane was told to save the state and drop it, and has not answered.
+        given_up: whether the state was dropped for want of room though it could not be saved.
+        checkpoint: the newest one.
+        durable: the newest one that outlives its host's memory.
+        checkpoint_is_current: whether the newest one holds the trial's present state: no iteration was done, and no
+            call answered, since.
+    """
+
+    lane: int | None = None
+    device: int | None = None
+    saving: bool = False
+    given_up: bool = False
+    checkpoint: Checkpoint | None = None
+    durable: Checkpoint | None = None
+    checkpoint_is_current: bool = False
+
+    @property
+    def restart_at(self) -> int:
+        """Iterations done by the state that a trial would go on from if its lanes were gone."""
+        return self.checkpoint.iteration if self.checkpoint is not None else 0
+
+    def leave_lane(self) -> None:
+        """Notes that no lane keeps the state any more."""
+        self.lane = self.device = None
+        self.saving = False
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where a trial runs.
+
+    Attributes:
+        width: width given or to be given.
+        lanes: lanes that the trial runs on or is to run on, rank 0 first; empty unless it holds devices.
+        launched: whether those lanes were told to set the trial up or to go on.
+        move: the resize under way; ``None`` unless there is one.
+        stopping_lanes: lanes that were told to stop the trial and have not answered.
+        lost_lanes: lanes that the trial lost and went on without; what they had reported may still arrive.
+    """
+
     width: float = 1.0
     lanes: tuple[int, ...] = ()
     launched: bool = False
-    asked: int = 0
     move: Move | None = None
-    releasing: set[int] = field(default_factory=set)
-    former: set[int] = field(default_factory=set)
-    resident: int | None = None
-    home: int | None = None
-    saving: bool = False
-    checkpoint: Checkpoint | None = None
-    durable: Checkpoint | None = None
-    current: bool = False
-    failures: int = 0
-    failure: Failure | None = None
-    confined: int | None = None
-    neighbours: int | None = None
-    exhausted: bool = False
-    given_up: bool = False
-    pace: float | None = None
-    alone: float | None = None
-    disturbed: bool = True
-    calls: list[PendingCall] = field(default_factory=list)
-    preempting: bool = False
-    successor: int | None = None
-    follow_up_iterations: int = 0
-    woken: bool = False
-    outcome: str | None = None
-    story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
-
-    @property
-    def trial_id(self) -> str:
-        """The trial's id."""
-        return self.spec.trial_id
-
-    @property
-    def iterations_left(self) -> int:
-        """Iterations of its budget not done yet."""
-        return max(0, self.budget - self.done)
-
-    @property
-    def limit(self) -> int:
-        """Iteration up to which its lanes may be told to run."""
-        for call in self.calls:
-            if call.lane_id is None:
-                return min(self.budget, call.before)
-        return self.budget
-
-    @property
-    def max_width(self) -> int:
-        """Most devices it is able to use."""
-        return self.spec.max_width if self.confined is None else min(self.spec.max_width, self.confined)
-
-    @property
-    def stopping(self) -> bool:
-        """Whether its lanes were told to stop it."""
-        return bool(self.releasing)
-
-    @property
-    def pinned(self) -> bool:
-        """Whether it can only go on in the lane that holds its state."""
-        return self.resident is not None and not self.spec.can_save
+    stopping_lanes: set[int] = field(default_factory=set)
+    lost_lanes: set[int] = field(default_factory=set)
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """The lanes that were told about it and may run it now."""
+        """The lanes that were told about the trial and may run it now."""
         if not self.launched:
             return ()
         if self.move is None:
@@ -194,13 +182,107 @@ class TrialRecord:
 
     @property
     def stays_in(self) -> tuple[int, ...]:
-        """The hosts that it does not leave of its own accord, when it has moved."""
+        """The hosts that the trial does not leave by itself at the end of its move."""
         return self.lanes if self.move is not None and self.move.stage is Stage.MOVING else self.hosts
 
+
+@dataclass(slots=True)
+class Limits:
+    """What went wrong with a trial, and what it is given no more of since.
+
+    Attributes:
+        failures: times the trial failed and was queued again.
+        failure: the last failure.
+        width_cap: most devices, since the trial could not be set up on further ones; ``None`` for no cap.
+        packing_cap: most trials on its device, itself included, since it ran out of memory or killed its lane; ``None``
+            for no cap.
+    """
+
+    failures: int = 0
+    failure: Failure | None = None
+    width_cap: int | None = None
+    packing_cap: int | None = None
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast a trial is.
+
+    Attributes:
+        seconds: per iteration at width 1 and speed 1, as last observed; ``None`` before the first.
+        solo: seconds per iteration alone on one device, as last observed; ``None`` if it never was alone.
+        disturbed: whether co-residency changed since the iteration in flight began, so that its seconds say nothing.
+    """
+
+    seconds: float | None = None
+    solo: float | None = None
+    disturbed: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        row: the number by which placement and planners know the trial.
+        progress: iterations. Only its methods, and submissions (budget, reported), write there.
+        placement: devices and lanes.
+        residence: the trial's state while it does not run. Only :mod:`fluid.engine.residency` writes there.
+        limits: written by :mod:`fluid.engine.failures`.
+        pace: written as iterations are observed.
+        state: written by :meth:`fluid.engine.core.SessionState.set_state` alone.
+        preempting: whether the trial was told to pause, to make way for others, and has not answered.
+        successor: row of the trial that is to have its device then; ``None`` if those that are there are to.
+        calls: calls of its methods, in the order asked for; those that a lane was told to make come first.
+        restored_for_call: whether the trial was done, and goes on only because a call needs its state.
+        outcome: what the submitter says came of the trial; ``None`` if it did not say.
+        story: the latest transitions, for error messages.
+    """
+
+    spec: TrialSpec
+    row: int
+    group_id: str
+    progress: Progress
+    state: TrialState = TrialState.QUEUED
+    placement: Placement = field(default_factory=Placement)
+    residence: Residence = field(default_factory=Residence)
+    limits: Limits = field(default_factory=Limits)
+    pace: Pace = field(default_factory=Pace)
+    preempting: bool = False
+    successor: int | None = None
+    calls: list[PendingCall] = field(default_factory=list)
+    restored_for_call: bool = False
+    outcome: str | None = None
+    story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
     @property
-    def restart_at(self) -> int:
-        """Iterations done by the state it would go on from if its lane's were gone."""
-        return self.checkpoint.iteration if self.checkpoint is not None else 0
+    def trial_id(self) -> str:
+        """The trial's id."""
+        return self.spec.trial_id
+
+    @property
+    def limit(self) -> int:
+        """Iteration up to which the trial's lanes may be told to run: a call that waits comes first."""
+        for call in self.calls:
+            if call.lane_id is None:
+                return min(self.progress.budget, call.before)
+        return self.progress.budget
+
+    @property
+    def max_width(self) -> int:
+        """Most devices that the trial can use."""
+        cap = self.limits.width_cap
+        return self.spec.max_width if cap is None else min(self.spec.max_width, cap)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its lanes were told to stop it."""
+        return bool(self.placement.stopping_lanes)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the trial can go on only in the lane that keeps its state."""
+        return self.residence.lane is not None and not self.spec.can_save
 
 
 @dataclass(slots=True)

@@ -29,17 +29,17 @@ class Residency:
     def keep(self, trial: TrialRecord, lane_id: int) -> None:
         """Leaves a trial's state resident in its lane, and makes room if there are too many."""
         core = self._core
-        trial.resident, trial.home = lane_id, core.lanes[lane_id].device_id
+        trial.residence.lane, trial.residence.device = lane_id, core.lanes[lane_id].device_id
         core.lanes.keep(lane_id, trial.trial_id, core.scheduling.estimates.kept_bytes(trial))
         self._calls.deliver(trial)
-        self._trim_residents(trial.home)
+        self._trim_residents(trial.residence.device)
 
     def answered(self, trial: TrialRecord) -> None:
         """Has a resident whose last call was answered make room for others, if need be."""
-        if trial.home is not None:
+        if trial.residence.device is not None:
             self._core.changed = True
-            self._core.scheduling.occupancy.look_at(trial.home)
-            self._trim_residents(trial.home)
+            self._core.scheduling.occupancy.look_at(trial.residence.device)
+            self._trim_residents(trial.residence.device)
 
     def _trim_residents(self, device: int) -> None:
         """Evicts states of which a device keeps too many; where bytes decide (:meth:`evict_excess`), that is rare."""
@@ -51,7 +51,7 @@ class Residency:
         limit = core.lanes.resident_limit
         for measured, allowance in ((True, _MEASURED_ALLOWANCE), (False, 1)):
             alike = [trial for trial, is_known in zip(trials, known, strict=True) if is_known is measured]
-            savable = [trial for trial in alike if trial.spec.can_save and not trial.saving]
+            savable = [trial for trial in alike if trial.spec.can_save and not trial.residence.saving]
             self._evict_oldest(savable, len(savable) - limit * allowance)
         pinned = [trial for trial in trials if not trial.spec.can_save]
         self._evict_oldest(pinned, len(pinned) - limit * _PINNED_ALLOWANCE)
@@ -87,7 +87,7 @@ class Residency:
         """Trials whose state a device keeps and that are not on their way out."""
         core = self._core
         kept = {trial_id: core.trials[trial_id] for _, trial_id in core.lanes.kept_on(device)}
-        return {trial_id: trial for trial_id, trial in kept.items() if not trial.saving}
+        return {trial_id: trial for trial_id, trial in kept.items() if not trial.residence.saving}
 
     def _held_bytes(self, device: int) -> dict[str, float]:
         """Bytes that a device holds of trials that do not run there, by trial."""
@@ -95,29 +95,29 @@ class Residency:
 
     def evict(self, trial: TrialRecord) -> None:
         """Has a resident leave its lane: saved, or given up where it cannot be."""
-        if trial.resident is None or trial.saving:
+        if trial.residence.lane is None or trial.residence.saving:
             return
         if trial.spec.can_save:
             self.save_out(trial)
         else:
             self.drop(trial)
-            trial.given_up = True
+            trial.residence.given_up = True
             self._core.log(trial, "its state was given up to make room")
 
     def save_out(self, trial: TrialRecord) -> None:
         """Has a resident saved, and leave its lane."""
-        assert trial.resident is not None and not trial.saving
-        trial.saving = True
-        self._core.commands.append(Save(trial.trial_id, (trial.resident,), drop=True))
-        self._core.log(trial, f"is saved out of lane {trial.resident}")
+        assert trial.residence.lane is not None and not trial.residence.saving
+        trial.residence.saving = True
+        self._core.commands.append(Save(trial.trial_id, (trial.residence.lane,), drop=True))
+        self._core.log(trial, f"is saved out of lane {trial.residence.lane}")
 
     def drop(self, trial: TrialRecord) -> None:
         """Has a resident leave its lane unsaved."""
-        if trial.resident is not None:
-            self._core.commands.append(StopTrial(trial.trial_id, (trial.resident,)))
-            self._core.lanes.dismiss(trial.resident, trial.trial_id)
-            trial.resident = trial.home = None
-            trial.saving = False
+        if trial.residence.lane is not None:
+            self._core.commands.append(StopTrial(trial.trial_id, (trial.residence.lane,)))
+            self._core.lanes.dismiss(trial.residence.lane, trial.trial_id)
+            trial.residence.lane = trial.residence.device = None
+            trial.residence.saving = False
 
     def saved(self, event: TrialSaved) -> TrialRecord | None:
         """Notes a checkpoint; returns the trial if its state has left the lane that kept it."""
@@ -129,47 +129,47 @@ class Residency:
             return None
         self._core.lanes.remove_resident(event.lane_id, event.trial_id)
         self._core.changed = True  # memory that it held is free
-        if trial is None or trial.resident != event.lane_id:
+        if trial is None or trial.residence.lane != event.lane_id:
             return None
-        trial.resident = trial.home = None
-        trial.saving = False
+        trial.residence.lane = trial.residence.device = None
+        trial.residence.saving = False
         return trial
 
     def _note_checkpoint(self, trial: TrialRecord, checkpoint: Checkpoint) -> None:
-        if checkpoint.iteration > trial.reported:
+        if checkpoint.iteration > trial.progress.reported:
             return  # by a lane it has left, whose last reports do not count: those iterations are run again
-        if trial.checkpoint is None or checkpoint.iteration >= trial.checkpoint.iteration:
-            trial.checkpoint = checkpoint
-            trial.current = checkpoint.iteration == trial.done
+        if trial.residence.checkpoint is None or checkpoint.iteration >= trial.residence.checkpoint.iteration:
+            trial.residence.checkpoint = checkpoint
+            trial.residence.checkpoint_is_current = checkpoint.iteration == trial.progress.done
         if checkpoint.in_memory:
             return
-        if trial.durable is None or checkpoint.iteration >= trial.durable.iteration:
-            trial.durable = checkpoint
+        if trial.residence.durable is None or checkpoint.iteration >= trial.residence.durable.iteration:
+            trial.residence.durable = checkpoint
 
     def forget_later_checkpoints(self, trial: TrialRecord) -> None:
         """Forgets checkpoints of iterations that a trial, run again from an older one, has not got to this time."""
-        if trial.durable is not None and trial.durable.iteration > trial.done:
-            trial.durable = None
-        if trial.checkpoint is not None and trial.checkpoint.iteration > trial.done:
-            trial.checkpoint, trial.current = trial.durable, False
+        if trial.residence.durable is not None and trial.residence.durable.iteration > trial.progress.done:
+            trial.residence.durable = None
+        if trial.residence.checkpoint is not None and trial.residence.checkpoint.iteration > trial.progress.done:
+            trial.residence.checkpoint, trial.residence.checkpoint_is_current = trial.residence.durable, False
 
     def lose_state(self, trial: TrialRecord, why: str) -> None:
         """Sets a trial whose state is gone back to its newest checkpoint."""
-        if trial.resident is not None:
-            self._core.lanes.remove_resident(trial.resident, trial.trial_id)
-        trial.resident = trial.home = None
-        trial.saving = False
+        if trial.residence.lane is not None:
+            self._core.lanes.remove_resident(trial.residence.lane, trial.trial_id)
+        trial.residence.lane = trial.residence.device = None
+        trial.residence.saving = False
         if not trial.state.ended:
-            trial.done = trial.restart_at
+            trial.progress.done = trial.residence.restart_at
         self._core.log(trial, f"lost its state: {why}")
         self._calls.recall(trial)
 
     def lose_host(self, host: str) -> None:
         """Forgets checkpoints that were in the memory of a machine that is gone."""
         for trial in self._core.trials.values():
-            checkpoint = trial.checkpoint
+            checkpoint = trial.residence.checkpoint
             if checkpoint is not None and checkpoint.in_memory and checkpoint.host == host:
-                trial.checkpoint, trial.current = trial.durable, False
+                trial.residence.checkpoint, trial.residence.checkpoint_is_current = trial.residence.durable, False
 
     def make_room(self) -> list[TrialRecord]:
         """Evicts residents where nothing but their memory keeps a queued trial from a device.
@@ -189,10 +189,10 @@ class Residency:
             need = scheduling.estimates.need(trial)
             if need is None:
                 continue
-            open_ = [index for index in occupancy.residents if occupancy.is_open(index, trial.width)]
+            open_ = [index for index in occupancy.residents if occupancy.is_open(index, trial.placement.width)]
             if trial.pinned:
-                open_ = [index for index in open_ if index == trial.home]
-            lacking = max(1, round(trial.width))
+                open_ = [index for index in open_ if index == trial.residence.device]
+            lacking = max(1, round(trial.placement.width))
             for device in sorted(open_, key=self._crowd):
                 usable = occupancy.usable_bytes(device)
                 if usable is not None and need.peak_bytes > usable:
@@ -221,7 +221,7 @@ class Residency:
         core, occupancy = self._core, self._core.scheduling.occupancy
         staying, held = self._kept(device), self._held_bytes(device)
         leaving = [memory for key, memory in held.items() if key not in staying]
-        stays = trial.width <= 1.0  # where its state is, which is then counted with it
+        stays = trial.placement.width <= 1.0  # where its state is, which is then counted with it
         own = held.get(trial.trial_id, 0.0) if stays else 0.0
         excess = occupancy.filled_bytes(device) + wanted - usable - sum(leaving) - own
         alone = not occupancy.residents[device]
@@ -250,7 +250,7 @@ class Residency:
             return
         for other in self._neighbours_at_rest(trial):
             done = other.state is TrialState.DONE and not other.calls
-            if done and other.spec.can_save and not other.saving:
+            if done and other.spec.can_save and not other.residence.saving:
                 self.evict(other)
         if self._leaving(trial):
             self._core.clearing[trial.row] = trial
@@ -263,7 +263,7 @@ class Residency:
         return trial.row not in clearing
 
     def _leaving(self, trial: TrialRecord) -> bool:
-        return any(other.saving for other in self._neighbours_at_rest(trial))
+        return any(other.residence.saving for other in self._neighbours_at_rest(trial))
 
     def _neighbours_at_rest(self, trial: TrialRecord) -> list[TrialRecord]:
         """Trials that take memory on a trial's devices though they do not run; none where memory is no bound."""

@@ -28,7 +28,7 @@ class Resizing:
         need = core.scheduling.estimates.need(trial)
         old_devices = occupancy.held[trial.row]
         # While others wait, a trial that is due less than its device lets them in; it does not go and join others.
-        stays = width < 1.0 and trial.width == 1.0 and bool(core.scheduling.queue)
+        stays = width < 1.0 and trial.placement.width == 1.0 and bool(core.scheduling.queue)
         devices = old_devices if stays else occupancy.devices_for(trial.row, width, need)
         if devices is None or (devices != old_devices and not trial.spec.can_save):
             return
@@ -36,16 +36,22 @@ class Resizing:
             core.scheduling.allow_packing(trial, width)
             core.log(trial, f"lets others in, width {width:g}")
             return
-        move = Move(trial.lanes, old_devices, trial.width, core.next_row(), occupancy.placed_need_of(trial.row))
+        move = Move(
+            trial.placement.lanes,
+            old_devices,
+            trial.placement.width,
+            core.next_row(),
+            occupancy.placed_need_of(trial.row),
+        )
         occupancy.move(trial.row, devices, width, need, old_devices_row=move.old_devices_row)
-        by_device = dict(zip(old_devices, trial.lanes, strict=True))
-        trial.lanes = tuple(
+        by_device = dict(zip(old_devices, trial.placement.lanes, strict=True))
+        trial.placement.lanes = tuple(
             by_device[device]
             if device in by_device
             else core.lanes.acquire(device, trial.trial_id, core.commands).lane_id
             for device in devices
         )
-        trial.move, trial.width = move, width
+        trial.placement.move, trial.placement.width = move, width
         core.resizing[trial.row] = trial
         core.scheduling.mark_resizing(trial)
         core.set_state(
@@ -55,50 +61,59 @@ class Resizing:
 
     def pause_when_ready(self, trial: TrialRecord) -> None:
         """Interrupts the trial, once the lanes it goes to are ready."""
-        lanes, move = self._core.lanes, trial.move
+        lanes, move = self._core.lanes, trial.placement.move
         if move is None or move.stage is not Stage.WARMING or trial.stopping:
             return
-        if all(lanes[lane_id].usable for lane_id in trial.lanes):
+        if all(lanes[lane_id].usable for lane_id in trial.placement.lanes):
             move.stage = Stage.PAUSING
-            self._core.commands.append(Pause(trial.trial_id, move.old_lanes, trial.lanes))
+            self._core.commands.append(Pause(trial.trial_id, move.old_lanes, trial.placement.lanes))
 
     def paused(self, event: TrialPaused) -> TrialRecord | None:
         """Moves a paused trial on, or back to work; returns it if it has done all it was to do."""
         core = self._core
         trial = core.holder(event.trial_id, event.lane_id)
-        if trial is None or trial.move is None or trial.move.stage is not Stage.PAUSING or trial.stopping:
+        if (
+            trial is None
+            or trial.placement.move is None
+            or trial.placement.move.stage is not Stage.PAUSING
+            or trial.stopping
+        ):
             return None
-        move = trial.move
-        if event.iteration != trial.done:
-            raise core.error(trial, f"paused at iteration {event.iteration} after {trial.done}")
-        if trial.done >= trial.budget:
+        move = trial.placement.move
+        if event.iteration != trial.progress.done:
+            raise core.error(trial, f"paused at iteration {event.iteration} after {trial.progress.done}")
+        if trial.progress.done >= trial.progress.budget:
             self.call_off(trial)
             self._stay(trial)
             return trial
         if move.called_off:
-            trial.asked = trial.done
+            trial.progress.granted = trial.progress.done
             self._stay(trial)
             return None
-        trial.asked = trial.limit
+        trial.progress.granted = trial.limit
         move.stage = Stage.MOVING
-        iterations = trial.asked - trial.done
-        core.commands.append(Resize(trial.trial_id, trial.lanes, move.old_lanes, iterations, trial.done))
+        iterations = trial.progress.granted - trial.progress.done
+        core.commands.append(
+            Resize(trial.trial_id, trial.placement.lanes, move.old_lanes, iterations, trial.progress.done)
+        )
         return None
 
     def done(self, event: ResizeDone) -> TrialRecord | None:
         """RESIZING -> RUNNING; returns the trial if it has done all it was to do."""
         core = self._core
         trial = core.trials.get(event.trial_id)
-        if trial is None or trial.move is None or trial.move.stage is not Stage.MOVING:
+        if trial is None or trial.placement.move is None or trial.placement.move.stage is not Stage.MOVING:
             return None
-        if event.lane_id is not None and event.lane_id not in trial.lanes:
+        if event.lane_id is not None and event.lane_id not in trial.placement.lanes:
             return None
-        if not trial.move.after_loss:
+        if not trial.placement.move.after_loss:
             core.scheduling.profile.observe_resize(event.seconds)
         core.invalidate_timing(trial)
-        self._leave_ghost(trial.move)
-        core.lanes.release(lane_id for lane_id in trial.move.old_lanes if lane_id not in trial.lanes)
-        trial.move = None
+        self._leave_ghost(trial.placement.move)
+        core.lanes.release(
+            lane_id for lane_id in trial.placement.move.old_lanes if lane_id not in trial.placement.lanes
+        )
+        trial.placement.move = None
         del core.resizing[trial.row]
         core.invalidate_timing(trial)
         core.scheduling.mark_running(trial)
@@ -106,7 +121,7 @@ class Resizing:
         core.note_resize(trial, event.seconds)
         scheduling = core.scheduling
         core.changed |= bool(scheduling.queue) or scheduling.occupancy.free_count > 0
-        if trial.done >= trial.budget and not trial.stopping:
+        if trial.progress.done >= trial.progress.budget and not trial.stopping:
             return trial
         self._calls.deliver(trial)
         core.top_up(trial)
@@ -114,7 +129,7 @@ class Resizing:
 
     def call_off(self, trial: TrialRecord) -> None:
         """Lets a trial that has not moved yet stay where it is, at the width it had."""
-        core, move = self._core, trial.move
+        core, move = self._core, trial.placement.move
         if move is None or move.called_off:
             return
         self._give_back(trial, move)
@@ -124,8 +139,8 @@ class Resizing:
 
     def refused(self, trial: TrialRecord, why: str) -> None:
         """Lets a trial stay where it is that could not be set up where it was to go; it is not widened any more."""
-        assert trial.move is not None
-        trial.confined = max(1, round(trial.move.old_width))
+        assert trial.placement.move is not None
+        trial.limits.width_cap = max(1, round(trial.placement.move.old_width))
         self._core.log(trial, f"could not be set up on further devices: {why}")
         self.call_off(trial)
 
@@ -133,13 +148,13 @@ class Resizing:
 
     def survivors(self, trial: TrialRecord, lane_id: int) -> tuple[int, ...]:
         """The lanes in which a trial can go on without one that is gone: those that have its state by themselves."""
-        move = trial.move
-        if not trial.launched or trial.stopping or trial.state is TrialState.STARTING:
+        move = trial.placement.move
+        if not trial.placement.launched or trial.stopping or trial.state is TrialState.STARTING:
             return ()
         if move is None or move.stage is not Stage.MOVING:
-            lanes = trial.hosts
+            lanes = trial.placement.hosts
         else:
-            lanes = trial.lanes if set(trial.lanes) <= set(move.old_lanes) else ()
+            lanes = trial.placement.lanes if set(trial.placement.lanes) <= set(move.old_lanes) else ()
         lanes = lanes if lane_id in lanes else ()
         return tuple(other for other in lanes if other != lane_id and other in self._core.lanes)
 
@@ -147,41 +162,51 @@ class Resizing:
         """Has a trial go on in the lanes that are left of those it had, from the end of its last iteration."""
         core, occupancy = self._core, self._core.scheduling.occupancy
         lanes = self.survivors(trial, lane_id)
-        if trial.move is not None and trial.move.stage is not Stage.MOVING and not trial.move.called_off:
-            self._give_back(trial, trial.move)
+        if (
+            trial.placement.move is not None
+            and trial.placement.move.stage is not Stage.MOVING
+            and not trial.placement.move.called_off
+        ):
+            self._give_back(trial, trial.placement.move)
         core.invalidate_timing(trial)
         devices = tuple(core.lanes[other].device_id for other in lanes)
         need = occupancy.need_of(trial.row)
         occupancy.move(trial.row, devices, float(len(lanes)), need)
-        if trial.move is None or trial.move.stage is not Stage.MOVING:
-            trial.move = Move(lanes, devices, float(len(lanes)), core.next_row(), need, Stage.MOVING)
+        if trial.placement.move is None or trial.placement.move.stage is not Stage.MOVING:
+            trial.placement.move = Move(lanes, devices, float(len(lanes)), core.next_row(), need, Stage.MOVING)
         else:
-            left = dict(zip(trial.move.old_lanes, trial.move.old_devices, strict=True))
+            left = dict(zip(trial.placement.move.old_lanes, trial.placement.move.old_devices, strict=True))
             left.pop(lane_id)
-            trial.move.old_lanes, trial.move.old_devices = tuple(left), tuple(left.values())
-            trial.move.old_width = float(len(left))
-        trial.move.after_loss = True
-        trial.former.add(lane_id)
+            trial.placement.move.old_lanes, trial.placement.move.old_devices = tuple(left), tuple(left.values())
+            trial.placement.move.old_width = float(len(left))
+        trial.placement.move.after_loss = True
+        trial.placement.lost_lanes.add(lane_id)
         if any(call.lane_id == lane_id for call in trial.calls):
             self._calls.recall(trial)  # before it is told how far to run: what comes after a call waits for it
-        trial.lanes, trial.width, trial.asked = lanes, float(len(lanes)), max(trial.done, trial.limit)
+        trial.placement.lanes, trial.placement.width, trial.progress.granted = (
+            lanes,
+            float(len(lanes)),
+            max(trial.progress.done, trial.limit),
+        )
         core.resizing[trial.row] = trial
         core.scheduling.mark_resizing(trial)
         core.set_state(
             trial, TrialState.RESIZING, f"goes on without lane {lane_id}, on devices {list(devices)}: {reason}"
         )
-        iterations = trial.asked - trial.done
-        core.commands.append(Resize(trial.trial_id, lanes, trial.move.old_lanes, iterations, trial.done))
+        iterations = trial.progress.granted - trial.progress.done
+        core.commands.append(
+            Resize(trial.trial_id, lanes, trial.placement.move.old_lanes, iterations, trial.progress.done)
+        )
 
     def _give_back(self, trial: TrialRecord, move: Move) -> None:
         """Leaves a trial that has not moved with the lanes and devices it has."""
         occupancy = self._core.scheduling.occupancy
-        self._core.lanes.release(lane_id for lane_id in trial.lanes if lane_id not in move.old_lanes)
+        self._core.lanes.release(lane_id for lane_id in trial.placement.lanes if lane_id not in move.old_lanes)
         occupancy.release(trial.row)
         self._leave_ghost(move)
         occupancy.hold(trial.row, move.old_devices, move.old_width, move.old_need)
         self._core.scheduling.learn_need(trial)
-        trial.lanes, trial.width = move.old_lanes, move.old_width
+        trial.placement.lanes, trial.placement.width = move.old_lanes, move.old_width
         move.called_off = True
         self._core.changed = True
 
@@ -192,15 +217,15 @@ class Resizing:
             Whether there was one.
         """
         for trial in reversed(self._core.resizing.values()):
-            move = trial.move
-            if move is None or move.called_off or move.stage is Stage.MOVING or trial.width < move.old_width:
+            move = trial.placement.move
+            if move is None or move.called_off or move.stage is Stage.MOVING or trial.placement.width < move.old_width:
                 continue
             self.call_off(trial)
             return True
         return False
 
     def _stay(self, trial: TrialRecord) -> None:
-        trial.move = None
+        trial.placement.move = None
         del self._core.resizing[trial.row]
         self._core.scheduling.mark_running(trial)
         self._core.set_state(trial, TrialState.RUNNING, "goes on at the width it had")

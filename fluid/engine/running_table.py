@@ -71,10 +71,10 @@ class RunningTable:
         self._row.values[place] = trial.row
         self._key.values[place] = self._keys[trial.spec.profile_key]
         self._device.values[place] = devices[0]
-        self._most_packed.values[place] = _NO_LIMIT if trial.neighbours is None else trial.neighbours
+        self._most_packed.values[place] = _NO_LIMIT if trial.limits.packing_cap is None else trial.limits.packing_cap
         self._widest.values[place] = trial.max_width
         self._work.values[place] = work
-        self._width.values[place] = trial.width
+        self._width.values[place] = trial.placement.width
         self._speed.values[place] = speed
 
     def remove(self, row: int) -> None:

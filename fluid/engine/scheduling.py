@@ -85,7 +85,7 @@ class Scheduling:
     def observe(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, busy: float | None = None) -> None:
         """Learns from an iteration of a running trial whose co-residency did not change meanwhile."""
         facts = self.estimates.facts(trial)
-        p, w = self.estimates.co_residents(trial), max(1, round(trial.width))
+        p, w = self.estimates.co_residents(trial), max(1, round(trial.placement.width))
         if memory is not None:
             self.observe_memory(trial, memory)
         if seconds <= 0.0:
@@ -100,9 +100,9 @@ class Scheduling:
             self._overpacked |= facts.packing < before
             self._table.set_key(facts)
         if p == w == 1:
-            trial.alone = seconds if trial.alone is None else 0.5 * (trial.alone + seconds)
+            trial.pace.solo = seconds if trial.pace.solo is None else 0.5 * (trial.pace.solo + seconds)
         pace = seconds / self.estimates.stretch(trial)
-        trial.pace = pace if trial.pace is None else 0.5 * (trial.pace + pace)
+        trial.pace.seconds = pace if trial.pace.seconds is None else 0.5 * (trial.pace.seconds + pace)
 
     @staticmethod
     def _as_typical(trial: TrialRecord, facts: KeyEstimate, seconds: float, *, alone: bool) -> float:
@@ -110,9 +110,9 @@ class Scheduling:
 
         Trials of a key differ, and overheads are factors: which trial happened to be packed or wide must not count.
         """
-        if alone or trial.alone is None or facts.pace is None:
+        if alone or trial.pace.solo is None or facts.pace is None:
             return seconds
-        return seconds * facts.pace / trial.alone
+        return seconds * facts.pace / trial.pace.solo
 
     def observe_memory(self, trial: TrialRecord, memory: MemoryNeed) -> None:
         """Learns what a running trial was seen to need, whoever ran beside it."""
@@ -125,7 +125,7 @@ class Scheduling:
     def learn_need(self, trial: TrialRecord) -> None:
         """Has placement leave to a trial, where it is, what it is known to need by now."""
         need = self.estimates.need(trial)
-        places = (trial.row,) if trial.move is None else (trial.row, trial.move.old_devices_row)
+        places = (trial.row,) if trial.placement.move is None else (trial.row, trial.placement.move.old_devices_row)
         for row in places:
             if row in self.occupancy.held:
                 self.occupancy.learn(row, need)
@@ -216,10 +216,14 @@ class Scheduling:
 
     def start_at_home(self, trial: TrialRecord) -> bool:
         """Places a queued trial where its state is, though memory is short there, if nobody runs there."""
-        if trial.home is None or self.occupancy.residents[trial.home] or self._lane_is_busy(trial):
+        if (
+            trial.residence.device is None
+            or self.occupancy.residents[trial.residence.device]
+            or self._lane_is_busy(trial)
+        ):
             return False
         self.queue.remove(trial.row)
-        self.occupancy.hold(trial.row, (trial.home,), trial.width, self.estimates.need(trial))
+        self.occupancy.hold(trial.row, (trial.residence.device,), trial.placement.width, self.estimates.need(trial))
         self.mark_running(trial)
         return True
 
@@ -243,20 +247,22 @@ class Scheduling:
         if again:
             self._note_paths([trial])
         # One that only its lane can go on with takes what there is.
-        trial.width = min(width, 1.0) if trial.pinned else width
+        trial.placement.width = min(width, 1.0) if trial.pinned else width
         need = self.estimates.need(trial)
         # Where its state is, a trial fits although others that need as much do not.
-        kind: Hashable = trial.row if trial.pinned or (trial.home is not None and need is not None) else need
+        kind: Hashable = (
+            trial.row if trial.pinned or (trial.residence.device is not None and need is not None) else need
+        )
         self.note_work(trial)
         leads = self.planner.preempts and (early or self._is_pressing(trial))
-        self.queue.push(trial.row, trial.width, trial.spec.priority, kind, leads=leads, again=again)
+        self.queue.push(trial.row, trial.placement.width, trial.spec.priority, kind, leads=leads, again=again)
 
     def _note_paths(self, trials: Sequence[TrialRecord]) -> None:
         """Notes how far it is to the end of what trials lead to, which go on at nobody knows whose pace."""
-        leading = [trial for trial in trials if trial.follow_up_iterations > 0]
+        leading = [trial for trial in trials if trial.progress.follow_up_iterations > 0]
         pace = self.estimates.usual_pace() if leading else 0.0
         for trial in leading:
-            self.work.note_path(trial.row, self.estimates.height(trial) + trial.follow_up_iterations * pace)
+            self.work.note_path(trial.row, self.estimates.height(trial) + trial.progress.follow_up_iterations * pace)
 
     def _to_start_early(self, trials: Sequence[TrialRecord]) -> set[int]:
         """The first of those that nobody waits for: with those that run, on their share of the devices by work.
@@ -264,17 +270,17 @@ class Scheduling:
         The others fill the devices at the end; but results of whole trials are of use from the beginning.
         """
         heights = {trial.row: self.estimates.height(trial) for trial in trials}
-        others = [trial.row for trial in trials if trial.follow_up_iterations == 0]
+        others = [trial.row for trial in trials if trial.progress.follow_up_iterations == 0]
         if len(others) == len(trials) or not others:
             return set()
         share = sum(heights[row] for row in others) / sum(heights.values())
-        running = sum(self.records[row].follow_up_iterations == 0 for row in self.running)
+        running = sum(self.records[row].progress.follow_up_iterations == 0 for row in self.running)
         return set(others[: max(0, round(share * self.n) - running)])
 
     def _is_pressing(self, trial: TrialRecord) -> bool:
         """Whether more is to follow from a trial, or it is by itself longer than all that follows from any."""
         path = self.work.longest_path
-        return path > 0.0 and (trial.follow_up_iterations > 0 or self.work.by_row[trial.row] > _LONG * path)
+        return path > 0.0 and (trial.progress.follow_up_iterations > 0 or self.work.by_row[trial.row] > _LONG * path)
 
     def withdraw(self, trial: TrialRecord) -> None:
         """Takes a trial out of the queue, if it is there."""
@@ -288,31 +294,33 @@ class Scheduling:
         self.work.forget(trial.row)
         if trial.row in self.occupancy.held:
             self.occupancy.release(trial.row)
-        if trial.move is not None and trial.move.old_devices_row in self.occupancy.held:
-            self.occupancy.release(trial.move.old_devices_row)
+        if trial.placement.move is not None and trial.placement.move.old_devices_row in self.occupancy.held:
+            self.occupancy.release(trial.placement.move.old_devices_row)
 
     def _place(self, row: int) -> bool:
         trial = self.records[row]
         if trial.pinned and self._lane_is_busy(trial):
             return False
-        return self._place_near(trial, trial.home if not trial.saving else None, only=trial.pinned)
+        return self._place_near(
+            trial, trial.residence.device if not trial.residence.saving else None, only=trial.pinned
+        )
 
     def _place_near(self, trial: TrialRecord, near: int | None, *, only: bool) -> bool:
         """Places a trial, on that device if it fits there; where ``only`` is set, on no other one."""
         need, occupancy = self.estimates.need(trial), self.occupancy
-        if near is None or near != trial.home or not occupancy.reserved:
-            return occupancy.place(trial.row, trial.width, need, near=near, only=only) is not None
+        if near is None or near != trial.residence.device or not occupancy.reserved:
+            return occupancy.place(trial.row, trial.placement.width, need, near=near, only=only) is not None
         # Where it stays, the memory of its state is counted with it and not twice.
-        kept = 0.0 if trial.resident is None else self._lanes.kept_bytes(trial.resident, trial.trial_id)
+        kept = 0.0 if trial.residence.lane is None else self._lanes.kept_bytes(trial.residence.lane, trial.trial_id)
         occupancy.reserve(near, -kept)
-        placed = occupancy.place(trial.row, trial.width, need, near=near, only=True)
+        placed = occupancy.place(trial.row, trial.placement.width, need, near=near, only=True)
         occupancy.reserve(near, kept)
         if placed is None and not only:
-            placed = occupancy.place(trial.row, trial.width, need)
+            placed = occupancy.place(trial.row, trial.placement.width, need)
         return placed is not None
 
     def _lane_is_busy(self, trial: TrialRecord) -> bool:
-        return trial.resident is not None and self._lanes[trial.resident].trial_id is not None
+        return trial.residence.lane is not None and self._lanes[trial.residence.lane].trial_id is not None
 
     # -- resizes -------------------------------------------------------------------------------------------
 
@@ -340,8 +348,8 @@ class Scheduling:
 
     def allow_packing(self, trial: TrialRecord, width: float) -> None:
         """Has a trial tolerate more neighbours on its device, which costs nothing but their company."""
-        if width < trial.width - TOLERANCE:
-            trial.width = width
+        if width < trial.placement.width - TOLERANCE:
+            trial.placement.width = width
             self.occupancy.tolerate(trial.row, width)
             self._table.set_width(trial.row, width)
 
@@ -376,9 +384,9 @@ class Scheduling:
         trial = self.records[resize.row]
         if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting:
             return False
-        if resize.width > max(1.0, trial.width) and not self._pays(trial, resize.width):
+        if resize.width > max(1.0, trial.placement.width) and not self._pays(trial, resize.width):
             return False
-        stays = self.estimates.co_residents(trial) == 1 and max(trial.width, resize.width) <= 1.0
+        stays = self.estimates.co_residents(trial) == 1 and max(trial.placement.width, resize.width) <= 1.0
         return stays or trial.spec.can_save
 
     def _pays(self, trial: TrialRecord, width: float) -> bool:
@@ -386,7 +394,7 @@ class Scheduling:
         if not self.estimates.may_try(trial, width):
             return False
         facts, speed = self.estimates.facts(trial), self.occupancy.speed(self.occupancy.held[trial.row])
-        after = self.estimates.height(trial) * (1.0 - 1.0 / max(1, trial.iterations_left))
+        after = self.estimates.height(trial) * (1.0 - 1.0 / max(1, trial.progress.left))
         moved = self.profile.epsilon + after * stretch_of(facts.alpha, facts.beta, width) / speed
         return moved < after * self.estimates.stretch(trial)
 
@@ -415,7 +423,7 @@ class Scheduling:
         self.occupancy.remove_device(device_id)
         for row in list(self.queue):
             trial = self.records[row]
-            if trial.width > max(1, self.n):
+            if trial.placement.width > max(1, self.n):
                 self.queue.remove(row)
                 self.enqueue(trial, float(max(1, self.n)))
         return device

@@ -20,7 +20,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.records import GroupRecord, TrialRecord
+from fluid.engine.records import GroupRecord, Progress, TrialRecord
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.trialgroup import TrialState
 
@@ -85,17 +85,18 @@ class Submissions:
         core.forgotten.update(event.forgotten)
         for history in event.trials:
             trial = self._admit(event.group_id, history.trial)
-            trial.budget, trial.reported, trial.failures = history.budget, history.reported, history.failures
-            trial.checkpoint = history.checkpoint
+            trial.progress.budget, trial.progress.reported = history.budget, history.reported
+            trial.limits.failures = history.failures
+            trial.residence.checkpoint = history.checkpoint
             if history.checkpoint is not None and not history.checkpoint.in_memory:
-                trial.durable = history.checkpoint
+                trial.residence.durable = history.checkpoint
             if history.ended is None:
                 core.enqueue(trial, "recovered from an earlier session")
                 continue
             group.open -= 1
-            trial.done = history.reported
+            trial.progress.done = history.reported
             # One that was done could be extended, but its lane is gone, and with it what could not be saved.
-            trial.given_up = history.ended == "DONE" and not history.trial.can_save
+            trial.residence.given_up = history.ended == "DONE" and not history.trial.can_save
             core.set_state(trial, TrialState(history.ended), "ended in an earlier session")
 
     def budget_extended(self, event: BudgetExtended) -> None:
@@ -104,11 +105,11 @@ class Submissions:
         if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
             self._core.log(trial, "was extended at the instant it ended")
             return  # the submitter hears of its end
-        trial.budget += event.iterations
+        trial.progress.budget += event.iterations
         self._note_what_follows(trial, event.follow_up_iterations)
-        if trial.woken:  # its submitter waits for it again
-            trial.woken = False
-            if trial.launched and trial.state is not TrialState.STARTING:
+        if trial.restored_for_call:  # its submitter waits for it again
+            trial.restored_for_call = False
+            if trial.placement.launched and trial.state is not TrialState.STARTING:
                 self._core.report_start(trial)
         if trial.state is TrialState.DONE:
             self._core.groups[trial.group_id].open += 1
@@ -134,7 +135,7 @@ class Submissions:
 
     def _note_what_follows(self, trial: TrialRecord, follow_up_iterations: int) -> None:
         """Notes what a trial leads to, by which those that wait are ordered."""
-        before, trial.follow_up_iterations = trial.follow_up_iterations, follow_up_iterations
+        before, trial.progress.follow_up_iterations = trial.progress.follow_up_iterations, follow_up_iterations
         if follow_up_iterations != before and trial.row in self._core.scheduling.queue:
             self._core.unqueue(trial)
             self._core.enqueue(trial, "extended")
@@ -142,7 +143,7 @@ class Submissions:
     def _admit(self, group_id: str, spec: TrialSpec) -> TrialRecord:
         core = self._core
         trial = TrialRecord(
-            spec, core.next_row(), group_id, spec.budget, follow_up_iterations=spec.follow_up_iterations
+            spec, core.next_row(), group_id, Progress(spec.budget, follow_up_iterations=spec.follow_up_iterations)
         )
         core.trials[spec.trial_id] = trial
         core.scheduling.records[trial.row] = trial
@@ -205,10 +206,10 @@ class _Asked:
         if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED or trial.stopping:
             state = "STOPPED" if trial.stopping else trial.state.value
             raise InvalidFieldError("trial_id", event.trial_id, f"is {state} and cannot be extended")
-        if trial.given_up:
+        if trial.residence.given_up:
             reason = "cannot be extended: it cannot be saved, and its state was let go to make room for others"
             raise InvalidFieldError("trial_id", event.trial_id, reason)
-        if trial.exhausted:
+        if trial.progress.finished_early:
             raise InvalidFieldError("trial_id", event.trial_id, "has said that it has no more to do")
         self._extended.add(event.trial_id)
 
@@ -227,7 +228,7 @@ class _Asked:
         if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED or trial.stopping:
             state = "STOPPED" if trial.stopping else trial.state.value
             raise InvalidFieldError("trial_id", event.trial_id, f"is {state} and cannot be called")
-        if trial.given_up:
+        if trial.residence.given_up:
             reason = "cannot be called: it cannot be saved, and its state was let go to make room for others"
             raise InvalidFieldError("trial_id", event.trial_id, reason)
 

@@ -38,7 +38,11 @@ def _devices(state: EngineState) -> Iterator[str]:
     A need that grew since may exceed it, with neighbours that were there before.
     """
     occupancy, records = state.scheduling.occupancy, state.scheduling.records
-    ghosts = {trial.move.old_devices_row: trial for trial in state.trials.values() if trial.move is not None}
+    ghosts = {
+        trial.placement.move.old_devices_row: trial
+        for trial in state.trials.values()
+        if trial.placement.move is not None
+    }
     on_devices: Counter[int] = Counter()
     for device, rows in occupancy.residents.items():
         on_devices.update(rows)
@@ -82,7 +86,9 @@ def _kept_bytes(state: EngineState, device: int) -> Iterator[str]:
     usable = occupancy.usable_bytes(device)
     if usable is None:
         return
-    kept = {name: state.trials[name] for lane in lanes for name in lane.residents if not state.trials[name].saving}
+    kept = {
+        name: state.trials[name] for lane in lanes for name in lane.residents if not state.trials[name].residence.saving
+    }
     held = {name: memory for lane in lanes for name, memory in lane.reserved.items()}
     taken = occupancy.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
     idle = (TrialState.DONE, TrialState.QUEUED)
@@ -138,13 +144,17 @@ def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
         yield f"is on device {lane.device_id}, which is gone"
     if lane.trial_id is not None:
         holder = state.trials[lane.trial_id]
-        places = holder.lanes if holder.move is None else (*holder.lanes, *holder.move.old_lanes)
+        places = (
+            holder.placement.lanes
+            if holder.placement.move is None
+            else (*holder.placement.lanes, *holder.placement.move.old_lanes)
+        )
         if lane.lane_id not in places:
             yield f"says that {lane.trial_id!r} runs there, which does not"
     if not lane.ready and (lane.residents or lane.draining or lane.reserved):
         yield "keeps something though it is not ready"
     for trial_id in lane.residents:
-        if state.trials[trial_id].resident != lane.lane_id:
+        if state.trials[trial_id].residence.lane != lane.lane_id:
             yield f"keeps {trial_id!r}, which is not there"
     if lane.own_bytes < 0.0 or any(memory < 0.0 for memory in lane.reserved.values()):
         yield f"reserves {lane.reserved}, and {lane.own_bytes} for itself"
@@ -153,69 +163,81 @@ def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
 def _trial(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     yield from _progress(trial)
     yield from _place(state, trial)
-    if trial.calls or trial.woken:
+    if trial.calls or trial.restored_for_call:
         yield from _calls(trial)
-    if trial.move is not None:
+    if trial.placement.move is not None:
         yield from _move(state, trial)
-    if (trial.move is not None) != (trial.state is TrialState.RESIZING):
+    if (trial.placement.move is not None) != (trial.state is TrialState.RESIZING):
         yield "is being resized, or RESIZING, but not both"
-    if trial.current and (trial.checkpoint is None or trial.checkpoint.iteration != trial.done):
-        yield f"its state after {trial.done} iterations is taken to be that of {trial.checkpoint}"
-    if trial.resident is not None:
-        if trial.resident not in state.lanes:
-            yield f"its state is in lane {trial.resident}, which is gone"
+    if trial.residence.checkpoint_is_current and (
+        trial.residence.checkpoint is None or trial.residence.checkpoint.iteration != trial.progress.done
+    ):
+        yield f"its state after {trial.progress.done} iterations is taken to be that of {trial.residence.checkpoint}"
+    if trial.residence.lane is not None:
+        if trial.residence.lane not in state.lanes:
+            yield f"its state is in lane {trial.residence.lane}, which is gone"
         else:
-            lane = state.lanes[trial.resident]
-            if trial.trial_id not in lane.residents or lane.device_id != trial.home:
-                yield f"its state is in lane {trial.resident}, which does not know it"
-        if trial.launched or trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
+            lane = state.lanes[trial.residence.lane]
+            if trial.trial_id not in lane.residents or lane.device_id != trial.residence.device:
+                yield f"its state is in lane {trial.residence.lane}, which does not know it"
+        if trial.placement.launched or trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
             yield "runs or has ended, and its state is kept"
-    elif trial.home is not None or trial.saving:
+    elif trial.residence.device is not None or trial.residence.saving:
         yield "is said to have a state in a lane"
-    if trial.given_up and (trial.spec.can_save or not trial.state.ended):
+    if trial.residence.given_up and (trial.spec.can_save or not trial.state.ended):
         yield "goes on though its state was given up"
 
 
 def _progress(trial: TrialRecord) -> Iterator[str]:
-    if not 0 <= trial.done <= trial.budget:
-        yield f"{trial.done} iterations done, of {trial.budget}"
-    if trial.reported > trial.budget and not trial.exhausted:
-        yield f"iteration {trial.reported} reported, of {trial.budget}"
-    if trial.launched and not trial.done <= trial.asked <= max(trial.budget, trial.asked * trial.exhausted):
-        yield f"{trial.done} done, asked up to {trial.asked} of {trial.budget}"
+    if not 0 <= trial.progress.done <= trial.progress.budget:
+        yield f"{trial.progress.done} iterations done, of {trial.progress.budget}"
+    if trial.progress.reported > trial.progress.budget and not trial.progress.finished_early:
+        yield f"iteration {trial.progress.reported} reported, of {trial.progress.budget}"
+    if trial.placement.launched and not trial.progress.done <= trial.progress.granted <= max(
+        trial.progress.budget, trial.progress.granted * trial.progress.finished_early
+    ):
+        yield f"{trial.progress.done} done, asked up to {trial.progress.granted} of {trial.progress.budget}"
     if trial.preempting and trial.state is not TrialState.RUNNING:
         yield "is to make way, and does not run"
     if trial.successor is not None and not trial.preempting:
         yield f"has row {trial.successor} for a successor, and is not to make way"
     at_work = trial.state is TrialState.RUNNING and not trial.stopping and not trial.preempting
-    if at_work and trial.asked < trial.limit:
-        yield f"asked up to {trial.asked} only, of {trial.limit}"
-    if trial.state is TrialState.DONE and trial.done < trial.budget:
-        yield f"{trial.done} of {trial.budget} done"
+    if at_work and trial.progress.granted < trial.limit:
+        yield f"asked up to {trial.progress.granted} only, of {trial.limit}"
+    if trial.state is TrialState.DONE and trial.progress.done < trial.progress.budget:
+        yield f"{trial.progress.done} of {trial.progress.budget} done"
 
 
 def _calls(trial: TrialRecord) -> Iterator[str]:
     """Calls are made in order, where the trial's state is, and none waits without need."""
-    if trial.woken and trial.state.ended:
+    if trial.restored_for_call and trial.state.ended:
         yield "ended, and was woken"
     made = [call for call in trial.calls if call.lane_id is not None]
     waiting = trial.calls[len(made) :]
     if any(call.lane_id is not None for call in waiting):
         yield "a call was made before an older one"
-    if not trial.exhausted and sorted(trial.calls, key=lambda call: (call.after, call.before)) != trial.calls:
+    if (
+        not trial.progress.finished_early
+        and sorted(trial.calls, key=lambda call: (call.after, call.before)) != trial.calls
+    ):
         yield "later calls wait for less than older ones"
-    if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED) or trial.given_up):
+    if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED) or trial.residence.given_up):
         yield "will not run again, and calls wait"
-    place = trial.resident if trial.resident is not None else next(iter(trial.hosts), None)
+    place = trial.residence.lane if trial.residence.lane is not None else next(iter(trial.placement.hosts), None)
     if any(call.lane_id != place for call in made):
         yield f"calls were made in lanes other than {place}"
-    if made and trial.move is not None and trial.move.stage is Stage.MOVING and not trial.move.after_loss:
+    if (
+        made
+        and trial.placement.move is not None
+        and trial.placement.move.stage is Stage.MOVING
+        and not trial.placement.move.after_loss
+    ):
         yield "moves before calls were answered"
-    if trial.state is TrialState.DONE and (waiting or trial.saving):
+    if trial.state is TrialState.DONE and (waiting or trial.residence.saving):
         yield "its state is leaving, or has left, though it is to be called"
     at_work = trial.state is TrialState.RUNNING and not trial.stopping
-    able = at_work or (trial.resident is not None and not trial.saving)
-    if able and waiting and trial.done >= min(waiting[0].after, trial.budget):
+    able = at_work or (trial.residence.lane is not None and not trial.residence.saving)
+    if able and waiting and trial.progress.done >= min(waiting[0].after, trial.progress.budget):
         yield "a call waits that could be made"
 
 
@@ -223,42 +245,46 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     occupancy = state.scheduling.occupancy
     held = occupancy.held.get(trial.row, ())
     if not trial.state.holds_devices:
-        if held or trial.lanes or trial.launched or trial.releasing:
-            yield f"holds devices {held} and lanes {trial.lanes}"
+        if held or trial.placement.lanes or trial.placement.launched or trial.placement.stopping_lanes:
+            yield f"holds devices {held} and lanes {trial.placement.lanes}"
         return
-    if len(held) != max(1, round(trial.width)):
-        yield f"width {trial.width:g} and devices {held}"
-    if any(lane not in state.lanes for lane in trial.lanes):
-        yield f"runs in lanes {trial.lanes}, of which some are gone"
+    if len(held) != max(1, round(trial.placement.width)):
+        yield f"width {trial.placement.width:g} and devices {held}"
+    if any(lane not in state.lanes for lane in trial.placement.lanes):
+        yield f"runs in lanes {trial.placement.lanes}, of which some are gone"
         return
-    if tuple(state.lanes[lane].device_id for lane in trial.lanes) != held:
-        yield f"runs in lanes {trial.lanes} and holds devices {held}"
-    if any(state.lanes[lane].trial_id != trial.trial_id for lane in trial.lanes):
-        yield f"runs in lanes {trial.lanes}, which others hold"
-    if trial.launched and trial.move is None and not all(state.lanes[lane].usable for lane in trial.lanes):
-        yield f"runs in lanes {trial.lanes}, of which some are not ready"
-    if not trial.launched and trial.state is not TrialState.STARTING:
-        yield "runs though nobody told it to"
-    if trial.row in state.clearing and (trial.launched or trial.state is not TrialState.STARTING):
-        yield "waits for others to leave, and does not wait"
-    if not trial.releasing <= set(trial.lanes):
-        yield f"is to leave lanes {trial.releasing}"
+    if tuple(state.lanes[lane].device_id for lane in trial.placement.lanes) != held:
+        yield f"runs in lanes {trial.placement.lanes} and holds devices {held}"
+    if any(state.lanes[lane].trial_id != trial.trial_id for lane in trial.placement.lanes):
+        yield f"runs in lanes {trial.placement.lanes}, which others hold"
     if (
-        trial.neighbours is not None
-        and not trial.stopping
-        and occupancy.limit(held[0]) > max(trial.neighbours, residents_at(trial.width))
+        trial.placement.launched
+        and trial.placement.move is None
+        and not all(state.lanes[lane].usable for lane in trial.placement.lanes)
     ):
-        yield f"tolerates {trial.neighbours}, and device {held[0]} {occupancy.limit(held[0])}"
+        yield f"runs in lanes {trial.placement.lanes}, of which some are not ready"
+    if not trial.placement.launched and trial.state is not TrialState.STARTING:
+        yield "runs though nobody told it to"
+    if trial.row in state.clearing and (trial.placement.launched or trial.state is not TrialState.STARTING):
+        yield "waits for others to leave, and does not wait"
+    if not trial.placement.stopping_lanes <= set(trial.placement.lanes):
+        yield f"is to leave lanes {trial.placement.stopping_lanes}"
+    if (
+        trial.limits.packing_cap is not None
+        and not trial.stopping
+        and occupancy.limit(held[0]) > max(trial.limits.packing_cap, residents_at(trial.placement.width))
+    ):
+        yield f"tolerates {trial.limits.packing_cap}, and device {held[0]} {occupancy.limit(held[0])}"
 
 
 def _move(state: EngineState, trial: TrialRecord) -> Iterator[str]:
-    move, occupancy = trial.move, state.scheduling.occupancy
+    move, occupancy = trial.placement.move, state.scheduling.occupancy
     assert move is not None
     left = tuple(device for device in move.old_devices if device not in occupancy.held[trial.row])
     old_devices_row = occupancy.held.get(move.old_devices_row, ())
     if old_devices_row != (() if move.called_off else left):
         yield f"leaves devices {left}, and its ghost holds {old_devices_row}"
-    if move.called_off and (move.stage is not Stage.PAUSING or trial.lanes != move.old_lanes):
+    if move.called_off and (move.stage is not Stage.PAUSING or trial.placement.lanes != move.old_lanes):
         yield "was to stay where it was"
     if any(lane not in state.lanes for lane in move.old_lanes) and not trial.stopping:
         yield f"comes from lanes {move.old_lanes}, of which some are gone"

@@ -77,7 +77,7 @@ def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]
     devices = []
     for device in state.scheduling.devices:
         rows = [row for row in occupancy.residents[device.index] if row in by_row]
-        residents = tuple((by_row[row].trial_id, by_row[row].width) for row in rows)
+        residents = tuple((by_row[row].trial_id, by_row[row].placement.width) for row in rows)
         lanes = len(state.lanes.on(device.index))
         devices.append(DeviceStatus(device.index, device.kind, device.host, residents, lanes))
     keys = state.profile.keys()
@@ -100,8 +100,8 @@ def _group_status(state: EngineState, group: GroupRecord, name: str, search: Sea
             stands = "PAUSED"  # until whoever submitted it has decided
         if not (trial.state.ended and trial.outcome == "PAUSED"):  # it comes back as another one
             counts[stands] += 1
-        done += min(trial.done, trial.budget)
-        total += trial.done if trial.state.value in ("STOPPED", "FAILED") else trial.budget
+        done += min(trial.progress.done, trial.progress.budget)
+        total += trial.progress.done if trial.state.value in ("STOPPED", "FAILED") else trial.progress.budget
     if search is not None:  # What is left of the trials there are says little: others will follow.
         return GroupStatus(name, dict(counts), done, total, None, search.trials)
     return GroupStatus(name, dict(counts), done, total, eta_of(state, group.group_id))

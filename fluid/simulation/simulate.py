@@ -196,7 +196,7 @@ class _Run:
             index, fresh = len(self._groups), []
             for wanted in group.asks:
                 trial_id = self._id_of(wanted.trial)
-                first = self._state.trials[trial_id].done if trial_id in self._state.trials else 0
+                first = self._state.trials[trial_id].progress.done if trial_id in self._state.trials else 0
                 self._paces[trial_id] = self._fates.pace(wanted.trial)
                 stop_after = math.ceil(self._fates.stop_at(wanted.trial) * wanted.iterations)
                 self._open[trial_id] = _Ask(index, wanted.trial, first, wanted.iterations, stop_after)

@@ -333,9 +333,11 @@ def test_methods_are_called_while_a_trial_runs_and_after(session: Session) -> No
 def test_a_trial_that_left_its_lane_is_brought_back_to_be_called(session: Session) -> None:
     names = [f"t{x}" for x in range(24)]
     session.submit("g", **dict.fromkeys(names, (2, 0.001)))
-    session.run(lambda: all(trial.state.ended and not trial.saving for trial in session.state.trials.values()))
+    session.run(
+        lambda: all(trial.state.ended and not trial.residence.saving for trial in session.state.trials.values())
+    )
     ends = [command for command in session.commands if isinstance(command, ReportEnd)]
-    away = [name for name in names if session.state.trials[name].resident is None]
+    away = [name for name in names if session.state.trials[name].residence.lane is None]
     assert away, "not all of them can stay"
     numbers = {session.call(name, 7): name for name in names}
     session.run(lambda: len(session.answers()) == len(names))

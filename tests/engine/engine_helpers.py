@@ -159,12 +159,12 @@ class Hand:
         commands: list[Command] = []
         for _ in range(times):
             self.now += 1.0
-            done = self.trial(trial_id).done + 1
+            done = self.trial(trial_id).progress.done + 1
             commands = self.do(IterationDone(self.now, trial_id, self.lane(trial_id), done, 1.0, **more))
         return commands
 
     def paused(self, trial_id: str) -> list[Command]:
-        return self.do(TrialPaused(self.now, trial_id, self.lane(trial_id), self.trial(trial_id).done))
+        return self.do(TrialPaused(self.now, trial_id, self.lane(trial_id), self.trial(trial_id).progress.done))
 
     def saved(
         self, trial_id: str, lane_id: int, iteration: int, *, dropped: bool = False, **more: Any
@@ -176,7 +176,7 @@ class Hand:
         return self.do(TrialReleased(self.now, trial_id, lane_id))
 
     def resized(self, trial_id: str) -> list[Command]:
-        return self.do(ResizeDone(self.now, trial_id, 0.1, self.trial(trial_id).lanes[0]))
+        return self.do(ResizeDone(self.now, trial_id, 0.1, self.trial(trial_id).placement.lanes[0]))
 
     def failed(self, trial_id: str, lane_id: int, kind: str = "error") -> list[Command]:
         return self.do(TrialFailed(self.now, trial_id, lane_id, Failure(kind, f"{kind}!")))
@@ -188,7 +188,7 @@ class Hand:
 
     def lane(self, trial_id: str) -> int:
         """Rank 0's lane."""
-        hosts: tuple[int, ...] = self.trial(trial_id).hosts
+        hosts: tuple[int, ...] = self.trial(trial_id).placement.hosts
         return hosts[0]
 
     def states(self) -> dict[str, str]:

@@ -151,7 +151,7 @@ class Session:
         over = trial is None or trial.state in (TrialState.STOPPED, TrialState.FAILED)
         made = self.backend.called.get((command.trial_id, command.call_id), [])
         assert made or over or (command.failure is not None and command.failure.kind == "lane_lost"), command
-        if trial is not None and not trial.exhausted:
+        if trial is not None and not trial.progress.finished_early:
             assert all(reported <= done <= budget for done in made), (command, made, reported, budget)
         if command.failure is None:
             assert command.result == f"{command.trial_id} {command.call_id}".encode()
@@ -190,7 +190,12 @@ class Session:
             trial = self.state.trials[trial_id]
             follow_up_iterations = self.rng.choice([0, 0, 6])
             event = BudgetExtended(self.backend.now, trial_id, self.rng.randint(1, 5), follow_up_iterations)
-            refuse = trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.given_up or trial.exhausted
+            refuse = (
+                trial.stopping
+                or trial.state.value in ("STOPPED", "FAILED")
+                or trial.residence.given_up
+                or trial.progress.finished_early
+            )
             if refuse:
                 self.refused(event)
                 return
@@ -210,10 +215,10 @@ class Session:
         self._next_call += 1
         payload = f"{trial_id} {self._next_call}".encode()
         event = CallRequested(self.backend.now, trial_id, self._next_call, "method", payload)
-        if trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.given_up:
+        if trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.residence.given_up:
             self.refused(event)
             return
-        self.calls.setdefault(trial_id, {})[self._next_call] = (trial.reported, trial.budget)
+        self.calls.setdefault(trial_id, {})[self._next_call] = (trial.progress.reported, trial.progress.budget)
         self.handle(event)
 
     def forget(self) -> None:
@@ -317,7 +322,7 @@ class Session:
             assert self.ends.get(trial_id) == trial.state.value, trial
             assert trial_id not in self.forgotten, trial
             if trial.state is TrialState.DONE:
-                assert self.reported.get(trial_id, 0) == trial.budget or trial.exhausted, trial
+                assert self.reported.get(trial_id, 0) == trial.progress.budget or trial.progress.finished_early, trial
 
 
 def random_session(seed: int, steps: int) -> Session:

@@ -53,7 +53,7 @@ def test_what_a_call_raises_leaves_the_trial_as_it_is() -> None:
     hand.call("a")
     failure = Failure("error", "no")
     assert only(hand.called("a", 0, failure=failure), ReportCall).failure is failure
-    assert (hand.states()["a"], hand.trial("a").failures) == ("RUNNING", 0)
+    assert (hand.states()["a"], hand.trial("a").limits.failures) == ("RUNNING", 0)
 
 
 def test_a_call_waits_until_the_trial_has_started() -> None:
@@ -284,9 +284,9 @@ def test_lost_lanes_and_memory_are_forgiven_all_the_same() -> None:
     hand.started("a")
     hand.started("b")
     hand.failed("b", 1, "out_of_memory")
-    assert hand.end("b") is None and hand.trial("b").neighbours == 1
+    assert hand.end("b") is None and hand.trial("b").limits.packing_cap == 1
     hand.lose(0)
-    assert hand.end("a") is None and hand.trial("a").failures == 1
+    assert hand.end("a") is None and hand.trial("a").limits.failures == 1
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -26,8 +26,8 @@ def running(*names: str, devices: int = 1, **options: object) -> Hand:
     hand = Hand(devices=devices, **options)  # type: ignore[arg-type]
     hand.submit(*names, budget=10)
     for name in names:
-        if len(hand.trial(name).lanes) and not hand.trial(name).launched:
-            hand.ready(hand.trial(name).lanes[0])
+        if len(hand.trial(name).placement.lanes) and not hand.trial(name).placement.launched:
+            hand.ready(hand.trial(name).placement.lanes[0])
         hand.started(name)
     return hand
 
@@ -53,21 +53,21 @@ def test_a_lane_that_dies_takes_its_trial_down_only() -> None:
     device = hand.state.lanes[lane].device_id
     assert only(hand.lose(lane), StartLane).device_id == device
     assert hand.trial("b").state.value == "RUNNING"
-    assert hand.trial("a").failures == 1
+    assert hand.trial("a").limits.failures == 1
 
 
 def test_a_lane_killed_by_another_trial_costs_no_attempt_and_its_killer_runs_alone() -> None:
     hand = running("a", "b")
-    assert hand.trial("a").width < 1.0
+    assert hand.trial("a").placement.width < 1.0
     lanes = {name: hand.lane(name) for name in "ab"}
     hand.do(
         LaneLost(1.0, lanes["a"], "a client's fault", culprit="a"),
         LaneLost(1.0, lanes["b"], "a client's fault", culprit="a"),
     )
-    assert (hand.trial("a").failures, hand.trial("b").failures) == (1, 0)
-    assert hand.trial("a").neighbours == 1
+    assert (hand.trial("a").limits.failures, hand.trial("b").limits.failures) == (1, 0)
+    assert hand.trial("a").limits.packing_cap == 1
     waiting = hand.trial("a")
-    assert waiting.width >= 1.0
+    assert waiting.placement.width >= 1.0
 
 
 def test_a_device_that_goes_costs_no_attempt() -> None:
@@ -96,7 +96,7 @@ def test_all_devices_go_and_one_comes_back() -> None:
 def test_a_lane_that_does_not_start_is_tried_again_and_its_device_given_up_at_last() -> None:
     hand = Hand(devices=1, ready=False, max_failures=1)
     hand.submit("a")
-    lane = only(hand.lose(hand.trial("a").lanes[0]), StartLane).lane_id
+    lane = only(hand.lose(hand.trial("a").placement.lanes[0]), StartLane).lane_id
     assert only(hand.lose(lane), NoteDeviceLost).device_id == 0
     assert hand.state.scheduling.n == 0
     assert hand.states()["a"] == "FAILED"
@@ -111,7 +111,7 @@ def test_the_lane_of_a_resident_that_another_place_waits_for_dies() -> None:
     hand.submit("a", budget=1)
     hand.started("a")
     hand.iterate("a")
-    home = hand.trial("a").resident
+    home = hand.trial("a").residence.lane
     hand.submit("b", "c", budget=5)
     other = next(name for name in "bc" if hand.lane(name) != home)
     hand.started(other)
@@ -128,8 +128,8 @@ def test_a_trial_out_of_memory_beside_others_runs_with_fewer_and_loses_no_attemp
     hand = running("a", "b", "c", max_failures=0)
     lane = hand.lane("c")
     hand.failed("c", lane, "out_of_memory")
-    assert (hand.trial("c").failures, hand.trial("c").neighbours) == (0, 2)
-    assert hand.trial("c").width == 0.5
+    assert (hand.trial("c").limits.failures, hand.trial("c").limits.packing_cap) == (0, 2)
+    assert hand.trial("c").placement.width == 0.5
 
 
 def test_a_trial_out_of_memory_alone_fails_and_says_what_there_was() -> None:
@@ -212,12 +212,12 @@ def test_checkpoints_in_the_memory_of_a_host_that_is_gone_are_not_relied_on() ->
 def test_a_trial_that_loses_a_lane_before_it_has_started_frees_the_others_when_they_have_let_go() -> None:
     hand = Hand(devices=2, profile=Known(packing=1))
     hand.submit("a", budget=5, max_width=2)
-    lanes = hand.trial("a").lanes
+    lanes = hand.trial("a").placement.lanes
     commands = hand.lose(lanes[1])
     assert only(commands, StopTrial).lane_ids == (lanes[0],)
     assert none(commands, StartTrial)
-    hand.ready(hand.trial("a").lanes[1])
-    assert hand.trial("a").launched is False
+    hand.ready(hand.trial("a").placement.lanes[1])
+    assert hand.trial("a").placement.launched is False
     only(hand.released("a", lanes[0]), StartTrial)
 
 
@@ -227,15 +227,15 @@ def test_a_wide_trial_that_loses_a_lane_goes_on_in_the_others(lost: int) -> None
     hand.submit("a", budget=9, max_width=3)
     hand.started("a")
     hand.iterate("a", 2)
-    lanes = hand.trial("a").lanes
+    lanes = hand.trial("a").placement.lanes
     assert len(lanes) == 3
     left = tuple(lane for lane in lanes if lane != lanes[lost])
     resize = only(hand.lose(lanes[lost], culprit="a"), Resize)
     assert (resize.lane_ids, resize.iterations, resize.done) == (left, 7, 2)
-    assert hand.states() == {"a": "RESIZING"} and hand.trial("a").failures == 1
+    assert hand.states() == {"a": "RESIZING"} and hand.trial("a").limits.failures == 1
     hand.iterate("a")  # One that they had all finished, and nobody had told of.
     hand.resized("a")
-    assert hand.states() == {"a": "RUNNING"} and hand.trial("a").width == 2.0
+    assert hand.states() == {"a": "RUNNING"} and hand.trial("a").placement.width == 2.0
     hand.iterate("a", 6)
     assert hand.reports("a") == list(range(1, 10)) and hand.end("a") == "DONE"
 
@@ -247,7 +247,7 @@ def test_what_a_lost_leader_had_answered_and_reported_counts_when_it_is_heard_of
     hand.call("a", 7)
     hand.extend("a", 4)
     hand.iterate("a", 2)
-    leader = hand.trial("a").lanes[0]
+    leader = hand.trial("a").placement.lanes[0]
     hand.lose(leader)
     hand.called("a", leader, 7)
     assert hand.answers("a") == [(7, "")]
@@ -261,14 +261,14 @@ def test_what_is_lost_of_a_wide_trial_twice_in_a_row_is_not_counted_in_its_width
     hand = Hand(devices=3, profile=Known(packing=1, width=3))
     hand.submit("a", budget=9, max_width=3)
     hand.started("a")
-    first, second, last = hand.trial("a").lanes
+    first, second, last = hand.trial("a").placement.lanes
     for lane in (first, second):
         hand.lose(lane)
     hand.do(IterationDone(hand.now, "a", first, 1, 1.0))
     report = only(hand.log, Report)
     assert (report.width, len(report.device_ids)) == (1.0, 1)
     hand.resized("a")
-    assert hand.trial("a").lanes == (last,)
+    assert hand.trial("a").placement.lanes == (last,)
 
 
 def test_checkpoints_of_iterations_that_a_trial_does_not_get_to_again_are_not_gone_on_from() -> None:
@@ -285,7 +285,7 @@ def test_checkpoints_of_iterations_that_a_trial_does_not_get_to_again_are_not_go
     assert hand.end("a") == "DONE"
     hand.lose(lane)
     hand.call("a")
-    assert hand.trial("a").checkpoint is None and hand.trial("a").done == 0
+    assert hand.trial("a").residence.checkpoint is None and hand.trial("a").progress.done == 0
 
 
 def test_losing_lane_after_lane_a_wide_trial_fails_in_the_end() -> None:
@@ -294,7 +294,7 @@ def test_losing_lane_after_lane_a_wide_trial_fails_in_the_end() -> None:
     hand.started("a")
     for _ in range(2):
         assert hand.end("a") is None
-        hand.lose(hand.trial("a").lanes[-1], culprit="a")
+        hand.lose(hand.trial("a").placement.lanes[-1], culprit="a")
     assert hand.end("a") == "FAILED"
 
 
@@ -303,7 +303,7 @@ def test_a_wide_trial_that_ends_though_it_lost_a_lane_ends_once_it_stands_still(
     hand.submit("a", budget=3, max_width=2)
     hand.started("a")
     hand.iterate("a", 2)
-    hand.lose(hand.trial("a").lanes[0])
+    hand.lose(hand.trial("a").placement.lanes[0])
     hand.iterate("a")
     assert hand.end("a") is None
     hand.resized("a")
@@ -319,9 +319,9 @@ def test_a_lane_lost_while_a_wide_trial_is_paused_to_be_widened_leaves_it_the_ot
     hand.ready(2)
     hand.tick()
     a = hand.trial("a")
-    lanes = a.move.old_lanes
+    lanes = a.placement.move.old_lanes
     resize = only(hand.lose(lanes[1]), Resize)
-    assert resize.lane_ids == lanes[:1] and a.width == 1.0
+    assert resize.lane_ids == lanes[:1] and a.placement.width == 1.0
 
 
 def test_a_wide_trial_that_is_stopped_ends_when_all_its_lanes_have_let_go() -> None:
@@ -353,7 +353,7 @@ def test_requests_that_cannot_be_change_nothing_not_even_those_before_them() -> 
     with pytest.raises(InvalidFieldError, match="there already"):
         hand.add_device(0)
     hand.do(good, BudgetExtended(0.0, "a", 1))
-    assert hand.trial("a").budget == 2
+    assert hand.trial("a").progress.budget == 2
 
 
 def test_where_no_lane_starts_on_any_device_what_waits_fails_with_the_reason() -> None:
@@ -364,5 +364,5 @@ def test_where_no_lane_starts_on_any_device_what_waits_fails_with_the_reason() -
             hand.lose(lane.lane_id)
     assert hand.states() == {"a": "FAILED", "b": "FAILED"}
     assert hand.end("a") == hand.end("b") == "FAILED"
-    failure = hand.trial("a").failure
+    failure = hand.trial("a").limits.failure
     assert failure is not None and "no lane could be started on any device" in failure.message

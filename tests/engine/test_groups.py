@@ -26,7 +26,7 @@ def test_queued_trials_of_any_group_come_before_a_widening() -> None:
     hand.started("a")
     hand.submit("b", budget=2)
     hand.tick()
-    if hand.trial("a").move is not None:
+    if hand.trial("a").placement.move is not None:
         hand.paused("a")
         hand.resized("a")
     hand.started("b")
@@ -63,7 +63,7 @@ def test_packing_is_tried_one_trial_at_a_time_for_as_long_as_it_pays() -> None:
         for name in "abcdef":
             trial = hand.trial(name)
             if trial.state.value == "STARTING":
-                for lane in trial.lanes:
+                for lane in trial.placement.lanes:
                     if not hand.state.lanes[lane].ready:
                         hand.ready(lane)
                 hand.started(name)
@@ -74,7 +74,7 @@ def test_packing_is_tried_one_trial_at_a_time_for_as_long_as_it_pays() -> None:
         seconds = {1: 1.0, 2: 1.1}.get(len(running), 1.65)
         for name in running:
             hand.now += seconds
-            done = hand.trial(name).done + 1
+            done = hand.trial(name).progress.done + 1
             hand.do(IterationDone(hand.now, name, hand.lane(name), done, seconds))
     assert most == 3
     assert profile.packing_limit("default", 4) == 2
@@ -99,18 +99,22 @@ def widths_of(hand: Hand, trial_id: str, seconds: Callable[[float], float]) -> l
     for _ in range(40):
         hand.tick()
         trial = hand.trial(trial_id)
-        if trial.move is not None:
+        if trial.placement.move is not None:
             hand.paused(trial_id)
             hand.resized(trial_id)
-        widths.append(trial.width)
-        hand.do(IterationDone(hand.now, trial_id, hand.lane(trial_id), trial.done + 1, seconds(trial.width)))
+        widths.append(trial.placement.width)
+        hand.do(
+            IterationDone(
+                hand.now, trial_id, hand.lane(trial_id), trial.progress.done + 1, seconds(trial.placement.width)
+            )
+        )
     return widths
 
 
 def test_widths_are_tried_by_doubling() -> None:
     hand = Hand(devices=8, profile=Profile())
     hand.submit("a", budget=100, max_width=8)
-    assert hand.trial("a").width == 1.0, "nothing is known of it yet"
+    assert hand.trial("a").placement.width == 1.0, "nothing is known of it yet"
     hand.started("a")
     assert sorted(set(widths_of(hand, "a", lambda width: 1.0 / width))) == [1.0, 2.0, 4.0, 8.0]
 
@@ -120,7 +124,7 @@ def test_a_width_that_does_not_help_is_left_again() -> None:
     hand.submit("a", budget=100, max_width=4)
     hand.started("a")
     widths = widths_of(hand, "a", lambda width: 1.2 if width > 1 else 1.0)
-    assert 2.0 in widths and hand.trial("a").width == 1.0
+    assert 2.0 in widths and hand.trial("a").placement.width == 1.0
 
 
 def test_a_width_that_makes_it_far_slower_is_left_after_one_iteration_that_counts() -> None:
@@ -129,7 +133,7 @@ def test_a_width_that_makes_it_far_slower_is_left_after_one_iteration_that_count
     hand.submit("a", budget=100, max_width=2)
     hand.started("a")
     widths = widths_of(hand, "a", lambda width: 5.0 if width > 1 else 1.0)
-    assert widths.count(2.0) == 2 and hand.trial("a").width == 1.0
+    assert widths.count(2.0) == 2 and hand.trial("a").placement.width == 1.0
 
 
 @pytest.mark.parametrize(("left", "width"), [(3, 1.0), (4, 2.0)])
@@ -141,7 +145,7 @@ def test_a_width_that_nobody_knows_is_not_tried_for_a_few_iterations(left: int, 
     hand.submit("b", budget=left, max_width=2)
     hand.started("b")
     hand.tick()
-    assert (hand.trial("b").width, hand.trial("b").move) == (width, None)
+    assert (hand.trial("b").placement.width, hand.trial("b").placement.move) == (width, None)
 
 
 def test_one_that_goes_on_where_its_state_is_tries_a_width_while_it_runs() -> None:
@@ -163,10 +167,10 @@ def test_one_that_comes_for_a_few_iterations_starts_at_a_width_that_is_known(kno
     else:
         hand.iterate("a", 20)
     hand.stop("a")
-    for lane_id in hand.trial("a").lanes:
+    for lane_id in hand.trial("a").placement.lanes:
         hand.released("a", lane_id)
     hand.submit("b", budget=3, max_width=2)
-    assert hand.trial("b").width == (2.0 if known else 1.0)
+    assert hand.trial("b").placement.width == (2.0 if known else 1.0)
 
 
 def test_which_of_a_keys_trials_is_widened_does_not_count() -> None:
@@ -178,10 +182,10 @@ def test_which_of_a_keys_trials_is_widened_does_not_count() -> None:
     hand.started("quick")
     hand.started("slow")
     for _ in range(10):
-        hand.do(IterationDone(hand.now, "quick", hand.lane("quick"), hand.trial("quick").done + 1, 1.0))
-        hand.do(IterationDone(hand.now, "slow", hand.lane("slow"), hand.trial("slow").done + 1, 4.0))
+        hand.do(IterationDone(hand.now, "quick", hand.lane("quick"), hand.trial("quick").progress.done + 1, 1.0))
+        hand.do(IterationDone(hand.now, "slow", hand.lane("slow"), hand.trial("slow").progress.done + 1, 4.0))
     widths_of(hand, "slow", lambda width: 2.2 if width > 1 else 4.0)
-    assert hand.trial("slow").width == 2.0
+    assert hand.trial("slow").placement.width == 2.0
     assert profile.beta("net") == pytest.approx(1.1, rel=0.01)
 
 
@@ -209,4 +213,4 @@ def test_an_extension_of_the_instant_a_trial_ends_goes_on_before_anything_widens
     hand.iterate("a", 2)
     commands = hand.do(BudgetExtended(hand.now, "a", 2), Tick(hand.now))
     assert hand.states()["a"] == "RUNNING"
-    assert hand.trial("b").move is None, commands
+    assert hand.trial("b").placement.move is None, commands

@@ -149,7 +149,7 @@ def done_where_another_runs() -> tuple[Hand, int, str]:
     hand.submit("a", budget=1)
     hand.started("a")
     hand.iterate("a")
-    home = hand.trial("a").resident
+    home = hand.trial("a").residence.lane
     assert home is not None
     hand.submit("b", "c", budget=5)
     other = next(name for name in "bc" if hand.lane(name) != home)
@@ -248,7 +248,7 @@ def test_what_cannot_be_saved_waits_for_its_own_lane() -> None:
     hand.submit("a", budget=1, can_save=False)
     hand.started("a")
     hand.iterate("a")
-    home = hand.trial("a").resident
+    home = hand.trial("a").residence.lane
     hand.submit("b", "c", budget=1)
     assert {hand.lane("b"), hand.lane("c")} >= {home}
     hand.extend("a")

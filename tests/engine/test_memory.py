@@ -146,7 +146,7 @@ def three_idle_lanes() -> Hand:
         hand.started(trial_id)
         hand.iterate(trial_id)
     for trial_id in "bc":
-        lane = hand.trial(trial_id).resident
+        lane = hand.trial(trial_id).residence.lane
         hand.stop(trial_id)
         hand.released(trial_id, lane)
     assert lane_bytes(hand) == 1 * GB
@@ -228,7 +228,7 @@ def test_a_state_that_cannot_be_fetched_back_is_kept() -> None:
     commands = hand.submit("b")
     assert started(commands) == ["b"]
     assert none(commands, StopTrial)
-    assert hand.trial("a").resident is not None
+    assert hand.trial("a").residence.lane is not None
 
 
 @pytest.mark.parametrize(("memory", "need"), [(None, None), (10 * GB, MemoryNeed(1 * GB))])

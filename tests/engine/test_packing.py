@@ -131,7 +131,7 @@ def test_one_that_is_stopped_or_dies_meanwhile_does_not_wait() -> None:
     assert hand.end("c") == "STOPPED"
     hand.tick()
     hand.lose(1)
-    assert hand.trial("b").failures == 1 and not hand.trial("b").preempting
+    assert hand.trial("b").limits.failures == 1 and not hand.trial("b").preempting
 
 
 def test_one_that_is_extended_meanwhile_runs_on_later() -> None:

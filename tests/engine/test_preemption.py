@@ -40,7 +40,7 @@ def test_it_makes_way_when_the_other_is_pressed_and_goes_on_from_its_checkpoint(
     hand.saved(leaving, lane, 2)
     hand.started("c")
     hand.iterate(staying, 2)
-    other = hand.trial(staying).lanes[0]
+    other = hand.trial(staying).placement.lanes[0]
     goes_on = only(hand.iterate(staying), StartTrial)
     assert (goes_on.trial_id, goes_on.lane_ids, goes_on.checkpoint.iteration) == (leaving, (other,), 2)
     hand.started(leaving, 2)
@@ -131,5 +131,5 @@ def test_trials_that_lead_to_more_start_first_and_long_ones_with_them() -> None:
         hand.started(running[0])
         if running == ["long"]:
             hand.do(BudgetExtended(hand.now, "extended", 1, follow_up_iterations=4))
-        hand.iterate(running[0], hand.trial(running[0]).budget)
+        hand.iterate(running[0], hand.trial(running[0]).progress.budget)
     assert order == ["long", "leads", "extended", "short", "first"]

@@ -39,7 +39,9 @@ def obey(hand: Hand, command: Command) -> list[Command]:
     """What a lane would do."""
     hand.now += 1.0
     if isinstance(command, Save):
-        return hand.saved(command.trial_id, command.lane_ids[0], hand.trial(command.trial_id).done, dropped=True)
+        return hand.saved(
+            command.trial_id, command.lane_ids[0], hand.trial(command.trial_id).progress.done, dropped=True
+        )
     if isinstance(command, StartTrial):
         begun = command.checkpoint.iteration if command.checkpoint else 0
         return [*hand.started(command.trial_id, begun), *hand.iterate(command.trial_id)]
@@ -50,7 +52,7 @@ def obey(hand: Hand, command: Command) -> list[Command]:
 
 def kept(hand: Hand) -> set[str]:
     """Trials whose state is on a device."""
-    return {trial_id for trial_id, trial in hand.state.trials.items() if trial.resident is not None}
+    return {trial_id for trial_id, trial in hand.state.trials.items() if trial.residence.lane is not None}
 
 
 def names(count: int) -> list[str]:

@@ -56,9 +56,9 @@ def test_a_queued_trial_comes_before_a_widening_that_has_not_happened_yet(warm: 
     if warm:
         hand.ready(lane)
     hand.tick()
-    assert hand.trial("a").move.stage is (Stage.PAUSING if warm else Stage.WARMING)
+    assert hand.trial("a").placement.move.stage is (Stage.PAUSING if warm else Stage.WARMING)
     commands = hand.submit("b")
-    assert hand.trial("b").lanes == (lane,)
+    assert hand.trial("b").placement.lanes == (lane,)
     if warm:
         only(commands, StartTrial)
         assert only(hand.paused("a"), RunIteration).iterations == 9
@@ -119,14 +119,14 @@ def test_a_lane_that_dies_before_the_trial_came_calls_the_resize_off() -> None:
     assert (run.lane_ids, run.iterations) == ((0,), 8)
     hand.iterate("a", 8)
     assert hand.end("a") == "DONE"
-    assert hand.trial("a").failures == 0
+    assert hand.trial("a").limits.failures == 0
 
 
 def test_a_device_that_goes_before_the_trial_came_calls_the_resize_off() -> None:
     hand = widening()
     hand.lose_device(1)
     only(hand.paused("a"), RunIteration)
-    assert hand.trial("a").width == 1.0
+    assert hand.trial("a").placement.width == 1.0
 
 
 def test_a_lane_that_dies_while_the_trial_moves_takes_it_down() -> None:
@@ -137,16 +137,16 @@ def test_a_lane_that_dies_while_the_trial_moves_takes_it_down() -> None:
     assert only(commands, StopTrial).lane_ids == (0,)
     assert hand.trial("a").state.value in ("QUEUED", "STARTING")
     assert none(commands, StartTrial), "its old lane may still run it"
-    assert hand.trial("a").failures == 1
-    start = only(hand.released("a", 0) + hand.ready(hand.trial("a").lanes[-1]), StartTrial)
+    assert hand.trial("a").limits.failures == 1
+    start = only(hand.released("a", 0) + hand.ready(hand.trial("a").placement.lanes[-1]), StartTrial)
     assert start.checkpoint is not None and start.checkpoint.iteration == 1
 
 
 def test_the_only_lane_of_a_trial_that_is_to_move_dies() -> None:
     hand = widening()
     lane = only(hand.lose(0), StartLane).lane_id
-    assert hand.trial("a").move is None
-    assert hand.trial("a").done == 0
+    assert hand.trial("a").placement.move is None
+    assert hand.trial("a").progress.done == 0
     only(hand.ready(lane), StartTrial)
 
 
@@ -155,13 +155,13 @@ def test_a_resize_that_fails_is_a_failure() -> None:
     hand.paused("a")
     commands = hand.failed("a", 1)
     assert only(commands, StopTrial).lane_ids == (0,)
-    assert hand.trial("a").failures == 1
+    assert hand.trial("a").limits.failures == 1
 
 
 def test_a_wide_trial_shrinks_when_others_arrive() -> None:
     hand = Hand(devices=4, profile=Known(packing=1))
     hand.submit("a", budget=100, max_width=4)
-    assert hand.trial("a").width == 4.0
+    assert hand.trial("a").placement.width == 4.0
     hand.started("a")
     hand.iterate("a")
     hand.submit("b", "c", "d", budget=100)
