@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from fluid.backends.lanes.forkserver import ForkServer
 from fluid.backends.lanes.wire import Wire
-from fluid.lane.messages import Failed, Iterated, LaneOptions, Ship, Start
+from fluid.lane.messages import LaneOptions, ResidentFailed, ResidentIterated, ShipTrainable, StartResident
 from fluid.trainables.pickling import dump_config, dump_trainable
 
 # Tests are imported in importlib mode, which leaves sys.path alone; helpers such as brute_force.py live here.
@@ -63,9 +63,9 @@ class Lane:
         """Starts a trial; ``checkpoint`` is a path and the iteration."""
         if trainable not in self._trainables:
             self._trainables.append(trainable)
-            self.send(Ship(len(self._trainables) - 1, dump_trainable(trainable), ()))
+            self.send(ShipTrainable(len(self._trainables) - 1, dump_trainable(trainable), ()))
         key = self._trainables.index(trainable)
-        self.send(Start(trial_id, key, dump_config(config), iterations, *checkpoint))
+        self.send(StartResident(trial_id, key, dump_config(config), iterations, *checkpoint))
 
     def receive(self, kind: type, trial_id: str | None = None) -> Any:
         """The first message of a kind, and about a trial, that was not returned before."""
@@ -86,8 +86,8 @@ class Lane:
     def ask(self, **expressions: str) -> dict[str, Any]:
         """The values of expressions in the lane."""
         self.start("probe", Probe, expressions, 1)
-        assert not any(isinstance(message, Failed) for message in self.messages), self.messages
-        return dict(self.receive(Iterated, "probe").metrics)
+        assert not any(isinstance(message, ResidentFailed) for message in self.messages), self.messages
+        return dict(self.receive(ResidentIterated, "probe").metrics)
 
 
 #: Folders and files whose tests do not run beside each other.

@@ -3,10 +3,10 @@
 Calls and messages go in, a list of :class:`Send` and of events comes out. Whoever drives it carries the sends out in
 order, and decides about widths.
 
-A resize: :meth:`ElasticController.prepare` the newcomers while the others train, and :class:`Ready` comes for each;
-:meth:`ElasticController.halt`, and :class:`StoodStill` comes; :meth:`ElasticController.form` the new set, and
-:class:`Formed` comes; :meth:`ElasticController.run`. After a failure :class:`Collapsed` comes instead, and
-:meth:`ElasticController.form` with the survivors goes on.
+A resize has four steps: :meth:`ElasticController.prepare` the newcomers while the others train, until
+:class:`MemberReady` has come for each; :meth:`ElasticController.halt`, until :class:`AllHalted`;
+:meth:`ElasticController.form` the new set, until :class:`Formed`; :meth:`ElasticController.run`. After a failure
+:class:`Collapsed` comes instead; then :meth:`ElasticController.form` with the survivors.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 from fluid.elastic.messages import (
     Abort,
     Broken,
-    Failed,
+    CheckpointWritten,
     Halt,
     Halted,
-    Host,
-    Hosting,
-    Iterated,
     Join,
     Joined,
     Leave,
     Left,
+    MemberIterated,
+    MemberRaised,
+    OpenRendezvous,
     Prepared,
-    Run,
-    Saved,
+    RendezvousOpened,
+    RunMember,
 )
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 
@@ -45,7 +45,7 @@ class Send(NamedTuple):
     message: Any
 
 
-class Ready(NamedTuple):
+class MemberReady(NamedTuple):
     """A member is set up and can be in the next :meth:`ElasticController.form`."""
 
     member: int
@@ -68,7 +68,7 @@ class Reported(NamedTuple):
     seconds: float | None
 
 
-class StoodStill(NamedTuple):
+class AllHalted(NamedTuple):
     """All members stand at the end of ``iteration``."""
 
     iteration: int
@@ -94,14 +94,14 @@ class MemberFailed(NamedTuple):
     traceback: str
 
 
-Action = Send | Ready | Formed | Reported | StoodStill | Collapsed | MemberFailed
+Action = Send | MemberReady | Formed | Reported | AllHalted | Collapsed | MemberFailed
 
 
 class Phase(enum.Enum):
     """What the current generation does."""
 
     IDLE = "stands still, or there is none"
-    HOSTING = "waits for its meeting point"
+    RENDEZVOUS = "waits for its meeting point"
     JOINING = "comes together"
     RUNNING = "trains"
     BREAKING = "waits for its survivors to stand still"
@@ -122,7 +122,7 @@ class _Member:
     address: str = _LOOPBACK
     metrics: Any = None
     has_state: bool = False
-    broke: int = 0
+    broken_generation: int = 0
 
 
 class ElasticController:
@@ -144,7 +144,7 @@ class ElasticController:
         #: Members of the current generation that still have to say something for it to get on.
         self._awaited: set[int] = set()
         #: Where the trial goes from a generation that only hands its state over.
-        self._onwards: tuple[int, ...] = ()
+        self._handover_target: tuple[int, ...] = ()
         self._leaving: list[int] = []
         self._sync = False
         self._finished = False
@@ -164,7 +164,7 @@ class ElasticController:
         """Whether a member can be in the next :meth:`form`."""
         return member in self._members and self._members[member].iteration is not None
 
-    def knows(self, member: int) -> bool:
+    def is_member(self, member: int) -> bool:
         """Whether it is a member, or is being set up to be one."""
         return member in self._members
 
@@ -230,12 +230,12 @@ class ElasticController:
         staying = [member for member in survivors if member in target]
         self._leaving = [member for member in self.ranks if member in self._members and member not in target]
         if survivors and not staying:
-            self._onwards = target
+            self._handover_target = target
             return self._open([survivors[0], *target], survivors)
         newcomers = [member for member in target if member not in staying]
         if staying and self.ranks[0] not in staying:
             wanted = [member for member in target if member in staying]
-            self._onwards = (*wanted, *newcomers) if wanted[0] != staying[0] else ()
+            self._handover_target = (*wanted, *newcomers) if wanted[0] != staying[0] else ()
         return self._open([*staying, *newcomers], survivors)
 
     def run(self, iterations: int) -> list[Action]:
@@ -249,7 +249,7 @@ class ElasticController:
         if self.phase is not Phase.IDLE or not self.ranks:
             raise FluidError("there is no generation that stands still")
         self.phase, self._awaited, self._finished = Phase.RUNNING, set(self.ranks), False
-        return [Send(member, Run(self.generation, iterations)) for member in self.ranks]
+        return [Send(member, RunMember(self.generation, iterations)) for member in self.ranks]
 
     def halt(self) -> list[Action]:
         """Stops at the end of the current iteration; StoodStill follows, of itself if nothing runs."""
@@ -265,7 +265,7 @@ class ElasticController:
             raise InvalidFieldError("member", member, "is in the current generation")
         return [Send(member, Leave())] if self._members.pop(member, None) is not None else []
 
-    def lost(self, member: int) -> list[Action]:
+    def member_lost(self, member: int) -> list[Action]:
         """Takes note that a member's process is gone; one that is unknown does not matter."""
         if self._members.pop(member, None) is None:
             return []
@@ -282,20 +282,20 @@ class ElasticController:
             return []
         if isinstance(message, Prepared):
             known.iteration, known.address = message.iteration, message.address
-            return [Ready(member)]
-        if isinstance(message, Failed):
-            return [MemberFailed(member, message.message, message.traceback), *self.lost(member)]
-        if isinstance(message, (Left, Saved)):
+            return [MemberReady(member)]
+        if isinstance(message, MemberRaised):
+            return [MemberFailed(member, message.message, message.traceback), *self.member_lost(member)]
+        if isinstance(message, (Left, CheckpointWritten)):
             return []
         if message.generation != self.generation or member not in self.ranks:
             return []  # It crossed with what ended that generation.
-        if isinstance(message, Hosting):
-            return self._meet(message.meeting) if self.phase is Phase.HOSTING else []
+        if isinstance(message, RendezvousOpened):
+            return self._meet(message.rendezvous) if self.phase is Phase.RENDEZVOUS else []
         known.iteration = message.iteration
         if isinstance(message, Broken):
-            known.broke = message.generation
+            known.broken_generation = message.generation
             return self._break(message.reason)
-        if isinstance(message, Iterated):
+        if isinstance(message, MemberIterated):
             known.metrics = message.metrics
             return self._report(message.iteration, message.metrics, message.seconds)
         if isinstance(message, Halted):
@@ -336,14 +336,14 @@ class ElasticController:
             return self._meet("")
         addresses = {self._members[member].address for member in order}
         address = _LOOPBACK if len(addresses) == 1 else self._members[order[0]].address
-        self.phase = Phase.HOSTING
-        return [Send(order[0], Host(self.generation, address, len(order)))]
+        self.phase = Phase.RENDEZVOUS
+        return [Send(order[0], OpenRendezvous(self.generation, address, len(order)))]
 
-    def _meet(self, meeting: str) -> list[Action]:
+    def _meet(self, rendezvous: str) -> list[Action]:
         self.phase = Phase.JOINING
         size = len(self.ranks)
         return [
-            Send(member, Join(self.generation, rank, size, meeting, self._sync, self.iteration))
+            Send(member, Join(self.generation, rank, size, rendezvous, self._sync, self.iteration))
             for rank, member in enumerate(self.ranks)
         ]
 
@@ -356,8 +356,8 @@ class ElasticController:
         if self._members[first].metrics is not None:
             actions += self._report(iteration, self._members[first].metrics, None)
         self.iteration = max(self.iteration, iteration)  # What it began from was reported before its time.
-        if self._onwards:
-            target, self._onwards = self._onwards, ()
+        if self._handover_target:
+            target, self._handover_target = self._handover_target, ()
             return [*actions, *self._open(list(target), list(self.ranks))]
         for member in self._leaving:
             del self._members[member]
@@ -373,14 +373,14 @@ class ElasticController:
 
     def _stood_still(self) -> list[Action]:
         self.phase = Phase.IDLE
-        return [StoodStill(self._iteration_of(self.ranks[0]), self._finished)]
+        return [AllHalted(self._iteration_of(self.ranks[0]), self._finished)]
 
     def _break(self, reason: str) -> list[Action]:
         """Waits until all that are left of the generation have said that they stand still."""
         actions: list[Action] = []
-        awaited = [m for m in self.ranks if m in self._members and self._members[m].broke < self.generation]
+        awaited = [m for m in self.ranks if m in self._members and self._members[m].broken_generation < self.generation]
         if self.phase not in (Phase.BREAKING, Phase.BROKEN):
-            self.phase, self._reason, self._onwards = Phase.BREAKING, reason, ()
+            self.phase, self._reason, self._handover_target = Phase.BREAKING, reason, ()
             actions += [Send(member, Abort(self.generation)) for member in awaited]
         if awaited:
             return actions

@@ -39,7 +39,7 @@ class Group(Protocol):
         """Number of members."""
         ...
 
-    def host(self, address: str, generation: int, size: int) -> str:
+    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
         """Opens the meeting point of a generation; called by its rank 0, before anybody configures it.
 
         It lives in rank 0 and dies with it: then the generation is broken anyhow, and the next one has its own.
@@ -54,7 +54,7 @@ class Group(Protocol):
         """
         ...
 
-    def configure(self, meeting: str, generation: int, rank: int, size: int) -> None:
+    def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
         """Leaves the generation before and meets the members of this one; all of them call it.
 
         Raises:
@@ -145,15 +145,15 @@ class GenerationGuard:
         return self._generation <= self._broken
 
 
-def split_meeting(meeting: str) -> tuple[str, int]:
+def split_address(rendezvous: str) -> tuple[str, int]:
     """Reads ``"address:port"``.
 
     Raises:
         InvalidFieldError: it is something else.
     """
-    address, colon, port = meeting.rpartition(":")
+    address, colon, port = rendezvous.rpartition(":")
     if not colon or not address or not port.isdecimal():
-        raise InvalidFieldError("meeting", meeting, "must be an address and a port, '127.0.0.1:1234'")
+        raise InvalidFieldError("meeting", rendezvous, "must be an address and a port, '127.0.0.1:1234'")
     return address, int(port)
 
 

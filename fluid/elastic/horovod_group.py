@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from fluid._imports import try_import
-from fluid.elastic.group import GenerationBrokenError, GenerationGuard, interface_of, own_address_towards, split_meeting
+from fluid.elastic.group import GenerationBrokenError, GenerationGuard, interface_of, own_address_towards, split_address
 from fluid.elastic.messages import HOROVOD_INSTALL
 from fluid.errors import FluidError
 
@@ -63,7 +63,7 @@ class HorovodGroup:
         """Whether an operation of this generation has failed, or it was aborted."""
         return self._guard.is_broken
 
-    def host(self, address: str, generation: int, size: int) -> str:
+    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
         """Starts a rendezvous server; Horovod's listens on all addresses, at a free port."""
         self._stop_server()
         server = RendezvousServer(verbose=0)
@@ -72,7 +72,7 @@ class HorovodGroup:
         self._server = server
         return f"{address}:{port}"
 
-    def configure(self, meeting: str, generation: int, rank: int, size: int) -> None:
+    def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
         """Starts Horovod anew, with the members that meet at rank 0's server.
 
         Raises:
@@ -84,7 +84,7 @@ class HorovodGroup:
             raise FluidError("Horovod can train one trial at a time in a process, and another one uses it")
         self._guard.start(generation)
         self._guard.check()
-        address, port = split_meeting(meeting)
+        address, port = split_address(rendezvous)
         own = own_address_towards(address, port)
         os.environ.pop("HOROVOD_ELASTIC", None)
         os.environ.update(

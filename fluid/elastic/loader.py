@@ -13,7 +13,7 @@ from fluid.elastic.shard import Shard
 from fluid.errors import InvalidFieldError, require_integer
 
 
-class Place(Protocol):
+class ShardContext(Protocol):
     """Where a loader runs, and who must know which part of a batch it gave."""
 
     @property
@@ -51,7 +51,7 @@ class ElasticLoader:
 
     def __init__(
         self,
-        place: Place,
+        context: ShardContext,
         dataset: Any,
         batch_size: int,
         *,
@@ -67,7 +67,7 @@ class ElasticLoader:
         if {"sampler", "batch_sampler"} & options.keys():
             raise InvalidFieldError("options", sorted(options), "the order of samples is the elastic loader's own")
         self.dataset = dataset
-        self._place = place
+        self._context = context
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._options = options
@@ -97,7 +97,7 @@ class ElasticLoader:
         for number, shard, batch in zip(plan, shards, self._load(picked), strict=False):
             # Before the batch is given away: whoever breaks out of the loop has used it.
             self._epoch, self._position = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
-            self._place.enter(shard)
+            self._context.enter(shard)
             yield batch
 
     def take(self, batches: int) -> Iterator[Any]:
@@ -130,7 +130,7 @@ class ElasticLoader:
 
     def _shard(self, number: int) -> Shard:
         samples = min(self.batch_size, len(self.dataset) - number * self.batch_size)
-        return Shard.of(samples, self._place.rank, self._place.size)
+        return Shard.of(samples, self._context.rank, self._context.size)
 
     def _pick(self, order: torch.Tensor, number: int, shard: Shard) -> torch.Tensor:
         start, end = shard.bounds

@@ -56,7 +56,7 @@ class ElasticMember:
         """Iterations done."""
         return self.trainable.iteration
 
-    def host(self, address: str, generation: int, size: int) -> str:
+    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
         """Opens the meeting point of the next generation, which this member will be rank 0 of.
 
         Args:
@@ -67,16 +67,16 @@ class ElasticMember:
         Returns:
             What to tell the members where to meet.
         """
-        return self._group.host(address, generation, size)
+        return self._group.open_rendezvous(address, generation, size)
 
-    def join(self, generation: int, rank: int, size: int, meeting: str, sync: bool, reported: int = 0) -> None:
+    def join(self, generation: int, rank: int, size: int, rendezvous: str, sync: bool, reported: int = 0) -> None:
         """Goes on in another generation; waits for its other members.
 
         Args:
             generation: its number, larger than those before.
             rank: this member's rank.
             size: number of members; 1 to go on alone.
-            meeting: what rank 0's :meth:`host` returned.
+            meeting: what rank 0's :meth:`open_rendezvous` returned.
             sync: whether everybody takes rank 0's state; needed if a member is new, or behind.
             reported: the last iteration whose result is known outside.
 
@@ -85,16 +85,16 @@ class ElasticMember:
         """
         self._generation = generation
         if size > 1:
-            self._meet(generation, rank, size, meeting, sync)
+            self._meet(generation, rank, size, rendezvous, sync)
         else:
             self._group.shutdown()
             self._snapshot = None
         self.trainable._elastic.group = self._group if size > 1 else SingleProcessGroup()
         self.trainable._elastic_joined(reported, self.metrics)
 
-    def _meet(self, generation: int, rank: int, size: int, meeting: str, sync: bool) -> None:
+    def _meet(self, generation: int, rank: int, size: int, rendezvous: str, sync: bool) -> None:
         try:
-            self._group.configure(meeting, generation, rank, size)
+            self._group.configure(rendezvous, generation, rank, size)
             if sync:
                 self._take_over(rank)
             elif self._snapshot is None:
@@ -138,7 +138,7 @@ class ElasticMember:
         """Breaks a generation, now or when it is joined; called in any thread while the member runs."""
         self._group.abort(generation)
 
-    def break_off(self) -> None:
+    def leave_generation(self) -> None:
         """Leaves the current generation at the end of an iteration, without waiting for anybody."""
         self._break()
 

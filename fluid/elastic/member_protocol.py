@@ -14,12 +14,12 @@ from fluid.elastic.messages import (
     Broken,
     Halt,
     Halted,
-    Host,
-    Hosting,
-    Iterated,
     Join,
     Joined,
-    Run,
+    MemberIterated,
+    OpenRendezvous,
+    RendezvousOpened,
+    RunMember,
 )
 from fluid.trainables.pickling import pack_metrics
 
@@ -39,34 +39,34 @@ class MemberProtocol:
         left: iterations still to run.
     """
 
-    def __init__(self, member: ElasticMember, say: Callable[[Any], None], clock: Clock) -> None:
+    def __init__(self, member: ElasticMember, send: Callable[[Any], None], clock: Clock) -> None:
         self.member = member
         self.left = 0
-        self._say = say
+        self._send = send
         self._clock = clock
         self._halt = threading.Event()
         #: The generation this member is in, or was in when it broke.
         self._generation = 0
         #: The last generation that was said to be broken.
-        self._broke = 0
+        self._broken_generation = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Host: self._host,
+            OpenRendezvous: self._host,
             Join: self._join,
-            Run: self._run,
+            RunMember: self._run,
             Halt: lambda message: None,  # It has been overheard in time, or there is nothing to halt.
             Abort: self._abort,
         }
 
     def preview(self, message: Any) -> None:
-        """Looks at a message as soon as it has been read, in any thread; :meth:`take` follows, in order."""
+        """Looks at a message as soon as it has been read, in any thread; :meth:`handle` follows, in order."""
         if isinstance(message, Halt):
             self._halt.set()
-        elif isinstance(message, Run):
+        elif isinstance(message, RunMember):
             self._halt.clear()
         elif isinstance(message, Abort):
             self.member.abort(message.generation)
 
-    def take(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:
         """Carries a message out; one of Host, Join, Run, Halt and Abort.
 
         Raises:
@@ -75,7 +75,7 @@ class MemberProtocol:
         try:
             self._handlers[type(message)](message)
         except GenerationBrokenError as error:
-            self._say_broken(str(error))
+            self._send_broken(str(error))
 
     def iterate(self, measure: Callable[[], Any] = lambda: None) -> Iteration | None:
         """Runs an iteration together with the others; ``None`` if it came to nothing, because one of them failed.
@@ -91,46 +91,46 @@ class MemberProtocol:
         try:
             done = self.member.iterate(lambda: self.left > 0 and not self._halt.is_set())
         except GenerationBrokenError as error:
-            self._say_broken(str(error))
+            self._send_broken(str(error))
             return None
         measure()
         if self.member.trainable.rank == 0:
             metrics = pack_metrics(done.metrics)
-            self._say(Iterated(self._generation, done.iteration, metrics, self._clock.now() - begun))
+            self._send(MemberIterated(self._generation, done.iteration, metrics, self._clock.now() - begun))
         if not done.go_on:
             self.left = 0
-            self._say(Halted(self._generation, done.iteration, done.finished))
+            self._send(Halted(self._generation, done.iteration, done.finished))
         return done
 
     def leave_generation(self) -> None:
         """Leaves the current generation without waiting for anybody; the trainable goes on alone, or is cleaned up."""
-        self.member.break_off()
+        self.member.leave_generation()
 
-    def _host(self, message: Host) -> None:
+    def _host(self, message: OpenRendezvous) -> None:
         self._generation = message.generation
-        meeting = self.member.host(message.address, message.generation, message.size)
-        self._say(Hosting(message.generation, meeting))
+        rendezvous = self.member.open_rendezvous(message.address, message.generation, message.size)
+        self._send(RendezvousOpened(message.generation, rendezvous))
 
     def _join(self, message: Join) -> None:
         begun = self._clock.now()
         self._generation = message.generation
         self.member.join(*message)
         metrics = None if self.member.metrics is None else pack_metrics(self.member.metrics)
-        self._say(Joined(message.generation, self.member.iteration, metrics, self._clock.now() - begun))
+        self._send(Joined(message.generation, self.member.iteration, metrics, self._clock.now() - begun))
 
-    def _run(self, message: Run) -> None:
-        if message.generation == self._generation and self._broke != self._generation:
+    def _run(self, message: RunMember) -> None:
+        if message.generation == self._generation and self._broken_generation != self._generation:
             self.left = message.iterations
 
     def _abort(self, message: Abort) -> None:
         # What was under way has raised and said so; else the member stands still, perhaps before it ever joined.
-        if self._broke < message.generation:
+        if self._broken_generation < message.generation:
             self._generation = message.generation
-            self.member.break_off()
-            self._say_broken("it was aborted")
+            self.member.leave_generation()
+            self._send_broken("it was aborted")
 
-    def _say_broken(self, reason: str) -> None:
+    def _send_broken(self, reason: str) -> None:
         self.left = 0
-        if self._broke < self._generation:
-            self._broke = self._generation
-            self._say(Broken(self._generation, self.member.iteration, reason))
+        if self._broken_generation < self._generation:
+            self._broken_generation = self._generation
+            self._send(Broken(self._generation, self.member.iteration, reason))

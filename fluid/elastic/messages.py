@@ -1,7 +1,7 @@
 """What a controller and the members of an elastic trial tell each other: named tuples, as for lanes.
 
-A member answers with the message that is named, or with :class:`Failed`, or, if its generation is broken, with one
-:class:`Broken` per generation. Only rank 0 sends :class:`Iterated`. Times are seconds.
+A member answers with the message that is named, or with :class:`MemberRaised`, or, if its generation is broken, with
+one :class:`Broken` per generation. Only rank 0 sends :class:`MemberIterated`. Times are seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Prepare(NamedTuple):
     sys_path: tuple[str, ...] = ()
 
 
-class Host(NamedTuple):
+class OpenRendezvous(NamedTuple):
     """Open the meeting point of a generation; told to its rank 0, answered by Hosting."""
 
     generation: int
@@ -55,19 +55,19 @@ class Host(NamedTuple):
 class Join(NamedTuple):
     """Meet the others, and take rank 0's state if ``sync``; answered by Joined.
 
-    With size 1 there is nobody to meet, and ``meeting`` is empty. ``reported`` is the last iteration whose result the
-    controller has had.
+    With size 1 there is no other member, and ``rendezvous`` is empty. ``reported`` is the last iteration whose result
+    the controller has received.
     """
 
     generation: int
     rank: int
     size: int
-    meeting: str
+    rendezvous: str
     sync: bool
     reported: int = 0
 
 
-class Run(NamedTuple):
+class RunMember(NamedTuple):
     """Run that many iterations together with the others; each member says Halted at the end of the last.
 
     Ignored by a member that is not in that generation any more.
@@ -81,7 +81,7 @@ class Halt(NamedTuple):
     """Run no further than the current iteration; it is enough to tell one member. Idle ones ignore it."""
 
 
-class Save(NamedTuple):
+class WriteCheckpoint(NamedTuple):
     """Write a checkpoint into an empty folder; told to one idle member, answered by Saved."""
 
     path: str
@@ -97,7 +97,7 @@ class Abort(NamedTuple):
     generation: int
 
 
-class End(NamedTuple):
+class EndWorker(NamedTuple):
     """Clean up and end; not answered."""
 
 
@@ -112,11 +112,11 @@ class Prepared(NamedTuple):
     seconds: float
 
 
-class Hosting(NamedTuple):
+class RendezvousOpened(NamedTuple):
     """The generation's members can meet there."""
 
     generation: int
-    meeting: str
+    rendezvous: str
 
 
 class Joined(NamedTuple):
@@ -128,7 +128,7 @@ class Joined(NamedTuple):
     seconds: float
 
 
-class Iterated(NamedTuple):
+class MemberIterated(NamedTuple):
     """All members have finished an iteration."""
 
     generation: int
@@ -145,7 +145,7 @@ class Halted(NamedTuple):
     finished: bool
 
 
-class Saved(NamedTuple):
+class CheckpointWritten(NamedTuple):
     """The checkpoint is written."""
 
     iteration: int
@@ -164,7 +164,7 @@ class Broken(NamedTuple):
     reason: str
 
 
-class Failed(NamedTuple):
+class MemberRaised(NamedTuple):
     """The user's code raised. The member holds nothing of the trial any more; it has broken its generation."""
 
     message: str

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 from fluid.elastic.controller import (
     Action,
+    AllHalted,
     Collapsed,
     ElasticController,
     Formed,
     MemberFailed,
+    MemberReady,
     Phase,
-    Ready,
     Reported,
     Send,
-    StoodStill,
 )
-from fluid.elastic.messages import End, Left, Prepare, Save, Saved
+from fluid.elastic.messages import CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
 from fluid.errors import FluidError, require_integer
 from fluid.trainables.pickling import Packed, dump_config, dump_trainable
 
@@ -33,7 +33,7 @@ from fluid.trainables.pickling import Packed, dump_config, dump_trainable
 _END_S = 10.0
 
 
-class Result(NamedTuple):
+class ElasticResult(NamedTuple):
     """One iteration, and the number of devices it ran on."""
 
     iteration: int
@@ -122,7 +122,7 @@ class ElasticRun:
         for member in wanted:
             self._do(self._controller.prepare(member, self._message))
         while wanted:
-            event = self._next_event((Ready, MemberFailed))
+            event = self._next_event((MemberReady, MemberFailed))
             if isinstance(event, MemberFailed):
                 raise FluidError(f"the trainable could not be set up:\n{event.traceback}")
             wanted.discard(event.member)
@@ -139,7 +139,7 @@ class ElasticRun:
         while not self._form([*self._survivors(), *self._spares][:width]):
             pass  # With who is left.
 
-    def run(self, iterations: int, on_result: Callable[[Result], None] | None = None) -> list[Result]:
+    def run(self, iterations: int, on_result: Callable[[ElasticResult], None] | None = None) -> list[ElasticResult]:
         """Trains, and goes on with the survivors if processes die.
 
         Args:
@@ -153,18 +153,18 @@ class ElasticRun:
             FluidError: the user's code raised, or no process that knows the state is left.
         """
         target = self._controller.iteration + require_integer("iterations", iterations, at_least=1)
-        results: list[Result] = []
+        results: list[ElasticResult] = []
         if self._controller.phase is not Phase.IDLE:
             self._go_on()
         self._do(self._controller.run(iterations))
         while True:
-            event = self._next_event((Reported, StoodStill, Collapsed, MemberFailed))
+            event = self._next_event((Reported, AllHalted, Collapsed, MemberFailed))
             if isinstance(event, Reported):
                 metrics = pickle.loads(event.metrics.payload) if isinstance(event.metrics, Packed) else event.metrics
-                results.append(Result(event.iteration, metrics, event.width))
+                results.append(ElasticResult(event.iteration, metrics, event.width))
                 if on_result is not None:
                     on_result(results[-1])
-            elif isinstance(event, StoodStill):
+            elif isinstance(event, AllHalted):
                 return results
             elif isinstance(event, MemberFailed):
                 raise FluidError(f"the trainable raised in iteration {self.iteration + 1}:\n{event.traceback}")
@@ -176,9 +176,9 @@ class ElasticRun:
     def save(self, folder: str) -> None:
         """Writes a checkpoint into an empty folder; it can be gone on from at any width."""
         first = self._controller.ranks[0]
-        self._do([Send(first, Save(folder))])
-        event = self._next_event((Saved, Collapsed, MemberFailed))
-        if not isinstance(event, Saved):
+        self._do([Send(first, WriteCheckpoint(folder))])
+        event = self._next_event((CheckpointWritten, Collapsed, MemberFailed))
+        if not isinstance(event, CheckpointWritten):
             raise FluidError(f"the checkpoint could not be written: {event}")
 
     def close(self) -> None:
@@ -245,7 +245,7 @@ class ElasticRun:
 
     def _end(self, member: int) -> None:
         with suppress(OSError):
-            self._processes[member][1].send_bytes(pickle.dumps(End()))
+            self._processes[member][1].send_bytes(pickle.dumps(EndWorker()))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -265,9 +265,9 @@ class ElasticRun:
             members = {connection: member for member, (_, connection) in self._processes.items()}
             for connection in wait(list(members)):
                 assert isinstance(connection, Connection)
-                self._hear(members[connection], connection)
+                self._receive(members[connection], connection)
 
-    def _hear(self, member: int, connection: Connection) -> None:
+    def _receive(self, member: int, connection: Connection) -> None:
         try:
             message = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
@@ -277,10 +277,10 @@ class ElasticRun:
             process.wait()
             self._spares = [spare for spare in self._spares if spare != member]
             self._idle = [idle for idle in self._idle if idle != member]
-            self._do(self._controller.lost(member))
+            self._do(self._controller.member_lost(member))
             return
         if isinstance(message, Left):
             self._idle.append(member)
-        elif isinstance(message, Saved):
+        elif isinstance(message, CheckpointWritten):
             self._events.append(message)
         self._do(self._controller.receive(member, message))

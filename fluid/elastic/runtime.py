@@ -25,11 +25,11 @@ class SingleProcessGroup:
     size = 1
     broken = False
 
-    def host(self, address: str, generation: int, size: int) -> str:
+    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
         """Nobody can meet here."""
         raise FluidError("a group of one has no meeting point")
 
-    def configure(self, meeting: str, generation: int, rank: int, size: int) -> None:
+    def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
         """Nobody can be met."""
         raise FluidError("a group of one meets nobody")
 

@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 _CHUNK = 256 * 2**20
 
 
-class _Slot(NamedTuple):
+class _TensorLocation(NamedTuple):
     """Stands, in the rest, for a tensor that lies in the flat memory."""
 
     shape: tuple[int, ...]
@@ -49,24 +49,24 @@ class Snapshot:
             state: what to copy; tensors on GPUs are waited for.
             reuse: an older snapshot, which must not be used any more. Its memory is taken if it has the right size.
         """
-        tensors: list[tuple[_Slot, torch.Tensor]] = []
+        tensors: list[tuple[_TensorLocation, torch.Tensor]] = []
         end = 0
 
-        def assign(tensor: torch.Tensor) -> _Slot:
+        def assign(tensor: torch.Tensor) -> _TensorLocation:
             nonlocal end
-            slot = _Slot(tuple(tensor.shape), tensor.dtype, tensor.device.type, end)
-            tensors.append((slot, tensor.detach()))
+            location = _TensorLocation(tuple(tensor.shape), tensor.dtype, tensor.device.type, end)
+            tensors.append((location, tensor.detach()))
             end += math.ceil(tensor.numel() * tensor.element_size() / _ALIGNMENT) * _ALIGNMENT
-            return slot
+            return location
 
         rest = cloudpickle.dumps(_map(state, _is_plain_tensor, assign))
-        on_gpu = any(slot.device == "cuda" for slot, _ in tensors)
+        on_gpu = any(location.device == "cuda" for location, _ in tensors)
         if reuse is not None and len(reuse.memory) == end and reuse.memory.is_pinned() == on_gpu:
             memory = reuse.memory
         else:
             memory = torch.empty(end, dtype=torch.uint8, pin_memory=on_gpu)
-        for slot, tensor in tensors:
-            _view(memory, slot).copy_(tensor, non_blocking=True)
+        for location, tensor in tensors:
+            _view(memory, location).copy_(tensor, non_blocking=True)
         if on_gpu:
             torch.cuda.synchronize()
         return cls(rest, memory)
@@ -74,11 +74,11 @@ class Snapshot:
     def state(self) -> Any:
         """The state as it was, with tensors of its own on the devices they were on."""
 
-        def tensor_of(slot: _Slot) -> torch.Tensor:
-            view = _view(self.memory, slot)
-            return view.clone() if slot.device == "cpu" else view.to(slot.device)
+        def tensor_of(location: _TensorLocation) -> torch.Tensor:
+            view = _view(self.memory, location)
+            return view.clone() if location.device == "cpu" else view.to(location.device)
 
-        return _map(pickle.loads(self.rest), lambda node: isinstance(node, _Slot), tensor_of)
+        return _map(pickle.loads(self.rest), lambda node: isinstance(node, _TensorLocation), tensor_of)
 
 
 def broadcast(group: Group, snapshot: Snapshot | None) -> Snapshot:
@@ -115,9 +115,9 @@ def _is_plain_tensor(node: Any) -> bool:
     return plain and node.layout == torch.strided and not node.is_quantized and node.device.type in ("cpu", "cuda")
 
 
-def _view(memory: torch.Tensor, slot: _Slot) -> torch.Tensor:
-    size = math.prod(slot.shape) * slot.dtype.itemsize
-    return memory[slot.offset : slot.offset + size].view(slot.dtype).view(slot.shape)
+def _view(memory: torch.Tensor, location: _TensorLocation) -> torch.Tensor:
+    size = math.prod(location.shape) * location.dtype.itemsize
+    return memory[location.offset : location.offset + size].view(location.dtype).view(location.shape)
 
 
 def _map(node: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:

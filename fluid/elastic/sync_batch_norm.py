@@ -12,7 +12,7 @@ import torch
 from fluid.elastic.group import Group
 
 
-class Place(Protocol):
+class WeightedGroup(Protocol):
     """Who shares the batch, and what this process's part of it weighs."""
 
     @property
@@ -34,17 +34,17 @@ class _Sum(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, place: Place) -> torch.Tensor:
-        ctx.place = place
+    def forward(ctx: Any, tensor: torch.Tensor, members: WeightedGroup) -> torch.Tensor:
+        ctx.members = members
         total = tensor.clone().contiguous()
-        place.group.all_reduce(total)
+        members.group.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        weight = ctx.place.weight
+        weight = ctx.members.weight
         total = (gradient * weight).contiguous()
-        ctx.place.group.all_reduce(total)
+        ctx.members.group.all_reduce(total)
         return (total / weight if weight else torch.zeros_like(total)), None
 
 
@@ -54,16 +54,16 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
     Every device must run it equally often, and run ``backward`` through it. Made by :meth:`convert`.
     """
 
-    def __init__(self, place: Place, *args: Any, **options: Any) -> None:
+    def __init__(self, members: WeightedGroup, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._place = place
+        self._members = members
 
     @classmethod
-    def convert(cls, module: torch.nn.Module, place: Place) -> torch.nn.Module:
+    def convert(cls, module: torch.nn.Module, members: WeightedGroup) -> torch.nn.Module:
         """Replaces all layers of batch normalization in a module, in place; parameters and buffers stay the same."""
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             layer = cls(
-                place,
+                members,
                 module.num_features,
                 eps=module.eps,
                 momentum=module.momentum,
@@ -74,24 +74,24 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
             layer.training = module.training
             return layer
         for name, child in module.named_children():
-            setattr(module, name, cls.convert(child, place))
+            setattr(module, name, cls.convert(child, members))
         return module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalizes ``(batch, channels, ...)`` by its channels' means and variances over the global batch."""
-        if self._place.group.size == 1 or not (self.training or self.running_mean is None):
+        if self._members.group.size == 1 or not (self.training or self.running_mean is None):
             return super().forward(x)
         axes = [axis for axis in range(x.dim()) if axis != 1]
         # A rank without samples of its own works on another's, which must not be counted twice.
-        counted = 1.0 if self._place.weight else 0.0
+        counted = 1.0 if self._members.weight else 0.0
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         number = exact.new_full((1,), counted * x.numel() / x.shape[1])
-        sums = _Sum.apply(torch.cat([exact.sum(axes) * counted, number]), self._place)
+        sums = _Sum.apply(torch.cat([exact.sum(axes) * counted, number]), self._members)
         total = sums[-1].detach()
         mean = sums[:-1] / total
         shape = [1, -1] + [1] * (x.dim() - 2)
         centred = exact - mean.view(shape)
-        variance = _Sum.apply(centred.square().sum(axes) * counted, self._place) / total
+        variance = _Sum.apply(centred.square().sum(axes) * counted, self._members) / total
         self._track(mean.detach(), variance.detach(), total)
         normal = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.weight is not None:

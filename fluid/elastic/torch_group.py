@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fluid.elastic.group import GenerationBrokenError, GenerationGuard, own_address_towards, split_meeting
+from fluid.elastic.group import GenerationBrokenError, GenerationGuard, own_address_towards, split_address
 from fluid.elastic.host_group import HostGroup, SharedMemory, host_token
 
 #: Rank 0 listens before anybody is told where: who cannot connect within this time finds it dead. Seconds.
@@ -61,7 +61,7 @@ class TorchGroup:
         """Whether an operation of this generation has failed, or it was aborted."""
         return self._guard.is_broken
 
-    def host(self, address: str, generation: int, size: int) -> str:
+    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
         """Opens a store that listens on ``address`` only, at a free port."""
         with socket.create_server((address, 0)) as server:
             port = int(server.getsockname()[1])
@@ -75,7 +75,7 @@ class TorchGroup:
             )
         return f"{address}:{port}"
 
-    def configure(self, meeting: str, generation: int, rank: int, size: int) -> None:
+    def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
         """Meets the other members at rank 0's store and connects to all of them.
 
         Raises:
@@ -83,7 +83,7 @@ class TorchGroup:
         """
         self._leave()
         self._guard.start(generation)
-        address, port = split_meeting(meeting)
+        address, port = split_address(rendezvous)
         problem = None
         try:
             store = self._hosted

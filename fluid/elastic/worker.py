@@ -25,7 +25,17 @@ from fluid._clock import MonotonicClock
 from fluid.elastic.make_group import make_group
 from fluid.elastic.member import ElasticMember
 from fluid.elastic.member_protocol import MemberProtocol
-from fluid.elastic.messages import Abort, End, Failed, Leave, Left, Prepare, Prepared, Save, Saved
+from fluid.elastic.messages import (
+    Abort,
+    CheckpointWritten,
+    EndWorker,
+    Leave,
+    Left,
+    MemberRaised,
+    Prepare,
+    Prepared,
+    WriteCheckpoint,
+)
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.elastic.tune import elastic_class
 from fluid.errors import FluidError
@@ -51,12 +61,12 @@ class Worker:
     def serve(self) -> None:
         """Serves until it is told to end."""
         threading.Thread(target=self._read, name="fluid-elastic-reader", daemon=True).start()
-        while not isinstance(message := self._messages.get(), End):
+        while not isinstance(message := self._messages.get(), EndWorker):
             try:
-                self._take(message)
+                self._handle(message)
             except Exception as error:
                 self._fail(error)
-        self._drop()
+        self._release_member()
 
     def _read(self) -> None:
         """Reads ahead of the main thread, which may be in an iteration, or wait for a peer that is gone."""
@@ -70,33 +80,33 @@ class Worker:
                 protocol.preview(message)
             self._messages.put(message)
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if isinstance(message, Prepare):
             self._prepare(message)
         elif isinstance(message, Leave):
-            self._drop()
-            self._say(Left())
+            self._release_member()
+            self._send(Left())
         elif self._protocol is None:
             if not isinstance(message, Abort):  # It crossed with what this member said before it left.
                 raise FluidError("this member has not been prepared")
-        elif isinstance(message, Save):
+        elif isinstance(message, WriteCheckpoint):
             member = self._protocol.member
             member.trainable.save_checkpoint(message.path)
-            self._say(Saved(member.iteration, message.path))
+            self._send(CheckpointWritten(member.iteration, message.path))
         else:
-            self._protocol.take(message)
+            self._protocol.handle(message)
             while self._protocol.left:
                 self._protocol.iterate()
 
-    def _say(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         self._connection.send_bytes(pickle.dumps(message))
 
     def _fail(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        self._drop()
-        self._say(Failed(f"{type(error).__name__}: {error}", text))
+        self._release_member()
+        self._send(MemberRaised(f"{type(error).__name__}: {error}", text))
 
-    def _drop(self) -> None:
+    def _release_member(self) -> None:
         protocol, self._protocol = self._protocol, None
         if protocol is not None:
             try:
@@ -105,7 +115,7 @@ class Worker:
                 traceback.print_exc()
 
     def _prepare(self, message: Prepare) -> None:
-        self._drop()
+        self._release_member()
         begun = self._clock.now()
         sys.path[:] = [*message.sys_path, *(path for path in sys.path if path not in message.sys_path)]
         trainable: ElasticTrainable = elastic_class(pickle.loads(message.trainable))()
@@ -113,8 +123,8 @@ class Worker:
         if message.checkpoint is not None:
             trainable.load_checkpoint(message.checkpoint)
         group = make_group(self._backend, trainable.device)
-        self._protocol = MemberProtocol(ElasticMember(trainable, group), self._say, self._clock)
-        self._say(Prepared(trainable.iteration, _LOOPBACK, self._clock.now() - begun))
+        self._protocol = MemberProtocol(ElasticMember(trainable, group), self._send, self._clock)
+        self._send(Prepared(trainable.iteration, _LOOPBACK, self._clock.now() - begun))
 
 
 def main(arguments: list[str]) -> None:

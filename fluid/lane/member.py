@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fluid._clock import Clock
-from fluid.elastic.messages import Iterated, Prepared
+from fluid.elastic.messages import MemberIterated, Prepared
 from fluid.lane.messages import FromMember, Membership
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class LaneMember:
         trainable: Any,
         membership: Membership,
         host: str,
-        tell: Callable[[Any], None],
+        send_to_driver: Callable[[Any], None],
         clock: Clock,
     ) -> None:
         from fluid.elastic.make_group import make_group
@@ -48,19 +48,19 @@ class LaneMember:
         from fluid.elastic.member_protocol import MemberProtocol
 
         self._trial_id = trial_id
-        self._term = membership.number
+        self._epoch = membership.epoch
         self._host = host
-        self._tell = tell
+        self._send_to_driver = send_to_driver
         self._clock = clock
         self._trainable = trainable
         self._memory: Memory = None
         self._protocol = MemberProtocol(
-            ElasticMember(trainable, make_group(membership.process_group, trainable.device)), self.say, clock
+            ElasticMember(trainable, make_group(membership.process_group, trainable.device)), self.send, clock
         )
         #: For the thread that reads ahead.
         self.preview = self._protocol.preview
         #: Takes messages about generations.
-        self.take = self._protocol.take
+        self.handle = self._protocol.handle
         #: Leaves its generation, without waiting for anybody.
         self.leave_generation = self._protocol.leave_generation
 
@@ -75,18 +75,18 @@ class LaneMember:
         return self._protocol.left
 
     @property
-    def leads(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether it is rank 0, which saves for all."""
         return bool(self._trainable.rank == 0)
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Tells the controller something."""
-        memory = self._memory if isinstance(message, Iterated) else None
-        self._tell(FromMember(self._clock.now(), self._trial_id, self._term, message, memory))
+        memory = self._memory if isinstance(message, MemberIterated) else None
+        self._send_to_driver(FromMember(self._clock.now(), self._trial_id, self._epoch, message, memory))
 
-    def say_prepared(self, seconds: float) -> None:
+    def send_prepared(self, seconds: float) -> None:
         """Says that it could train now, after so many seconds of being set up."""
-        self.say(Prepared(self.iteration, own_address(self._host), seconds))
+        self.send(Prepared(self.iteration, own_address(self._host), seconds))
 
     def iterate(self, measure: Callable[[], Memory]) -> Iteration | None:
         """Runs an iteration together with the other lanes; ``None`` if it came to nothing, because one is gone."""

@@ -63,12 +63,12 @@ class Membership(NamedTuple):
     """On what terms a lane takes part in a trial that trains in several.
 
     Attributes:
-        number: tells this time from others; all that is said carries it.
+        epoch: tells this membership from earlier ones of the trial; every message from and about it carries the number.
         process_group: as of :func:`fluid.elastic.make_group.make_group`.
         takes_over: whether its state comes from another lane, so that it need not restore any of its own accord.
     """
 
-    number: int
+    epoch: int
     process_group: str
     takes_over: bool = False
 
@@ -76,7 +76,7 @@ class Membership(NamedTuple):
 # -- from the driver to a lane -------------------------------------------------------------------------------
 
 
-class Ship(NamedTuple):
+class ShipTrainable(NamedTuple):
     """A trainable, sent once per lane, and what the lane's ``sys.path`` needs for it."""
 
     key: int
@@ -84,7 +84,7 @@ class Ship(NamedTuple):
     sys_path: tuple[str, ...]
 
 
-class Start(NamedTuple):
+class StartResident(NamedTuple):
     """Set a trial up and run it; with a checkpoint's path, restore it. Replaces a resident of that id.
 
     With ``membership`` it becomes a member, to train together with other lanes: it is set up, says Prepared and waits.
@@ -99,34 +99,34 @@ class Start(NamedTuple):
     membership: Membership | None = None
 
 
-class Run(NamedTuple):
+class RunResident(NamedTuple):
     """Run a resident for that many iterations more."""
 
     trial_id: str
     iterations: int
 
 
-class Pause(NamedTuple):
-    """Run a resident no further, and keep it; where it ``rests``, it may go on later, and elsewhere."""
+class PauseResident(NamedTuple):
+    """Run a resident no further, and keep it; where it ``may_move``, it may go on later, and elsewhere."""
 
     trial_id: str
-    rests: bool = False
+    may_move: bool = False
 
 
-class Save(NamedTuple):
+class SaveResident(NamedTuple):
     """Save a resident, and let it go if ``drop``."""
 
     trial_id: str
     drop: bool
 
 
-class Stop(NamedTuple):
+class ReleaseResident(NamedTuple):
     """Let a resident go."""
 
     trial_id: str
 
 
-class Call(NamedTuple):
+class CallResident(NamedTuple):
     """Call a method of a resident; ``payload`` is what :func:`fluid.trainables.pickling.dump_arguments` made."""
 
     trial_id: str
@@ -135,7 +135,7 @@ class Call(NamedTuple):
     payload: bytes
 
 
-class Adopt(NamedTuple):
+class AdoptResident(NamedTuple):
     """Make a resident that stands still a member, as it is; answered by Prepared."""
 
     trial_id: str
@@ -149,7 +149,7 @@ class ToMember(NamedTuple):
     message: Any
 
 
-class Forget(NamedTuple):
+class DeleteCheckpoints(NamedTuple):
     """Delete a trial's checkpoints."""
 
     trial_id: str
@@ -162,7 +162,7 @@ class Shutdown(NamedTuple):
 # -- from a lane to the driver -------------------------------------------------------------------------------
 
 
-class Ready(NamedTuple):
+class LaneWarm(NamedTuple):
     """The lane is warm. ``own_bytes`` is the device memory that it takes for itself; 0 where that is not known."""
 
     at: float
@@ -170,7 +170,7 @@ class Ready(NamedTuple):
     own_bytes: float = 0.0
 
 
-class Started(NamedTuple):
+class ResidentStarted(NamedTuple):
     """A trial was set up or restored."""
 
     at: float
@@ -179,7 +179,7 @@ class Started(NamedTuple):
     seconds: float
 
 
-class Iterated(NamedTuple):
+class ResidentIterated(NamedTuple):
     """An iteration is done, or, if ``metrics`` is ``None``, there was none left to do.
 
     ``metrics`` are plain values in a dict, or :class:`Packed`. ``memory`` is (persistent, ephemeral) bytes, and
@@ -196,7 +196,7 @@ class Iterated(NamedTuple):
     busy: float | None = None
 
 
-class Paused(NamedTuple):
+class ResidentPaused(NamedTuple):
     """A trial runs no further for now."""
 
     at: float
@@ -204,7 +204,7 @@ class Paused(NamedTuple):
     iteration: int
 
 
-class Saved(NamedTuple):
+class ResidentSaved(NamedTuple):
     """A trial was saved."""
 
     at: float
@@ -216,7 +216,7 @@ class Saved(NamedTuple):
     seconds: float
 
 
-class Released(NamedTuple):
+class ResidentReleased(NamedTuple):
     """A trial has left the lane."""
 
     at: float
@@ -239,7 +239,7 @@ class Raised(NamedTuple):
     exception: bytes | None
 
 
-class Failed(NamedTuple):
+class ResidentFailed(NamedTuple):
     """A trial raised and has left the lane; see :class:`Raised`."""
 
     at: float
@@ -250,7 +250,7 @@ class Failed(NamedTuple):
     exception: bytes | None
 
 
-class Called(NamedTuple):
+class ResidentCalled(NamedTuple):
     """A method was called; ``result`` is what it returned, pickled, unless it raised."""
 
     at: float

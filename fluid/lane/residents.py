@@ -14,7 +14,7 @@ from fluid._clock import Clock
 from fluid.lane.checkpoint_store import CheckpointStore
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import Meter
-from fluid.lane.messages import LaneOptions, Saved, Ship, Start, trial_folder
+from fluid.lane.messages import LaneOptions, ResidentSaved, ShipTrainable, StartResident, trial_folder
 from fluid.lane.process_state import Context, Output, read_random_state, restore_random_state, write_random_state
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.trainable import can_save, make_resident, set_up
@@ -58,7 +58,7 @@ class Residents:
         """The trial of that id, if it is here."""
         return self._hosted.get(trial_id)
 
-    def learn(self, message: Ship) -> None:
+    def learn(self, message: ShipTrainable) -> None:
         """Takes in a trainable that trials are going to be of."""
         self._payloads[message.key] = message.payload
         sys.path += [path for path in message.sys_path if path not in sys.path]
@@ -74,7 +74,7 @@ class Residents:
         hosted = self._hosted[trial_id] = ResidentTrial(trial_id, Context(log, self._home))
         return hosted
 
-    def set_up(self, hosted: ResidentTrial, message: Start) -> None:
+    def set_up(self, hosted: ResidentTrial, message: StartResident) -> None:
         """Makes a trial what it is to be, from its checkpoint if it has one.
 
         Raises:
@@ -182,7 +182,7 @@ class Residents:
         rests = not hosted.left and not hosted.finished and hosted.unsaved > 0.0
         return rests and pace is not None and pace >= max(options.rest_after, cost)
 
-    def save(self, hosted: ResidentTrial) -> Saved:
+    def save(self, hosted: ResidentTrial) -> ResidentSaved:
         """Saves a trial.
 
         Raises:
@@ -205,7 +205,7 @@ class Residents:
         now = self._clock.now()
         hosted.save_cost, hosted.unsaved = now - begun, 0.0
         self._save_costs[hosted.key] = hosted.save_cost
-        return Saved(now, hosted.trial_id, hosted.iteration, *stored, dropped=False, seconds=now - begun)
+        return ResidentSaved(now, hosted.trial_id, hosted.iteration, *stored, dropped=False, seconds=now - begun)
 
     def forget(self, trial_id: str) -> None:
         """Deletes every checkpoint of a trial."""

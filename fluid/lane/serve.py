@@ -27,26 +27,26 @@ from fluid.lane.device import bind, make_meter, warm_up
 from fluid.lane.errors import describe
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
-    Adopt,
-    Call,
-    Called,
-    Failed,
-    Forget,
-    Iterated,
+    AdoptResident,
+    CallResident,
+    DeleteCheckpoints,
     LaneOptions,
+    LaneWarm,
     Membership,
-    Pause,
-    Paused,
+    PauseResident,
     Raised,
-    Ready,
-    Released,
-    Run,
-    Save,
-    Ship,
+    ReleaseResident,
+    ResidentCalled,
+    ResidentFailed,
+    ResidentIterated,
+    ResidentPaused,
+    ResidentReleased,
+    ResidentStarted,
+    RunResident,
+    SaveResident,
+    ShipTrainable,
     Shutdown,
-    Start,
-    Started,
-    Stop,
+    StartResident,
     ToMember,
 )
 from fluid.lane.process_state import Output
@@ -110,22 +110,22 @@ class _Lane:
         self._residents = Residents(options, clock, output, self._note, self._meter)
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Ship: self._residents.learn,
-            Start: self._start,
-            Run: self._run,
-            Pause: self._pause,
-            Save: self._save,
-            Stop: self._stop,
-            Call: self._call,
-            Adopt: self._adopt,
+            ShipTrainable: self._residents.learn,
+            StartResident: self._start,
+            RunResident: self._run,
+            PauseResident: self._pause,
+            SaveResident: self._save,
+            ReleaseResident: self._stop,
+            CallResident: self._call,
+            AdoptResident: self._adopt,
             ToMember: self._to_member,
-            Forget: lambda message: self._residents.forget(message.trial_id),
+            DeleteCheckpoints: lambda message: self._residents.forget(message.trial_id),
             Shutdown: self._shutdown,
         }
 
     def run(self, own_bytes: float = 0.0) -> None:
         residents = self._residents
-        self._tell(Ready(self._clock.now(), os.getpid(), own_bytes))
+        self._tell(LaneWarm(self._clock.now(), os.getpid(), own_bytes))
         while not self._ended:
             try:
                 # What is there to do comes before memory is given back, and that before waiting for more.
@@ -142,7 +142,7 @@ class _Lane:
 
     # -- what the driver asks ------------------------------------------------------------------------------
 
-    def _start(self, message: Start) -> None:
+    def _start(self, message: StartResident) -> None:
         hosted = self._residents.admit(message.trial_id)
         begun = self._clock.now()
         try:
@@ -154,24 +154,24 @@ class _Lane:
             self._fail(hosted, error)
             return
         now = self._clock.now()
-        started = Started(now, message.trial_id, hosted.iteration, now - begun)
+        started = ResidentStarted(now, message.trial_id, hosted.iteration, now - begun)
         self._tell(started, at_once=now - begun > _SHORT_S)
         self._add(hosted, message.iterations)
 
-    def _run(self, message: Run) -> None:
+    def _run(self, message: RunResident) -> None:
         hosted = self._residents.get(message.trial_id)
         if hosted is not None:
             self._add(hosted, message.iterations)
 
-    def _pause(self, message: Pause) -> None:
+    def _pause(self, message: PauseResident) -> None:
         hosted = self._residents.get(message.trial_id)
         if hosted is not None:
             self._residents.halt(hosted)
-            self._tell(Paused(self._clock.now(), hosted.trial_id, hosted.iteration))
-            if message.rests and hosted.saves_itself and hosted.member is None:
+            self._tell(ResidentPaused(self._clock.now(), hosted.trial_id, hosted.iteration))
+            if message.may_move and hosted.saves_itself and hosted.member is None:
                 self._save_if_due(hosted)
 
-    def _save(self, message: Save) -> None:
+    def _save(self, message: SaveResident) -> None:
         hosted = self._residents.get(message.trial_id)
         if hosted is None:
             return
@@ -184,14 +184,14 @@ class _Lane:
             self._residents.release(hosted)
         self._tell(saved._replace(at=self._clock.now(), dropped=message.drop))
 
-    def _stop(self, message: Stop) -> None:
+    def _stop(self, message: ReleaseResident) -> None:
         # One that is not here has failed, and that has been reported.
         hosted = self._residents.get(message.trial_id)
         if hosted is not None:
             self._residents.release(hosted)
-            self._tell(Released(self._clock.now(), message.trial_id))
+            self._tell(ResidentReleased(self._clock.now(), message.trial_id))
 
-    def _call(self, message: Call) -> None:
+    def _call(self, message: CallResident) -> None:
         """Calls a method of a resident; what it raises changes nothing for the trial."""
         hosted = self._residents.get(message.trial_id)
         if hosted is None:
@@ -211,7 +211,7 @@ class _Lane:
             self._end_if_contagious(raised)
         now = self._clock.now()
         hosted.unsaved += now - begun  # It may have changed the trial.
-        called = Called(now, hosted.trial_id, message.call_id, result, raised)
+        called = ResidentCalled(now, hosted.trial_id, message.call_id, result, raised)
         if raised is None:
             self._tell(called)
         else:
@@ -221,7 +221,7 @@ class _Lane:
 
     # -- trials in several lanes ---------------------------------------------------------------------------
 
-    def _adopt(self, message: Adopt) -> None:
+    def _adopt(self, message: AdoptResident) -> None:
         hosted = self._residents.get(message.trial_id)
         if hosted is None:
             return
@@ -237,7 +237,7 @@ class _Lane:
         self._channel.read_ahead(self._overhear)
         trainable, host = elastic_part(hosted.body), self._options.host
         hosted.member = LaneMember(hosted.trial_id, trainable, membership, host, self._tell, self._clock)
-        hosted.member.say_prepared(seconds)
+        hosted.member.send_prepared(seconds)
 
     def _overhear(self, message: Any) -> None:
         """Called in another thread, as soon as a message has come."""
@@ -254,11 +254,11 @@ class _Lane:
         member = hosted.member
         if isinstance(message.message, Leave):
             self._residents.release(hosted)
-            member.say(Left())
+            member.send(Left())
             return
         try:
             self._residents.enter(hosted)
-            member.take(message.message)
+            member.handle(message.message)
         except BaseException as error:
             self._fail(hosted, error)
             return
@@ -280,7 +280,7 @@ class _Lane:
         if done is not None:
             hosted.iteration, hosted.finished = done.iteration, done.finished
             hosted.unsaved += self._clock.now() - begun
-            if hosted.saves_itself and member.leads:
+            if hosted.saves_itself and member.is_rank_zero:
                 self._save_if_due(hosted)
 
     def _shutdown(self, message: Shutdown) -> None:
@@ -294,7 +294,7 @@ class _Lane:
     def _add(self, hosted: ResidentTrial, iterations: int) -> None:
         if hosted.finished:
             if iterations > 0:
-                nothing = Iterated(self._clock.now(), hosted.trial_id, hosted.iteration, 0.0, None, None, True)
+                nothing = ResidentIterated(self._clock.now(), hosted.trial_id, hosted.iteration, 0.0, None, None, True)
                 self._tell(nothing)
             return
         self._residents.add(hosted, iterations)
@@ -329,7 +329,7 @@ class _Lane:
             hosted.left -= 1
             if not hosted.left:
                 self._residents.queue.remove(hosted)
-        done = Iterated(now, hosted.trial_id, hosted.iteration, seconds, metrics, memory, step.finished, busy)
+        done = ResidentIterated(now, hosted.trial_id, hosted.iteration, seconds, metrics, memory, step.finished, busy)
         self._tell(done, at_once=seconds > _SHORT_S)
         if hosted.saves_itself:
             self._save_if_due(hosted)
@@ -357,9 +357,9 @@ class _Lane:
         raised = describe(error)
         self._end_if_contagious(raised)
         self._residents.release(hosted)
-        self._tell_raised(Failed(self._clock.now(), hosted.trial_id, *raised), raised)
+        self._tell_raised(ResidentFailed(self._clock.now(), hosted.trial_id, *raised), raised)
 
-    def _tell_raised(self, message: Failed | Called, raised: Raised) -> None:
+    def _tell_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised) -> None:
         """Tells of an error; ends the process if it is of no use to others any more."""
         if raised.kind == "out_of_memory":
             self._meter.give_back(collect=True)

@@ -17,8 +17,8 @@ def make_groups(size: int, generation: int = 1, backend: str = "gloo") -> list[T
 
 
 def meet(groups: list[TorchGroup], generation: int) -> None:
-    meeting = groups[0].host("127.0.0.1", generation, len(groups))
-    together(groups, lambda group: group.configure(meeting, generation, groups.index(group), len(groups)))
+    rendezvous = groups[0].open_rendezvous("127.0.0.1", generation, len(groups))
+    together(groups, lambda group: group.configure(rendezvous, generation, groups.index(group), len(groups)))
 
 
 def together(groups: list[Any], call: Callable[[Any], Any]) -> list[Any]:

@@ -10,31 +10,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluid.elastic.controller import (
+    AllHalted,
     Collapsed,
     ElasticController,
     Formed,
     MemberFailed,
+    MemberReady,
     Phase,
-    Ready,
     Reported,
     Send,
-    StoodStill,
 )
 from fluid.elastic.messages import (
     Abort,
     Broken,
-    Failed,
     Halt,
     Halted,
-    Host,
-    Hosting,
-    Iterated,
     Join,
     Joined,
     Leave,
+    MemberIterated,
+    MemberRaised,
+    OpenRendezvous,
     Prepare,
     Prepared,
-    Run,
+    RendezvousOpened,
+    RunMember,
 )
 from fluid.errors import FluidError, InvalidFieldError
 
@@ -71,17 +71,17 @@ class Trial:
         for member in members:
             self.do(self.controller.prepare(member, PREPARE))
             self.hear(member, Prepared(iteration, "127.0.0.1", 0.1))
-            assert self.take_events() == [Ready(member)]
+            assert self.take_events() == [MemberReady(member)]
         self.take_sent()
 
     def form(self, *members: int, iteration: int = 0) -> list[Join]:
         """Forms a generation and returns what its members were told."""
         self.do(self.controller.form(members))
         joins = []
-        while any(isinstance(message, (Host, Join)) for _, message in self.sent):
+        while any(isinstance(message, (OpenRendezvous, Join)) for _, message in self.sent):
             for member, message in self.take_sent():
-                if isinstance(message, Host):
-                    self.hear(member, Hosting(message.generation, f"there:{message.generation}"))
+                if isinstance(message, OpenRendezvous):
+                    self.hear(member, RendezvousOpened(message.generation, f"there:{message.generation}"))
                 elif isinstance(message, Join):
                     joins.append(message)
                     self.hear(member, Joined(message.generation, iteration, None, 0.0))
@@ -105,16 +105,16 @@ def test_growing(trial: Trial) -> None:
     assert trial.form(10) == [Join(1, 0, 1, "", True)]
     assert trial.take_events() == [Formed(1, (10,), 0)]
     trial.do(trial.controller.run(3))
-    assert trial.take_sent() == [(10, Run(1, 3))]
+    assert trial.take_sent() == [(10, RunMember(1, 3))]
     trial.ready(11)
     trial.do(trial.controller.halt())
     assert trial.take_sent() == [(10, Halt())]
-    trial.hear(10, Iterated(1, 1, {"loss": 1.0}, 0.5))
+    trial.hear(10, MemberIterated(1, 1, {"loss": 1.0}, 0.5))
     trial.hear(10, Halted(1, 1, False))
-    assert trial.take_events() == [Reported(1, {"loss": 1.0}, 1, 0.5), StoodStill(1, False)]
+    assert trial.take_events() == [Reported(1, {"loss": 1.0}, 1, 0.5), AllHalted(1, False)]
     trial.do(trial.controller.form([10, 11]))
-    assert trial.take_sent() == [(10, Host(2, "127.0.0.1", 2))]
-    trial.hear(10, Hosting(2, "there"))
+    assert trial.take_sent() == [(10, OpenRendezvous(2, "127.0.0.1", 2))]
+    trial.hear(10, RendezvousOpened(2, "there"))
     assert trial.take_sent() == [(10, Join(2, 0, 2, "there", True, 1)), (11, Join(2, 1, 2, "there", True, 1))]
     trial.hear(11, Joined(2, 1, None, 0.0))
     assert trial.take_events() == []
@@ -165,18 +165,18 @@ def test_members_on_several_machines_meet_at_rank_0s_address(trial: Trial) -> No
         trial.hear(member, Prepared(0, address, 0.1))
     trial.take_sent()
     trial.do(trial.controller.form([1, 2]))
-    assert trial.take_sent() == [(1, Host(1, "10.0.0.1", 2))]
+    assert trial.take_sent() == [(1, OpenRendezvous(1, "10.0.0.1", 2))]
 
 
 def test_a_member_dies_and_the_others_go_on(trial: Trial) -> None:
     trial.ready(1, 2, 3)
     trial.form(1, 2, 3)
     trial.run()
-    trial.hear(1, Iterated(1, 1, {}, 0.0))
+    trial.hear(1, MemberIterated(1, 1, {}, 0.0))
     trial.hear(3, Broken(1, 1, "connection closed"))
     assert trial.take_sent() == [(1, Abort(1)), (2, Abort(1))]
     assert trial.take_events() == [Reported(1, {}, 3, 0.0)]
-    trial.do(trial.controller.lost(2))
+    trial.do(trial.controller.member_lost(2))
     trial.hear(1, Broken(1, 1, "connection closed"))
     assert trial.take_events() == [Collapsed(1, (1, 3), "connection closed")]
     assert [(join.rank, join.sync) for join in trial.form(1, 3, iteration=1)] == [(0, False), (1, False)]
@@ -186,13 +186,13 @@ def test_without_rank_0_the_farthest_one_hands_its_state_over(trial: Trial) -> N
     trial.ready(1, 2, 3)
     trial.form(1, 2, 3)
     trial.run()
-    trial.do(trial.controller.lost(1))
+    trial.do(trial.controller.member_lost(1))
     assert trial.take_sent() == [(2, Abort(1)), (3, Abort(1))]
     trial.hear(2, Broken(1, 0, ""))
     trial.hear(3, Broken(1, 1, ""))
     assert trial.take_events() == [Collapsed(1, (3, 2), "member 1 is gone")]
     trial.do(trial.controller.form([2, 3]))
-    trial.hear(3, Hosting(2, "there"))
+    trial.hear(3, RendezvousOpened(2, "there"))
     assert [message for _, message in trial.take_sent()][1:] == [
         Join(2, 0, 2, "there", True),
         Join(2, 1, 2, "there", True),
@@ -201,7 +201,7 @@ def test_without_rank_0_the_farthest_one_hands_its_state_over(trial: Trial) -> N
     trial.hear(3, Joined(2, 1, {"loss": 3.0}, 0.0))
     # Rank 0 died before it could tell of the iteration that it had finished.
     assert trial.take_events() == [Reported(1, {"loss": 3.0}, 2, None)]
-    trial.hear(2, Hosting(3, "here"))
+    trial.hear(2, RendezvousOpened(3, "here"))
     assert trial.take_sent()[1:] == [(2, Join(3, 0, 2, "here", False, 1)), (3, Join(3, 1, 2, "here", False, 1))]
     trial.hear(3, Joined(3, 1, {"loss": 3.0}, 0.0))
     trial.hear(2, Joined(3, 1, None, 0.0))
@@ -212,7 +212,7 @@ def test_rank_0_stays_even_if_another_one_is_ahead(trial: Trial) -> None:
     trial.ready(1, 2, 3)
     trial.form(1, 2, 3)
     trial.run()
-    trial.do(trial.controller.lost(3))
+    trial.do(trial.controller.member_lost(3))
     trial.hear(2, Broken(1, 1, ""))
     trial.hear(1, Broken(1, 0, ""))
     assert trial.take_events() == [Collapsed(1, (1, 2), "member 3 is gone")]
@@ -224,9 +224,9 @@ def test_a_newcomer_that_dies_while_it_joins(trial: Trial) -> None:
     trial.form(1)
     trial.take_events()
     trial.do(trial.controller.form([1, 2]))
-    trial.do(trial.controller.lost(2))
+    trial.do(trial.controller.member_lost(2))
     trial.take_sent()
-    trial.hear(1, Hosting(2, "too late"))
+    trial.hear(1, RendezvousOpened(2, "too late"))
     assert trial.take_sent() == []
     trial.hear(1, Broken(2, 0, ""))
     assert trial.take_events() == [Collapsed(2, (1,), "member 2 is gone")]
@@ -238,7 +238,7 @@ def test_a_newcomer_without_the_state_is_no_survivor(trial: Trial) -> None:
     trial.form(1)
     trial.take_events()
     trial.do(trial.controller.form([1, 2]))
-    trial.do(trial.controller.lost(1))
+    trial.do(trial.controller.member_lost(1))
     trial.hear(2, Broken(2, 0, ""))
     assert trial.take_events() == [Collapsed(2, (), "member 1 is gone")]
 
@@ -249,7 +249,7 @@ def test_who_was_to_leave_survives_if_the_others_do_not(trial: Trial) -> None:
     trial.take_events()
     trial.do(trial.controller.form([1]))
     trial.take_sent()
-    trial.do(trial.controller.lost(1))
+    trial.do(trial.controller.member_lost(1))
     assert trial.take_events() == [Collapsed(2, (2,), "member 1 is gone")]
     assert trial.form(2) == [Join(3, 0, 1, "", False)]
 
@@ -258,15 +258,15 @@ def test_deaths_while_and_after_it_breaks(trial: Trial) -> None:
     trial.ready(1, 2, 3)
     trial.form(1, 2, 3)
     trial.run()
-    trial.do(trial.controller.lost(1))
-    trial.do(trial.controller.lost(2))
+    trial.do(trial.controller.member_lost(1))
+    trial.do(trial.controller.member_lost(2))
     assert trial.take_events() == []
     trial.hear(3, Broken(1, 0, ""))
     assert trial.take_events() == [Collapsed(1, (3,), "member 1 is gone")]
     assert trial.controller.phase is Phase.BROKEN
-    trial.do(trial.controller.lost(3))
+    trial.do(trial.controller.member_lost(3))
     assert trial.take_events() == [Collapsed(1, (), "member 1 is gone")]
-    trial.do(trial.controller.lost(3))
+    trial.do(trial.controller.member_lost(3))
     assert trial.take_events() == []
 
 
@@ -274,7 +274,7 @@ def test_the_users_code_raises_in_a_member(trial: Trial) -> None:
     trial.ready(1, 2)
     trial.form(1, 2)
     trial.run()
-    trial.hear(2, Failed("ValueError: no", "Traceback"))
+    trial.hear(2, MemberRaised("ValueError: no", "Traceback"))
     trial.hear(1, Broken(1, 0, ""))
     assert trial.take_events() == [
         MemberFailed(2, "ValueError: no", "Traceback"),
@@ -288,14 +288,14 @@ def test_iterations_done_again_are_not_reported_again(trial: Trial) -> None:
     trial.form(1)
     trial.run()
     for iteration in (1, 2, 3):
-        trial.hear(1, Iterated(1, iteration, {}, 0.0))
-    trial.do(trial.controller.lost(1))
+        trial.hear(1, MemberIterated(1, iteration, {}, 0.0))
+    trial.do(trial.controller.member_lost(1))
     trial.take_events()
     trial.ready(2, iteration=1)
     trial.form(2, iteration=1)
     trial.run()
     for iteration in (2, 3, 4):
-        trial.hear(2, Iterated(2, iteration, {}, 0.0))
+        trial.hear(2, MemberIterated(2, iteration, {}, 0.0))
     assert [event.iteration for event in trial.take_events()] == [4]
 
 
@@ -372,7 +372,7 @@ class World:
             self.trial.hear(member, self.answers[member].pop(0))
         else:
             del self.answers[member]
-            self.trial.do(self.trial.controller.lost(member))
+            self.trial.do(self.trial.controller.member_lost(member))
 
     @property
     def quiet(self) -> bool:
@@ -383,17 +383,17 @@ class World:
 
     def act(self, member: int, message: Any) -> None:
         say = self.answers[member].append
-        if isinstance(message, Host):
-            say(Hosting(message.generation, "there"))
+        if isinstance(message, OpenRendezvous):
+            say(RendezvousOpened(message.generation, "there"))
         elif isinstance(message, Join):
             first = self.trial.controller.ranks[0]
             if message.sync and first in self.iterations:
                 self.iterations[member] = self.iterations[first]
             say(Joined(message.generation, self.iterations[member], None, 0.0))
-        elif isinstance(message, Run):
+        elif isinstance(message, RunMember):
             if self.broke[member] < message.generation:
                 self.iterations[member] += 1
-                say(Iterated(message.generation, self.iterations[member], {}, 0.0))
+                say(MemberIterated(message.generation, self.iterations[member], {}, 0.0))
                 say(Halted(message.generation, self.iterations[member], False))
         elif isinstance(message, Abort) and self.broke[member] < message.generation:
             self.broke[member] = message.generation
@@ -437,7 +437,7 @@ def test_a_trial_that_ran_by_itself_is_taken_over_with_its_state(trial: Trial) -
     assert trial.take_sent() == [(1, "become a member")]
     assert not trial.controller.is_ready(1)
     trial.hear(1, Prepared(4, "127.0.0.1", 0.0))
-    assert trial.take_events() == [Ready(1)]
+    assert trial.take_events() == [MemberReady(1)]
     trial.ready(2)
     assert trial.controller.survivors == (1,)
     assert [join.rank for join in trial.form(2, 1, iteration=4)] == [0, 1]
@@ -459,7 +459,7 @@ def test_newcomers_who_are_not_wanted_any_more_leave(trial: Trial) -> None:
     for member in (3, 4):
         trial.do(trial.controller.dismiss(member))
     assert trial.take_sent() == [(3, Leave()), (4, Leave())]
-    assert trial.controller.newcomers == (2,) and not trial.controller.knows(3)
+    assert trial.controller.newcomers == (2,) and not trial.controller.is_member(3)
     trial.hear(4, Prepared(0, "127.0.0.1", 0.1))
     assert trial.take_events() == [], "it was on its way"
     assert trial.controller.dismiss(3) == []

@@ -163,10 +163,10 @@ def test_an_abort_ends_the_waiting() -> None:
     assert isinstance(broken, GenerationBrokenError) and groups[0].broken
 
 
-def _process(rank: int, size: int, meeting: str, answers: Any, group: Any = None) -> None:
+def _process(rank: int, size: int, rendezvous: str, answers: Any, group: Any = None) -> None:
     torch.set_num_threads(1)
     group = group or TorchGroup("cpu", "auto")
-    group.configure(meeting, 1, rank, size)
+    group.configure(rendezvous, 1, rank, size)
     sums = []
     for number in range(300):
         tensor = torch.full((1 + 997 * (number % 7),), float(number + rank))
@@ -180,11 +180,11 @@ def test_between_processes() -> None:
     context = get_context("spawn")
     answers = context.Queue()
     group = TorchGroup("cpu", "auto")
-    meeting = group.host("127.0.0.1", 1, 3)
-    others = [context.Process(target=_process, args=(rank, 3, meeting, answers)) for rank in (1, 2)]
+    rendezvous = group.open_rendezvous("127.0.0.1", 1, 3)
+    others = [context.Process(target=_process, args=(rank, 3, rendezvous, answers)) for rank in (1, 2)]
     for other in others:
         other.start()
-    _process(0, 3, meeting, answers, group)
+    _process(0, 3, rendezvous, answers, group)
     found = sorted(answers.get(timeout=60) for _ in range(3))
     for other in others:
         other.join()

@@ -17,7 +17,7 @@ from fluid.elastic.shard import Shard  # noqa: E402
 from fluid.errors import InvalidFieldError  # noqa: E402
 
 
-class Place:
+class Context:
     """A rank, which notes its shards."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -40,7 +40,7 @@ class Squares(Dataset):  # type: ignore[misc]
 
 def loader(samples: int = 23, batch_size: int = 5, rank: int = 0, size: int = 1, **options: Any) -> ElasticLoader:
     dataset = TensorDataset(torch.arange(samples))
-    return ElasticLoader(Place(rank, size), dataset, batch_size, **options)
+    return ElasticLoader(Context(rank, size), dataset, batch_size, **options)
 
 
 def joined(batches: list[list[int]]) -> list[int]:
@@ -57,7 +57,7 @@ def test_the_ranks_batches_together_are_the_batch_of_one(samples: int, batch_siz
     ranks = [loader(samples, batch_size, rank, size, seed=seed) for rank in range(size)]
     for _ in range(2):
         for batch, parts in zip(alone, zip(*ranks, strict=True), strict=True):
-            counted = [p[0][: r._place.shard.count].tolist() for p, r in zip(parts, ranks, strict=True)]  # type: ignore[attr-defined]
+            counted = [p[0][: r._context.shard.count].tolist() for p, r in zip(parts, ranks, strict=True)]  # type: ignore[attr-defined]
             assert joined(counted) == batch[0].tolist()
 
 
@@ -105,18 +105,18 @@ def test_taking_batches_over_the_end_of_an_epoch() -> None:
 
 
 def test_a_dataset_read_by_samples_has_the_same_order() -> None:
-    by_sample = ElasticLoader(Place(), Squares(), 5)
+    by_sample = ElasticLoader(Context(), Squares(), 5)
     assert [batch.tolist() for batch in by_sample] == [[i * i for i in batch] for batch in whole(loader())]
 
 
 def test_options_of_the_data_loader() -> None:
-    one = ElasticLoader(Place(), Squares(), 5, shuffle=False, collate_fn=sum)
+    one = ElasticLoader(Context(), Squares(), 5, shuffle=False, collate_fn=sum)
     assert list(one.take(1)) == [0 + 1 + 4 + 9 + 16]
 
 
 def test_what_cannot_be_loaded_is_refused() -> None:
     with pytest.raises(InvalidFieldError, match="dataset"):
-        ElasticLoader(Place(), iter([]), 5)
+        ElasticLoader(Context(), iter([]), 5)
     with pytest.raises(InvalidFieldError, match="batch_size"):
         loader(batch_size=0)
     with pytest.raises(InvalidFieldError, match="not enough samples"):

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from elastic.groups import make_groups, meet, together  # noqa: E402
 
-from fluid.elastic.group import GenerationBrokenError, own_address_towards, split_meeting  # noqa: E402
+from fluid.elastic.group import GenerationBrokenError, own_address_towards, split_address  # noqa: E402
 from fluid.elastic.make_group import make_group  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 from fluid.errors import InvalidFieldError  # noqa: E402
@@ -99,10 +99,10 @@ def test_an_abort_wakes_those_who_wait(backend: str) -> None:
 
 def test_an_abort_that_comes_before_the_generation(backend: str) -> None:
     group, other = TorchGroup("cpu", backend), TorchGroup("cpu", backend)
-    meeting = group.host("127.0.0.1", 1, 2)
+    rendezvous = group.open_rendezvous("127.0.0.1", 1, 2)
     group.abort(1)
     with pytest.raises(GenerationBrokenError, match="generation 1 was aborted"):
-        group.configure(meeting, 1, 0, 2)
+        group.configure(rendezvous, 1, 0, 2)
     meet([group, other], 2)
     group.abort(1)  # Too late: it does not touch the next one.
     assert together([group, other], summed) == [3.0] * 2
@@ -110,26 +110,26 @@ def test_an_abort_that_comes_before_the_generation(backend: str) -> None:
 
 def test_an_abort_while_the_members_meet() -> None:
     group = TorchGroup("cpu", "gloo")
-    meeting = group.host("127.0.0.1", 1, 2)
+    rendezvous = group.open_rendezvous("127.0.0.1", 1, 2)
     threading.Timer(0.05, group.abort, [1]).start()  # Before or while it waits; the answer is the same.
     with pytest.raises(GenerationBrokenError, match="aborted"):
-        group.configure(meeting, 1, 0, 2)
+        group.configure(rendezvous, 1, 0, 2)
 
 
 def test_nobody_at_the_meeting_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluid.elastic.torch_group._CONNECT_S", 0.5)
     group = TorchGroup("cpu", "gloo")
-    meeting = group.host("127.0.0.1", 1, 2)
+    rendezvous = group.open_rendezvous("127.0.0.1", 1, 2)
     group.shutdown()
     with pytest.raises(GenerationBrokenError, match="did not come together"):
-        TorchGroup("cpu", "gloo").configure(meeting, 1, 1, 2)
+        TorchGroup("cpu", "gloo").configure(rendezvous, 1, 1, 2)
 
 
 def test_addresses() -> None:
-    assert split_meeting("10.0.0.1:80") == ("10.0.0.1", 80)
+    assert split_address("10.0.0.1:80") == ("10.0.0.1", 80)
     assert own_address_towards("127.0.0.1", 80) == "127.0.0.1"
     for wrong in ("", "10.0.0.1", "10.0.0.1:x", ":80"):
         with pytest.raises(InvalidFieldError, match="meeting"):
-            split_meeting(wrong)
+            split_address(wrong)
     with pytest.raises(InvalidFieldError, match="backend"):
         make_group("carrier pigeons", "cpu")

@@ -134,8 +134,8 @@ def step_at_width_2(cls: type[ElasticTrainable], config: dict[str, Any], iterati
     """Two trainables in two threads, driven by members."""
     # One after the other: seeds are the process's.
     members = [ElasticMember(made(cls, **config), group) for group in make_groups(2)]
-    meeting = members[0].host("127.0.0.1", 2, 2)
-    together(members, lambda member: member.join(2, members.index(member), 2, meeting, True))
+    rendezvous = members[0].open_rendezvous("127.0.0.1", 2, 2)
+    together(members, lambda member: member.join(2, members.index(member), 2, rendezvous, True))
 
     def run(member: ElasticMember) -> Any:
         for _ in range(iterations):
@@ -157,8 +157,8 @@ def test_adding_up_the_gradients_of_batches_of_any_size() -> None:
 
 def test_members_agree_on_when_to_stop() -> None:
     members = [ElasticMember(made(), group) for group in make_groups(2)]
-    meeting = members[0].host("127.0.0.1", 2, 2)
-    together(members, lambda member: member.join(2, members.index(member), 2, meeting, True))
+    rendezvous = members[0].open_rendezvous("127.0.0.1", 2, 2)
+    together(members, lambda member: member.join(2, members.index(member), 2, rendezvous, True))
     votes = {0: [True, True], 1: [True, False]}
 
     def run(member: ElasticMember) -> list[bool]:

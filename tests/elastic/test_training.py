@@ -16,14 +16,14 @@ from elastic.trainables import Gan, LanguageModel, Raising, Regression, Unready 
 
 from fluid.elastic import ElasticRun  # noqa: E402
 from fluid.elastic.make_group import make_group  # noqa: E402
-from fluid.elastic.run import Result  # noqa: E402
+from fluid.elastic.run import ElasticResult  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  # noqa: E402
 
 BACKENDS = ["torch", "gloo", pytest.param("horovod", marks=pytest.mark.horovod)]
 GROWING_AND_SHRINKING = (1, 2, 1, 2, 2)
 
 
-def train(trainable: Any, config: dict[str, Any], widths: Sequence[int], backend: str = "gloo") -> list[Result]:
+def train(trainable: Any, config: dict[str, Any], widths: Sequence[int], backend: str = "gloo") -> list[ElasticResult]:
     """One iteration at each of these widths in turn."""
     results = []
     with QuickRun(trainable, config, widths[0], backend=backend) as run:
@@ -34,16 +34,16 @@ def train(trainable: Any, config: dict[str, Any], widths: Sequence[int], backend
     return results
 
 
-def alone(trainable: Any, config: dict[str, Any], iterations: int) -> list[Result]:
+def alone(trainable: Any, config: dict[str, Any], iterations: int) -> list[ElasticResult]:
     """Without Fluid, in this process."""
     made = trainable()
     made.setup(config)
-    results = [Result(number + 1, made.step(), 1) for number in range(iterations)]
+    results = [ElasticResult(number + 1, made.step(), 1) for number in range(iterations)]
     made.cleanup()
     return results
 
 
-def same(ours: list[Result], others: list[Result]) -> None:
+def same(ours: list[ElasticResult], others: list[ElasticResult]) -> None:
     """Checks that the metrics agree, and that in each iteration all ranks have the same bits."""
     for our, other in zip(ours, others, strict=True):
         for result in (our, other):

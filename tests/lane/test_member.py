@@ -16,32 +16,32 @@ from fluid.elastic.messages import (  # noqa: E402
     Abort,
     Broken,
     Halted,
-    Host,
-    Hosting,
-    Iterated,
     Join,
     Joined,
     Leave,
     Left,
+    MemberIterated,
+    OpenRendezvous,
     Prepared,
-    Run,
+    RendezvousOpened,
+    RunMember,
 )
 from fluid.lane.member import own_address  # noqa: E402
-from fluid.lane.messages import (  # noqa: E402  # noqa: E402
-    Adopt,
-    Failed,
+from fluid.lane.messages import (  # noqa: E402
+    AdoptResident,
     FromMember,
     Membership,
-    Pause,
-    Paused,
-    Released,
-    Ship,
-    Start,
-    Stop,
+    PauseResident,
+    ReleaseResident,
+    ResidentFailed,
+    ResidentIterated,
+    ResidentPaused,
+    ResidentReleased,
+    RunResident,
+    ShipTrainable,
+    StartResident,
     ToMember,
 )
-from fluid.lane.messages import Iterated as Alone  # noqa: E402
-from fluid.lane.messages import Run as RunAlone  # noqa: E402
 from fluid.trainables.pickling import dump_config, dump_trainable  # noqa: E402
 
 TERMS = Membership(7, "torch")
@@ -50,7 +50,7 @@ TERMS = Membership(7, "torch")
 def hear(lane: Any, kind: type) -> Any:
     """What a member says next; it must be of that kind."""
     said = lane.receive(FromMember, "a")
-    assert said.epoch == TERMS.number and isinstance(said.message, kind), said
+    assert said.epoch == TERMS.epoch and isinstance(said.message, kind), said
     return said.message
 
 
@@ -69,18 +69,18 @@ def pair(make_server: Any, fork: Any) -> list[Any]:
     server = make_server(preload=["torch"])
     lanes = [fork(server, number) for number in range(2)]
     for lane in lanes:
-        lane.send(Ship(0, dump_trainable(Regression), ()))
-        lane.send(Start("a", 0, dump_config({}), 0, membership=TERMS))
+        lane.send(ShipTrainable(0, dump_trainable(Regression), ()))
+        lane.send(StartResident("a", 0, dump_config({}), 0, membership=TERMS))
     for lane in lanes:
         assert hear(lane, Prepared).iteration == 0
     return lanes
 
 
 def meet(lanes: list[Any], generation: int, sync: bool = True) -> None:
-    tell(lanes[0], Host(generation, "127.0.0.1", len(lanes)))
-    meeting = hear(lanes[0], Hosting).meeting
+    tell(lanes[0], OpenRendezvous(generation, "127.0.0.1", len(lanes)))
+    rendezvous = hear(lanes[0], RendezvousOpened).rendezvous
     for rank, lane in enumerate(lanes):
-        tell(lane, Join(generation, rank, len(lanes), meeting, sync))
+        tell(lane, Join(generation, rank, len(lanes), rendezvous, sync))
     for lane in lanes:
         assert hear(lane, Joined).generation == generation
 
@@ -91,16 +91,16 @@ def test_lanes_train_together_and_one_goes_on_alone(pair: list[Any]) -> None:
     expected = [float(trial.step()["loss"]) for _ in range(4)]
     meet(pair, 1)
     for lane in pair:
-        tell(lane, Run(1, 2))
-    done = [hear(pair[0], Iterated) for _ in range(2)]
+        tell(lane, RunMember(1, 2))
+    done = [hear(pair[0], MemberIterated) for _ in range(2)]
     for lane in pair:
         assert hear(lane, Halted) == Halted(1, 2, False)
     tell(pair[1], Leave())
     hear(pair[1], Left)
     tell(pair[0], Join(2, 0, 1, "", False))
     assert hear(pair[0], Joined).iteration == 2
-    pair[0].send(RunAlone("a", 2))
-    alone = [pair[0].receive(Alone, "a") for _ in range(2)]
+    pair[0].send(RunResident("a", 2))
+    alone = [pair[0].receive(ResidentIterated, "a") for _ in range(2)]
     assert [one.iteration for one in alone] == [3, 4], "it goes on as a resident like any other"
     assert [loss_of(one) for one in (*done, *alone)] == pytest.approx(expected, abs=1e-5)
 
@@ -108,34 +108,38 @@ def test_lanes_train_together_and_one_goes_on_alone(pair: list[Any]) -> None:
 def test_a_resident_becomes_a_member_as_it_is(pair: list[Any]) -> None:
     tell(pair[0], Join(1, 0, 1, "", False))
     hear(pair[0], Joined)
-    pair[0].send(RunAlone("a", 3), Pause("a"), Adopt("a", TERMS))
-    assert pair[0].receive(Paused, "a").iteration <= 3
+    pair[0].send(RunResident("a", 3), PauseResident("a"), AdoptResident("a", TERMS))
+    assert pair[0].receive(ResidentPaused, "a").iteration <= 3
     iteration = hear(pair[0], Prepared).iteration
     meet(pair, 1)
     for lane in pair:
-        tell(lane, Run(1, 1))
-    assert hear(pair[0], Iterated).iteration == iteration + 1
+        tell(lane, RunMember(1, 1))
+    assert hear(pair[0], MemberIterated).iteration == iteration + 1
     assert hear(pair[1], Halted).iteration == iteration + 1, "the other one had taken its state"
 
 
 def test_an_abort_is_heard_by_who_waits_for_others(pair: list[Any]) -> None:
     meet(pair, 1)
-    tell(pair[0], Run(1, 5))  # Nobody tells the other one, which does not come.
+    tell(pair[0], RunMember(1, 5))  # Nobody tells the other one, which does not come.
     tell(pair[0], Abort(1))
     assert hear(pair[0], Broken).iteration == 0
     tell(pair[1], Abort(1))
     assert hear(pair[1], Broken).generation == 1
     meet(pair, 2, sync=False)
     for lane in pair:
-        lane.send(Stop("a"))
+        lane.send(ReleaseResident("a"))
     for lane in pair:
-        lane.receive(Released, "a")
+        lane.receive(ResidentReleased, "a")
 
 
 def test_what_is_no_elastic_trainable_cannot_become_a_member(make_server: Any, fork: Any) -> None:
     lane = fork(make_server(), 0)
-    lane.send(Ship(0, dump_trainable(Plain), ()), Start("a", 0, dump_config({}), 0), Adopt("a", TERMS))
-    assert "ElasticTrainable" in lane.receive(Failed, "a").message
+    lane.send(
+        ShipTrainable(0, dump_trainable(Plain), ()),
+        StartResident("a", 0, dump_config({}), 0),
+        AdoptResident("a", TERMS),
+    )
+    assert "ElasticTrainable" in lane.receive(ResidentFailed, "a").message
 
 
 class Plain:

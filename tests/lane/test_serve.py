@@ -17,22 +17,22 @@ import pytest
 
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import (
-    Call,
-    Called,
-    Failed,
-    Forget,
-    Iterated,
-    Pause,
-    Paused,
-    Ready,
-    Released,
-    Run,
-    Save,
-    Saved,
-    Ship,
-    Start,
-    Started,
-    Stop,
+    CallResident,
+    DeleteCheckpoints,
+    LaneWarm,
+    PauseResident,
+    ReleaseResident,
+    ResidentCalled,
+    ResidentFailed,
+    ResidentIterated,
+    ResidentPaused,
+    ResidentReleased,
+    ResidentSaved,
+    ResidentStarted,
+    RunResident,
+    SaveResident,
+    ShipTrainable,
+    StartResident,
 )
 from fluid.trainables.pickling import Packed, dump_arguments, dump_config, dump_trainable
 
@@ -71,7 +71,7 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
     def make(lane_id: int = 0, **options: Any) -> Any:
         lane = fork(server, lane_id, **options)
-        lane.receive(Ready)
+        lane.receive(LaneWarm)
         return lane
 
     return make
@@ -84,71 +84,73 @@ def lane(make_lane: Callable[..., Any]) -> Any:
 
 def test_a_burst_is_answered_iteration_by_iteration(lane: Any) -> None:
     lane.start("a", Counter, {}, 3)
-    started = lane.receive(Started)
+    started = lane.receive(ResidentStarted)
     assert (started.trial_id, started.iteration) == ("a", 0)
-    done = [lane.receive(Iterated) for _ in range(3)]
+    done = [lane.receive(ResidentIterated) for _ in range(3)]
     assert [(one.iteration, one.metrics["count"], one.finished) for one in done] == [
         (1, 1, False),
         (2, 2, False),
         (3, 3, False),
     ]
     assert started.at <= done[0].at <= done[1].at <= done[2].at
-    lane.send(Run("a", 1), Run("a", 1))
-    assert [lane.receive(Iterated).iteration for _ in range(2)] == [4, 5]
+    lane.send(RunResident("a", 1), RunResident("a", 1))
+    assert [lane.receive(ResidentIterated).iteration for _ in range(2)] == [4, 5]
 
 
 def test_what_is_done_is_told_while_the_next_iteration_runs(lane: Any) -> None:
     lane.start("a", Counter, {"hang_at": 2}, 2)
     # Short iterations are reported together, but not that late.
-    assert lane.receive(Iterated).iteration == 1
+    assert lane.receive(ResidentIterated).iteration == 1
 
 
 def test_extensions_and_pauses_take_effect_in_a_burst(lane: Any) -> None:
     lane.start("a", Counter, {}, 10**9)
-    lane.receive(Iterated)
-    lane.send(Pause("a"))
-    at = lane.receive(Paused).iteration
-    lane.send(Pause("a"), Run("a", 2))
-    assert lane.receive(Paused).iteration == at
-    numbers = [message.iteration for message in lane.messages if isinstance(message, Iterated)]
+    lane.receive(ResidentIterated)
+    lane.send(PauseResident("a"))
+    at = lane.receive(ResidentPaused).iteration
+    lane.send(PauseResident("a"), RunResident("a", 2))
+    assert lane.receive(ResidentPaused).iteration == at
+    numbers = [message.iteration for message in lane.messages if isinstance(message, ResidentIterated)]
     while not numbers or numbers[-1] < at + 2:
-        numbers.append(lane.receive(Iterated).iteration)
+        numbers.append(lane.receive(ResidentIterated).iteration)
     assert numbers[-2:] == [at + 1, at + 2]
 
 
 def test_a_trial_that_says_done_runs_no_further(lane: Any) -> None:
     lane.start("a", Counter, {"done_at": 2}, 5)
-    assert [lane.receive(Iterated).finished for _ in range(2)] == [False, True]
-    lane.send(Run("a", 3))
-    nothing = lane.receive(Iterated)
+    assert [lane.receive(ResidentIterated).finished for _ in range(2)] == [False, True]
+    lane.send(RunResident("a", 3))
+    nothing = lane.receive(ResidentIterated)
     assert (nothing.iteration, nothing.metrics, nothing.finished) == (2, None, True)
-    lane.send(Save("a", True))
-    saved = lane.receive(Saved)
+    lane.send(SaveResident("a", True))
+    saved = lane.receive(ResidentSaved)
     lane.start("a", Counter, {"done_at": 2}, 3, saved.path, saved.iteration)
-    assert lane.receive(Iterated) == nothing._replace(at=pytest.approx(nothing.at, abs=1e9))
+    assert lane.receive(ResidentIterated) == nothing._replace(at=pytest.approx(nothing.at, abs=1e9))
 
 
 def test_one_trial_may_fail_in_the_middle_of_another(lane: Any) -> None:
     lane.start("long", Counter, {}, 10**9)
-    lane.receive(Iterated)
-    lane.send(Start("bad", 99, b"", 1))
-    assert lane.receive(Failed).trial_id == "bad"
-    lane.send(Pause("long"))
-    lane.receive(Paused)
+    lane.receive(ResidentIterated)
+    lane.send(StartResident("bad", 99, b"", 1))
+    assert lane.receive(ResidentFailed).trial_id == "bad"
+    lane.send(PauseResident("long"))
+    lane.receive(ResidentPaused)
 
 
 def test_messages_about_trials_that_are_not_there_are_ignored(lane: Any) -> None:
-    lane.send(Run("a", 1), Pause("a"), Save("a", True), Stop("a"), Forget("a"))
+    lane.send(
+        RunResident("a", 1), PauseResident("a"), SaveResident("a", True), ReleaseResident("a"), DeleteCheckpoints("a")
+    )
     lane.start("b", Counter, {}, 1)
-    lane.receive(Iterated)
-    assert lane.messages == [message for message in lane.messages if isinstance(message, Started)]
+    lane.receive(ResidentIterated)
+    assert lane.messages == [message for message in lane.messages if isinstance(message, ResidentStarted)]
 
 
 def test_starting_a_trial_again_replaces_it(lane: Any) -> None:
     lane.start("a", Counter, {}, 3)
-    assert [lane.receive(Iterated).metrics["count"] for _ in range(3)] == [1, 2, 3]
+    assert [lane.receive(ResidentIterated).metrics["count"] for _ in range(3)] == [1, 2, 3]
     lane.start("a", Counter, {}, 1)
-    assert lane.receive(Iterated).metrics["count"] == 1
+    assert lane.receive(ResidentIterated).metrics["count"] == 1
 
 
 def test_metrics_become_plain_numbers(lane: Any) -> None:
@@ -162,7 +164,7 @@ def test_metrics_become_plain_numbers(lane: Any) -> None:
             return {"scalar": numpy.float32(0.5), "zero": numpy.array(3), "many": numpy.arange(3), "list": [1, (2, {})]}
 
     lane.start("a", Metrics, {}, 1)
-    metrics = lane.receive(Iterated).metrics
+    metrics = lane.receive(ResidentIterated).metrics
     assert isinstance(metrics, Packed)
     assert metrics.plain == {"scalar": 0.5, "zero": 3, "list": [1, (2, {})]}
     assert [type(metrics.plain[name]) for name in ("scalar", "zero")] == [float, int]
@@ -171,38 +173,38 @@ def test_metrics_become_plain_numbers(lane: Any) -> None:
 # -- calls ----------------------------------------------------------------------------------------------------------
 
 
-def call(trial_id: str, number: int, *args: Any, method: str = "add", **kwargs: Any) -> Call:
-    return Call(trial_id, number, method, dump_arguments(args, kwargs))
+def call(trial_id: str, number: int, *args: Any, method: str = "add", **kwargs: Any) -> CallResident:
+    return CallResident(trial_id, number, method, dump_arguments(args, kwargs))
 
 
 def test_a_method_is_called_between_two_iterations(lane: Any) -> None:
     lane.start("a", Counter, {}, 10**9)
-    lane.receive(Iterated)
-    lane.send(call("a", 1, 1000), Pause("a"))
-    called = lane.receive(Called)
+    lane.receive(ResidentIterated)
+    lane.send(call("a", 1, 1000), PauseResident("a"))
+    called = lane.receive(ResidentCalled)
     assert (called.trial_id, called.call_id, called.raised) == ("a", 1, None)
     count, _ = pickle.loads(called.result)
-    at = lane.receive(Paused).iteration
+    at = lane.receive(ResidentPaused).iteration
     assert count == at + 1000, "nothing ran between the call and the pause"
 
 
 def test_what_a_method_raises_is_brought_along_and_the_trial_goes_on(lane: Any) -> None:
     lane.start("a", Counter, {}, 1)
-    lane.send(call("a", 1, 5, then_raise=KeyError("why")), call("a", 2, method="nothing"), Run("a", 1))
-    raised = lane.receive(Called).raised
+    lane.send(call("a", 1, 5, then_raise=KeyError("why")), call("a", 2, method="nothing"), RunResident("a", 1))
+    raised = lane.receive(ResidentCalled).raised
     assert (raised.kind, raised.message) == ("error", "KeyError: 'why'")
     assert "in add" in raised.traceback
     assert pickle.loads(raised.exception).args == ("why",)
-    assert "has no attribute 'nothing'" in lane.receive(Called).raised.message
-    assert [lane.receive(Iterated).metrics["count"] for _ in range(2)] == [1, 7]
+    assert "has no attribute 'nothing'" in lane.receive(ResidentCalled).raised.message
+    assert [lane.receive(ResidentIterated).metrics["count"] for _ in range(2)] == [1, 7]
 
 
 @pytest.mark.parametrize("ends", [SystemExit(3), MemoryError()])
 def test_a_method_that_wants_to_end_the_process_does_not(lane: Any, ends: BaseException) -> None:
     lane.start("a", Counter, {}, 1)
-    lane.send(call("a", 1, then_raise=ends), Run("a", 1))
-    assert lane.receive(Called).raised.kind == ("error" if isinstance(ends, SystemExit) else "out_of_memory")
-    assert [lane.receive(Iterated).iteration for _ in range(2)] == [1, 2]
+    lane.send(call("a", 1, then_raise=ends), RunResident("a", 1))
+    assert lane.receive(ResidentCalled).raised.kind == ("error" if isinstance(ends, SystemExit) else "out_of_memory")
+    assert [lane.receive(ResidentIterated).iteration for _ in range(2)] == [1, 2]
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error(lane: Any) -> None:
@@ -212,7 +214,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error(lane: Any) -> None:
 
     lane.start("a", Strange, {}, 0)
     lane.send(call("a", 1, method="give"))
-    assert "what the method returned cannot be pickled" in lane.receive(Called).raised.message
+    assert "what the method returned cannot be pickled" in lane.receive(ResidentCalled).raised.message
 
 
 def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> None:
@@ -221,7 +223,7 @@ def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> N
 
     lane.start("a", train, {}, 1)
     lane.send(call("b", 1), call("a", 2))
-    called = lane.receive(Called)
+    called = lane.receive(ResidentCalled)
     assert called.call_id == 2 and "a generator function has no methods" in called.raised.message
 
 
@@ -233,9 +235,9 @@ def test_a_call_sees_the_state_of_its_own_trial(lane: Any) -> None:
 
     for name in "ab":
         lane.start(name, Seeded, {"seed": 7}, 0)
-        lane.receive(Started)
+        lane.receive(ResidentStarted)
     lane.send(call("a", 1), call("b", 2), call("a", 3), call("b", 4))
-    draws = [pickle.loads(lane.receive(Called).result)[1] for _ in range(4)]
+    draws = [pickle.loads(lane.receive(ResidentCalled).result)[1] for _ in range(4)]
     expected = random.Random(7)
     first, second = expected.random(), expected.random()
     assert draws == [first, first, second, second]
@@ -271,7 +273,7 @@ def test_what_a_trial_raised_is_brought_along_if_it_can_be(
             raise kind(*args)
 
     lane.start("a", Raises, {}, 1)
-    failed = lane.receive(Failed)
+    failed = lane.receive(ResidentFailed)
     assert kind.__name__ in failed.message
     assert (failed.exception is not None) == travels
     if travels:
@@ -284,13 +286,13 @@ def test_what_a_trial_raised_is_brought_along_if_it_can_be(
 def test_a_trial_is_saved_once_enough_work_would_be_lost(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", Counter, {}, 4)
-    saved = [lane.receive(Saved) for _ in range(4)]
+    saved = [lane.receive(ResidentSaved) for _ in range(4)]
     assert [one.iteration for one in saved] == [1, 2, 3, 4]
     assert not any(one.dropped or one.in_memory for one in saved)
     # The last two are kept.
     assert [Path(one.path).is_dir() for one in saved] == [False, False, True, True]
-    lane.send(Stop("a"), Forget("a"))
-    lane.receive(Released)
+    lane.send(ReleaseResident("a"), DeleteCheckpoints("a"))
+    lane.receive(ResidentReleased)
     lane.ask(after="1")
     assert not Path(saved[-1].path).parent.exists()
 
@@ -299,34 +301,34 @@ def test_a_trial_is_not_saved_for_little(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=1e9)
     lane.start("a", Counter, {}, 50)
     for _ in range(50):
-        lane.receive(Iterated)
-    lane.send(Pause("a"))
-    lane.receive(Paused)
-    assert not any(isinstance(message, Saved) for message in lane.messages)
+        lane.receive(ResidentIterated)
+    lane.send(PauseResident("a"))
+    lane.receive(ResidentPaused)
+    assert not any(isinstance(message, ResidentSaved) for message in lane.messages)
 
 
 def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
     lane.start("a", Counter, {}, 3)
-    assert [lane.receive(Saved).iteration, lane.receive(Iterated).iteration] == [3, 1]
+    assert [lane.receive(ResidentSaved).iteration, lane.receive(ResidentIterated).iteration] == [3, 1]
     lane.send(call("a", 1))  # It may have changed it.
-    assert lane.receive(Saved).iteration == 3
+    assert lane.receive(ResidentSaved).iteration == 3
     lane.start("b", Counter, {"done_at": 2}, 3)  # Nobody goes on with one that has no more to do.
-    assert [lane.receive(Iterated, "b").iteration for _ in range(2)] == [1, 2]
+    assert [lane.receive(ResidentIterated, "b").iteration for _ in range(2)] == [1, 2]
     lane.ask(after="1")
-    assert not any(isinstance(message, Saved) for message in lane.messages)
+    assert not any(isinstance(message, ResidentSaved) for message in lane.messages)
 
 
 def test_a_trial_that_makes_way_is_saved_as_it_is_unless_it_goes_on_at_once(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
-    for name, rests in (("moved", False), ("makes way", True)):
+    for name, may_move in (("moved", False), ("makes way", True)):
         lane.start(name, Counter, {}, 10**6)
-        lane.receive(Iterated, name)
-        lane.send(Pause(name, rests))
-        paused = lane.receive(Paused)
-        if rests:
-            assert lane.receive(Saved).iteration == paused.iteration
-    assert not any(isinstance(message, Saved) for message in lane.messages)
+        lane.receive(ResidentIterated, name)
+        lane.send(PauseResident(name, may_move))
+        paused = lane.receive(ResidentPaused)
+        if may_move:
+            assert lane.receive(ResidentSaved).iteration == paused.iteration
+    assert not any(isinstance(message, ResidentSaved) for message in lane.messages)
 
 
 @pytest.mark.parametrize("options", [{"rest_after": 9.0}, {"rest_after": 0.0, "save_ratio": 1e9}])
@@ -334,19 +336,19 @@ def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable
     lane = make_lane(save_after=1e9, **options)
     for name in "ab":  # What the first one's save costs is known of the second one.
         lane.start(name, Counter, {}, 1)
-        lane.receive(Iterated, name)
+        lane.receive(ResidentIterated, name)
     lane.ask(after="1")
-    saved = [message.trial_id for message in lane.messages if isinstance(message, Saved)]
+    saved = [message.trial_id for message in lane.messages if isinstance(message, ResidentSaved)]
     assert saved == ([] if options["rest_after"] else ["a"])
 
 
 def test_a_trial_that_cannot_be_saved_runs_on(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", Counter, {"save_fails": True}, 3)
-    assert [lane.receive(Iterated).iteration for _ in range(3)] == [1, 2, 3]
+    assert [lane.receive(ResidentIterated).iteration for _ in range(3)] == [1, 2, 3]
     assert "cannot be saved" in (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
-    lane.send(Save("a", False))  # Asked for it, it fails.
-    assert lane.receive(Failed).message == "OSError: cannot be saved"
+    lane.send(SaveResident("a", False))  # Asked for it, it fails.
+    assert lane.receive(ResidentFailed).message == "OSError: cannot be saved"
 
 
 def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) -> None:
@@ -361,12 +363,12 @@ def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) 
         lane = make_lane(len(draws), **options)
         if saved is None:
             lane.start("a", Noisy, {}, 1)
-            lane.receive(Iterated)
-            lane.send(Save("a", False))
-            saved = lane.receive(Saved)
+            lane.receive(ResidentIterated)
+            lane.send(SaveResident("a", False))
+            saved = lane.receive(ResidentSaved)
             os.rename(saved.path, f"{saved.path}.kept")
         lane.start("a", Noisy, {}, 3, f"{saved.path}.kept", 1)
-        draws.append([lane.receive(Iterated).metrics["draw"] for _ in range(3)])
+        draws.append([lane.receive(ResidentIterated).metrics["draw"] for _ in range(3)])
     assert draws[0] == draws[1]
 
 
@@ -378,9 +380,9 @@ def test_host_memory_is_used_first_and_disk_when_it_is_full(make_lane: Callable[
     missing = make_lane(2, memory_folder=str(tmp_path / "none"), memory_bytes=1e6)
     for lane, in_memory in ((roomy, True), (full, False), (missing, False)):
         lane.start("a", Counter, {}, 1)
-        lane.receive(Iterated)
-        lane.send(Save("a", False))
-        saved = lane.receive(Saved)
+        lane.receive(ResidentIterated)
+        lane.send(SaveResident("a", False))
+        saved = lane.receive(ResidentSaved)
         assert saved.in_memory is in_memory
         assert Path(saved.path).is_relative_to(memory) is in_memory
         assert Path(saved.path, "state/count").read_text(encoding="utf-8") == "1"
@@ -395,17 +397,17 @@ def test_a_lane_killed_while_it_saves_leaves_the_older_checkpoint(make_lane: Cal
 
     lane = make_lane(0)
     lane.start("a", Dies, {}, 1)
-    lane.receive(Iterated)
-    lane.send(Save("a", False))
-    saved = lane.receive(Saved)
+    lane.receive(ResidentIterated)
+    lane.send(SaveResident("a", False))
+    saved = lane.receive(ResidentSaved)
     other = make_lane(1)
-    lane.send(Run("a", 1))
-    lane.receive(Iterated)
-    lane.send(Save("a", False))
+    lane.send(RunResident("a", 1))
+    lane.receive(ResidentIterated)
+    lane.send(SaveResident("a", False))
     with pytest.raises(AssertionError, match="the lane ended"):
-        lane.receive(Saved)
+        lane.receive(ResidentSaved)
     other.start("a", Counter, {}, 1, saved.path, saved.iteration)
-    assert other.receive(Iterated).metrics["count"] == 2
+    assert other.receive(ResidentIterated).metrics["count"] == 2
 
 
 # -- what belongs to a resident -----------------------------------------------------------------------------------
@@ -434,8 +436,8 @@ def test_residents_do_not_see_each_other(lane: Any, tmp_path: Path) -> None:
         lane.start(name, Nomad, {"folder": str(tmp_path / name), "seed": seed, "name": name}, 0)
     draws: dict[str, list[float]] = {name: [] for name in names}
     for name in names * 3:
-        lane.send(Run(name, 1))
-        metrics = lane.receive(Iterated).metrics
+        lane.send(RunResident(name, 1))
+        metrics = lane.receive(ResidentIterated).metrics
         assert metrics["folder"] == str(tmp_path / name)
         draws[name].append(metrics["draw"])
     for seed, name in enumerate(names):
@@ -461,7 +463,7 @@ def test_the_note_tells_whose_code_runs(make_lane: Callable[..., Any], tmp_path:
     assert read_running_trial(note) is None
     for name in ("kåre/2", "x" * 10):
         lane.start(name, Reader, {"note": note}, 2)
-        assert [lane.receive(Iterated).metrics for _ in range(2)] == [{"note": name}] * 2
+        assert [lane.receive(ResidentIterated).metrics for _ in range(2)] == [{"note": name}] * 2
         assert read_running_trial(note) is None
 
 
@@ -470,7 +472,7 @@ def test_a_lane_notices_that_the_driver_is_gone(make_lane: Callable[..., Any], p
     for lane in (idle, busy):
         processes.watch(lane.ask(pid="os.getpid()")["pid"])
     busy.start("a", Counter, {"hang_at": 1}, 1)
-    busy.receive(Started)
+    busy.receive(ResidentStarted)
     for lane in (idle, busy):
         lane.wire.close()
     assert processes.have_ended(within=30.0)
@@ -486,11 +488,11 @@ def test_a_process_of_a_trial_does_not_keep_the_connection(make_lane: Callable[.
 
     lane = make_lane()
     lane.start("a", Forks, {}, 1)
-    metrics = lane.receive(Iterated).metrics
+    metrics = lane.receive(ResidentIterated).metrics
     processes.watch(metrics["child"])
     os.kill(metrics["pid"], signal.SIGKILL)
     with pytest.raises(AssertionError, match="the lane ended"):
-        lane.receive(Iterated)
+        lane.receive(ResidentIterated)
     assert processes.have_ended(within=30.0)
 
 
@@ -514,9 +516,9 @@ class Timed:
 
 def order_of(lane: Any, iterations: dict[str, int]) -> str:
     """Which trial ran, iteration by iteration; all that is asked for comes at once."""
-    lane.send(Ship(0, dump_trainable(Timed), ()))
-    lane.send(*(Start(name, 0, dump_config({}), count) for name, count in iterations.items()))
-    return "".join(lane.receive(Iterated).trial_id for _ in range(sum(iterations.values())))
+    lane.send(ShipTrainable(0, dump_trainable(Timed), ()))
+    lane.send(*(StartResident(name, 0, dump_config({}), count) for name, count in iterations.items()))
+    return "".join(lane.receive(ResidentIterated).trial_id for _ in range(sum(iterations.values())))
 
 
 def test_srtf_runs_the_shortest_first(make_lane: Callable[..., Any]) -> None:
@@ -568,11 +570,11 @@ def test_under_mps_a_lane_whose_device_failed_names_no_trial(
     lane = make_lane(environment=environment, note=note)
     lane.start("a", Faults, {"fatal": fatal}, 1)
     if told:
-        assert lane.receive(Failed).trial_id == "a"
+        assert lane.receive(ResidentFailed).trial_id == "a"
         assert read_running_trial(note) is None
         return
     with pytest.raises(AssertionError, match="the lane ended"):
-        lane.receive(Failed)
+        lane.receive(ResidentFailed)
     assert read_running_trial(note) == "a"
     assert "unspecified launch failure" in (tmp_path / "logs" / "lane-0.log").read_text(encoding="utf-8")
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from fluid.backends.lanes.migration import OfTrial
 from fluid.backends.lanes.translate import metrics_of
-from fluid.elastic.controller import Action, ElasticController, Formed, Phase, Reported, Send, StoodStill
-from fluid.elastic.messages import Failed, Iterated, Leave, Left
+from fluid.elastic.controller import Action, AllHalted, ElasticController, Formed, Phase, Reported, Send
+from fluid.elastic.messages import Leave, Left, MemberIterated, MemberRaised
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
 from fluid.engine.events import (
     Event,
@@ -196,11 +196,11 @@ class ElasticTrials:
         trial.since = min(trial.since, paused_at or trial.since)
         self._dismiss(trial, but=command.lane_ids)
         for lane_id in command.lane_ids:
-            if lane_id != trial.alone and not trial.controller.knows(lane_id):
+            if lane_id != trial.alone and not trial.controller.is_member(lane_id):
                 self._prepare(trial, lane_id)
         if trial.alone is not None:
             lane_id, trial.alone = trial.alone, None
-            adopt = m.Adopt(trial.trial_id, self._terms_of(trial))
+            adopt = m.AdoptResident(trial.trial_id, self._terms_of(trial))
             self._act(trial, trial.controller.adopt(lane_id, adopt))
 
     def _stop(self, trial: _Elastic, command: StopTrial) -> None:
@@ -213,7 +213,7 @@ class ElasticTrials:
     def _save(self, trial: _Elastic, command: Save) -> None:
         """Has the first lane save it; if it is to leave, it leaves the others first, without a word to the engine."""
         if not command.drop:
-            self._lanes.send(trial.lanes[0], m.Save(trial.trial_id, drop=False))
+            self._lanes.send(trial.lanes[0], m.SaveResident(trial.trial_id, drop=False))
             return
         self._dismiss(trial)  # A resize that was called off.
         if trial.alone is not None:
@@ -232,7 +232,7 @@ class ElasticTrials:
         )
 
     def _prepare(self, trial: _Elastic, lane_id: int, command: StartTrial | None = None) -> None:
-        if not trial.controller.knows(lane_id):
+        if not trial.controller.is_member(lane_id):
             start = command or StartTrial(trial.trial_id, (lane_id,), 0)
             self._act(trial, trial.controller.prepare(lane_id, start))
 
@@ -262,7 +262,7 @@ class ElasticTrials:
         trial = self._trials.get(message.trial_id)
         if trial is None or trial.epoch != message.epoch:
             return
-        if isinstance(message.message, Iterated):
+        if isinstance(message.message, MemberIterated):
             trial.memory = message.memory
         self._act(trial, trial.controller.receive(lane_id, message.message), at)
         self._advance(trial)
@@ -288,7 +288,7 @@ class ElasticTrials:
         if trial is None:
             self._left.pop(event.trial_id, None)
             return
-        lane_id, failed = event.lane_id, Failed(event.failure.message, event.failure.traceback)
+        lane_id, failed = event.lane_id, MemberRaised(event.failure.message, event.failure.traceback)
         newcomer = lane_id not in trial.lanes and (
             trial.pending_command is None or isinstance(trial.pending_command, Pause)
         )
@@ -305,13 +305,13 @@ class ElasticTrials:
             trial.latest = self._lanes.now()
             if lane_id == trial.alone:
                 self._fall_apart(trial)
-            elif trial.controller.knows(lane_id):
+            elif trial.controller.is_member(lane_id):
                 self._lost(trial, lane_id)
 
     def _lost(self, trial: _Elastic, lane_id: int) -> None:
         pending_command, controller = trial.pending_command, trial.controller
         is_newcomer = lane_id in controller.newcomers
-        self._act(trial, controller.lost(lane_id))
+        self._act(trial, controller.member_lost(lane_id))
         if isinstance(pending_command, StartTrial):
             self._fall_apart(trial)
             return
@@ -330,7 +330,7 @@ class ElasticTrials:
                 self._send(trial, action)
             elif isinstance(action, Reported):
                 self._report_iteration(trial, action, self._lanes.now() if at is None else at)
-            elif isinstance(action, StoodStill):
+            elif isinstance(action, AllHalted):
                 trial.finished |= action.finished
                 trial.left = 0 if trial.finished else trial.left
             elif isinstance(action, Formed):
@@ -340,7 +340,7 @@ class ElasticTrials:
         if isinstance(action.message, StartTrial):
             membership = self._terms_of(trial)._replace(takes_over=action.message is not trial.pending_command)
             self._lanes.set_up(action.member, action.message, membership)
-        elif isinstance(action.message, m.Adopt):
+        elif isinstance(action.message, m.AdoptResident):
             self._lanes.send(action.member, action.message)
         else:
             if isinstance(action.message, Leave) and isinstance(trial.pending_command, StopTrial):
@@ -350,7 +350,7 @@ class ElasticTrials:
     def _advance(self, trial: _Elastic) -> None:
         """Does the next thing that can be done towards what the trial is to do."""
         phase = trial.controller.phase
-        if self._trials.get(trial.trial_id) is not trial or phase in (Phase.HOSTING, Phase.JOINING, Phase.BREAKING):
+        if self._trials.get(trial.trial_id) is not trial or phase in (Phase.RENDEZVOUS, Phase.JOINING, Phase.BREAKING):
             return
         pending_command = trial.pending_command
         if isinstance(pending_command, StopTrial):
@@ -361,7 +361,7 @@ class ElasticTrials:
         elif isinstance(pending_command, Resize):
             if phase is Phase.RUNNING:
                 return  # Its last iteration has been reported; soon all members will have said that they stand still.
-            staying = (lane_id for lane_id in trial.controller.ranks if trial.controller.knows(lane_id))
+            staying = (lane_id for lane_id in trial.controller.ranks if trial.controller.is_member(lane_id))
             if all(trial.controller.is_ready(lane_id) for lane_id in (*pending_command.lane_ids, *staying)):
                 self._form(trial, pending_command.lane_ids)
         elif trial.lost_a_lane:
@@ -382,7 +382,7 @@ class ElasticTrials:
         if trial.alone is not None:
             if not trial.halt_sent and (settled or not self._left.get(trial.trial_id, 0)):
                 trial.halt_sent = True
-                self._lanes.send(trial.alone, m.Pause(trial.trial_id, rests=not pending_command.then))
+                self._lanes.send(trial.alone, m.PauseResident(trial.trial_id, may_move=not pending_command.then))
         elif controller.phase is Phase.RUNNING:
             if settled:
                 self._halt(trial)
@@ -401,7 +401,7 @@ class ElasticTrials:
             failure = Failure("error", f"its {len(lanes)} lanes cannot talk to each other; see their logs")
             self._lanes.send(trial.lanes[0], m.ToMember(trial.trial_id, Leave()))
             self._lanes.report(TrialFailed(self._lanes.now(), trial.trial_id, trial.lanes[0], failure))
-            self._act(trial, trial.controller.lost(trial.lanes[0]))
+            self._act(trial, trial.controller.member_lost(trial.lanes[0]))
             self._fall_apart(trial)
             return
         trial.attempts += 1
@@ -442,8 +442,8 @@ class ElasticTrials:
             self._form(trial, rest)
             return
         for lane_id in pending_command.lane_ids:
-            if controller.knows(lane_id):
-                self._lanes.send(lane_id, m.Stop(trial.trial_id))
+            if controller.is_member(lane_id):
+                self._lanes.send(lane_id, m.ReleaseResident(trial.trial_id))
             elif self._lanes.is_up(lane_id):
                 self._lanes.report(TrialReleased(self._lanes.now(), trial.trial_id, lane_id))
         for lane_id in set(controller.members) - set(pending_command.lane_ids):

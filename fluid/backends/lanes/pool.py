@@ -108,7 +108,7 @@ class LanePool:
         self._elastic.forget(trial_id)
         one_per_host = {lane.host: lane for lane in self._lanes if not lane.leaving}
         for lane in one_per_host.values():
-            self._lanes.put(lane, m.Forget(trial_id))
+            self._lanes.put(lane, m.DeleteCheckpoints(trial_id))
         self._lanes.flush()
 
     def execute(self, commands: Sequence[Command]) -> None:
@@ -225,7 +225,9 @@ class LanePool:
                 lane.known.add(key)
                 self._lanes.put(lane, self._registry.shipment(key))
             start = message_of(command, key, config)
-            self._lanes.put(lane, start._replace(membership=membership) if isinstance(start, m.Start) else start)
+            self._lanes.put(
+                lane, start._replace(membership=membership) if isinstance(start, m.StartResident) else start
+            )
 
     def send(self, lane_id: int, message: Any) -> None:
         """Sends a lane a message, if it is up."""
@@ -318,7 +320,7 @@ class LanePool:
                 return
 
     def _take_in(self, lane: LaneConnection, message: Any) -> None:
-        if isinstance(message, m.Ready) and lane.host != "localhost":
+        if isinstance(message, m.LaneWarm) and lane.host != "localhost":
             lane.offset = self._clock.now() - message.at
         if isinstance(message, m.FromMember):
             if not lane.leaving:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fluid.lane.messages import Ship
+from fluid.lane.messages import ShipTrainable
 from fluid.trainables.pickling import dump_config, dump_trainable, imports_of
 from fluid.trainables.trainable import is_elastic, kind_of
 
@@ -55,9 +55,9 @@ class Registry:
         """Whether a trial can span several devices."""
         return trial_id in self._trials and self._trials[trial_id][0] in self._elastic
 
-    def shipment(self, key: int) -> Ship:
+    def shipment(self, key: int) -> ShipTrainable:
         """Returns the message that makes a trainable known to a lane."""
-        return Ship(key, self._payloads[key], tuple(sys.path))
+        return ShipTrainable(key, self._payloads[key], tuple(sys.path))
 
     def _add(self, trainable: Any) -> int:
         kind_of(trainable)

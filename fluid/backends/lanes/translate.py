@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 def message_of(
     command: StartTrial | RunIteration | Pause | Save | StopTrial | Call, key: int = -1, config: bytes = b""
-) -> m.Start | m.Run | m.Pause | m.Save | m.Stop | m.Call:
+) -> m.StartResident | m.RunResident | m.PauseResident | m.SaveResident | m.ReleaseResident | m.CallResident:
     """Returns the message that has a lane carry out a command.
 
     Args:
@@ -41,16 +41,16 @@ def message_of(
     if isinstance(command, StartTrial):
         checkpoint = command.checkpoint
         path, iteration = (None, 0) if checkpoint is None else (checkpoint.path, checkpoint.iteration)
-        return m.Start(command.trial_id, key, config, command.iterations, path, iteration)
+        return m.StartResident(command.trial_id, key, config, command.iterations, path, iteration)
     if isinstance(command, RunIteration):
-        return m.Run(command.trial_id, command.iterations)
+        return m.RunResident(command.trial_id, command.iterations)
     if isinstance(command, Pause):
-        return m.Pause(command.trial_id, rests=not command.then)
+        return m.PauseResident(command.trial_id, may_move=not command.then)
     if isinstance(command, Save):
-        return m.Save(command.trial_id, command.drop)
+        return m.SaveResident(command.trial_id, command.drop)
     if isinstance(command, Call):
-        return m.Call(command.trial_id, command.call_id, command.method, command.payload)
-    return m.Stop(command.trial_id)
+        return m.CallResident(command.trial_id, command.call_id, command.method, command.payload)
+    return m.ReleaseResident(command.trial_id)
 
 
 def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
@@ -76,7 +76,7 @@ def metrics_of(metrics: Any) -> Any:
         return metrics.plain
 
 
-def _iterated(message: m.Iterated, lane_id: int, host: str, at: float) -> IterationDone:
+def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -> IterationDone:
     metrics = metrics_of(message.metrics)
     memory = None if message.memory is None else MemoryNeed(*message.memory)
     return IterationDone(
@@ -92,28 +92,28 @@ def _iterated(message: m.Iterated, lane_id: int, host: str, at: float) -> Iterat
     )
 
 
-def _saved(message: m.Saved, lane_id: int, host: str, at: float) -> TrialSaved:
+def _saved(message: m.ResidentSaved, lane_id: int, host: str, at: float) -> TrialSaved:
     checkpoint = Checkpoint(message.iteration, message.path, host, message.in_memory)
     return TrialSaved(at, message.trial_id, lane_id, checkpoint, message.dropped, message.seconds)
 
 
-def _failed(message: m.Failed, lane_id: int, host: str, at: float) -> TrialFailed:
+def _failed(message: m.ResidentFailed, lane_id: int, host: str, at: float) -> TrialFailed:
     failure = Failure(message.kind, message.message, message.traceback, message.exception)
     return TrialFailed(at, message.trial_id, lane_id, failure)
 
 
-def _called(message: m.Called, lane_id: int, host: str, at: float) -> TrialCalled:
+def _called(message: m.ResidentCalled, lane_id: int, host: str, at: float) -> TrialCalled:
     failure = None if message.raised is None else Failure(*message.raised)
     return TrialCalled(at, message.trial_id, lane_id, message.call_id, message.result, failure)
 
 
 _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
-    m.Ready: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes),
-    m.Started: lambda x, lane_id, host, at: TrialStarted(at, x.trial_id, lane_id, x.iteration, x.seconds),
-    m.Iterated: _iterated,
-    m.Paused: lambda x, lane_id, host, at: TrialPaused(at, x.trial_id, lane_id, x.iteration),
-    m.Saved: _saved,
-    m.Released: lambda x, lane_id, host, at: TrialReleased(at, x.trial_id, lane_id),
-    m.Failed: _failed,
-    m.Called: _called,
+    m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes),
+    m.ResidentStarted: lambda x, lane_id, host, at: TrialStarted(at, x.trial_id, lane_id, x.iteration, x.seconds),
+    m.ResidentIterated: _iterated,
+    m.ResidentPaused: lambda x, lane_id, host, at: TrialPaused(at, x.trial_id, lane_id, x.iteration),
+    m.ResidentSaved: _saved,
+    m.ResidentReleased: lambda x, lane_id, host, at: TrialReleased(at, x.trial_id, lane_id),
+    m.ResidentFailed: _failed,
+    m.ResidentCalled: _called,
 }

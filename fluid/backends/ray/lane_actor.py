@@ -20,7 +20,7 @@ from fluid.backends.ray.lane_listener import Address, connect, is_reachable
 from fluid.backends.ray.remote import call
 from fluid.lane.channel import Connection as LaneConnection
 from fluid.lane.device import bind
-from fluid.lane.messages import LaneOptions, Start, decode, encode
+from fluid.lane.messages import LaneOptions, StartResident, decode, encode
 from fluid.lane.serve import serve
 
 with try_import("Ray", extra="ray"):
@@ -145,10 +145,10 @@ class Fetching:
         """Receives a whole message; raises ``EOFError`` at the end."""
         data = self._connection.recv_bytes()
         messages = decode(data)
-        ready = [self._prepared(message) if isinstance(message, Start) else message for message in messages]
+        ready = [self._prepared(message) if isinstance(message, StartResident) else message for message in messages]
         return data if ready == messages else encode(ready)
 
-    def _prepared(self, message: Start) -> Start:
+    def _prepared(self, message: StartResident) -> StartResident:
         if message.checkpoint is None:
             return message
         found = locate(message.checkpoint, self._start.session.run_folder)

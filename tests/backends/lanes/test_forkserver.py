@@ -12,7 +12,7 @@ import pytest
 
 from fluid.backends.lanes.forkserver import Exited, ForkServer
 from fluid.errors import FluidError
-from fluid.lane.messages import LaneOptions, Ready, Shutdown
+from fluid.lane.messages import LaneOptions, LaneWarm, Shutdown
 
 PATIENCE_MS = 90_000
 
@@ -46,7 +46,7 @@ def write_module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text:
 def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
     server = make_server()
     lane = fork(server, 3)
-    assert lane.receive(Ready).pid not in (os.getpid(), server.pid)
+    assert lane.receive(LaneWarm).pid not in (os.getpid(), server.pid)
     facts = lane.ask(
         main="sys.modules['__main__'].__name__, sys.modules['__main__'].__spec__.name",
         parent="os.getppid()",
@@ -76,7 +76,7 @@ def test_modules_are_loaded_before_the_fork(
     write_module(monkeypatch, tmp_path, "late_module", "import os; PID = os.getpid()")
     server = make_server(preload=["early_module", "no_such_module"])
     first = fork(server, 0)
-    first.receive(Ready)
+    first.receive(LaneWarm)
     server.preload(["late_module", "late_module", "early_module"])
     second = fork(server, 1)
     name = "getattr(sys.modules.get('{}'), 'PID', None)"
@@ -109,7 +109,7 @@ def test_a_module_that_cannot_be_loaded_does_no_harm(
 ) -> None:
     write_module(monkeypatch, tmp_path, "bad_module", text)
     server = make_server(preload=["bad_module"])
-    fork(server, 0).receive(Ready)
+    fork(server, 0).receive(LaneWarm)
 
 
 def test_a_module_that_starts_a_thread_is_left_to_the_lanes(
@@ -124,7 +124,7 @@ def test_a_module_that_starts_a_thread_is_left_to_the_lanes(
     write_module(monkeypatch, tmp_path, "good_module", "")
     server = make_server(preload=["good_module"])
     before = fork(server, 0)
-    pid = before.receive(Ready).pid
+    pid = before.receive(LaneWarm).pid
     server.preload(["threaded_module"])
     after = fork(server, 1)
     modules = {"good": "'good_module' in sys.modules", "threaded": "'threaded_module' in sys.modules"}
@@ -140,7 +140,7 @@ def test_a_module_that_starts_a_thread_is_left_to_the_lanes(
 def test_it_tells_how_lanes_end(make_server: Any, fork: Any) -> None:
     server = make_server()
     lane = fork(server, 5)
-    pid = lane.receive(Ready).pid
+    pid = lane.receive(LaneWarm).pid
     os.kill(pid, signal.SIGINT)  # Means nothing to a lane.
     assert lane.ask(alive="1") == {"alive": 1}
     server.kill(5)
@@ -161,7 +161,7 @@ def test_what_a_lane_prints_itself_is_in_its_log(make_server: Any, fork: Any, tm
 def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes: Any) -> None:
     server = make_server(preload=["colorsys"])
     lane = fork(server, 0)
-    processes.watch(server.pid, lane.receive(Ready).pid)
+    processes.watch(server.pid, lane.receive(LaneWarm).pid)
     os.kill(server.pid, signal.SIGKILL)
     (lost,) = news(server)
     assert lost.lane_id == 0
