@@ -260,7 +260,7 @@ def test_nothing_is_left_when_the_driver_is_killed(fake: Fake, processes: Any) -
         import os, sys
         from fluid.backends.local.backend import LocalBackend
         backend = LocalBackend(1, preload=[], sharing="mps", _mps_program=sys.argv[1])
-        daemon = backend._sharing.guard._daemon
+        daemon = backend._sharing.watchdog._daemon
         supervisor = open(f"/proc/{daemon.pid}/stat").read().rsplit(")", 1)[1].split()[1]  # it deletes the folder
         print(daemon.pipe_folder, daemon.pid, *daemon.servers(), supervisor, flush=True)
         sys.stdin.read()
