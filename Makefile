@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed.stamp
 EXAMPLES := $(VENV)/examples.stamp
 DOCS := $(VENV)/docs.stamp
 
-.PHONY: install examples test lint typecheck format bench sweep docs clean
+.PHONY: install examples test test-slow lint typecheck format bench sweep docs clean
 
 install: $(INSTALLED)
 
@@ -28,9 +28,16 @@ $(EXAMPLES): $(INSTALLED)
 
 examples: $(EXAMPLES)
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
+
 # pytest runs last, so that its summary closes the output. Most tests wait for processes, so two run at a time.
 test: lint typecheck
-	$(BIN)/python -m pytest -n 2 --dist loadscope
+	@echo "make test leaves out the slow tests (sweeps with and without Fluid, clusters of several nodes, builds)."
+	@echo "make test-slow runs those; CI runs both."
+	$(PYTEST) -m "not slow"
+
+test-slow: $(INSTALLED)
+	$(PYTEST) -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -22,8 +23,9 @@ from fluid.lane.messages import LaneOptions, ResidentFailed, ResidentIterated, S
 from fluid.trainables.pickling import dump_config, dump_trainable
 
 # Tests are imported in importlib mode, which leaves sys.path alone; helpers such as brute_force.py live here.
-if (_HERE := str(Path(__file__).parent)) not in sys.path:
-    sys.path.append(_HERE)
+_HERE = Path(__file__).parent
+if str(_HERE) not in sys.path:
+    sys.path.append(str(_HERE))
 
 # Nothing is timed. On CI every run tries the same examples, so that a failure belongs to the change it shows up with.
 settings.register_profile(
@@ -93,11 +95,11 @@ class Lane:
 #: Folders and files whose tests do not run beside each other.
 _GROUPS = {
     # They look for what is left of a session on Ray.
-    "ray": ("backends/test_host_memory.py", "backends/test_ray", "conformance/", "test_trainable.py"),
+    "ray": ("backends/lanes/test_host_memory.py", "backends/ray/", "conformance/", "trainables/test_trainable.py"),
     # They start clusters for Ray Tune, each of which takes half a core while it starts.
     "tune": ("examples/", "integrations/ray_tune/", "test_custom_searchers.py", "test_docs.py"),
     # They look for what is left of a daemon of MPS.
-    "mps": ("backends/test_mps_sharing.py", "test_mps", "test_packing_benchmarks.py"),
+    "mps": ("backends/lanes/test_mps_sharing.py", "gpu/test_mps", "test_packing_benchmarks.py"),
 }
 
 
@@ -107,11 +109,14 @@ def group_of(path: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps Ray's clusters apart from those of other tests, and of whoever else uses this machine.
+    """Makes tests independent of how they were started, and keeps Ray's clusters apart from all others.
 
     ``ray.init()`` joins the cluster whose address a file in Ray's temporary folder tells, also where that has ended
     since. And a cluster on the loopback interface does not depend on the network.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A parent that ignores interrupts, as nohup and a shell's & do, passes that on to the drivers that tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         # A short name: the path of a socket has 107 characters at most.
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
@@ -140,6 +145,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("FLUID_REQUIRE_HOROVOD") == "1":
             pytest.fail("Horovod is not installed: scripts/build_horovod.py builds it")
         pytest.skip("needs Horovod")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """The address of a Ray cluster of two cores, which a module connects to and disconnects from.
+
+    Its start takes seconds of both cores, so all modules that run in one process share it.
+    """
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    folders = (_HERE / "integrations" / "ray_tune", _HERE.parent / "examples", os.environ.get("PYTHONPATH"))
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray's workers are no children of this process: they inherit from the cluster's processes.
+        patch.setenv("PYTHONPATH", os.pathsep.join(str(folder) for folder in folders if folder))
+        patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    yield cluster.address
+    cluster.shutdown()
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ def test_a_gpu_that_is_asked_for_and_is_not_there_is_an_error(script: str, monke
         module.main(["--device", "gpu"])
 
 
+@pytest.mark.slow
 def test_random_packings_and_a_fault_cost_nobody_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import packing_safety
 

@@ -221,8 +221,20 @@ class Session:
         return {c.trial_id: c.state for c in self.commands if isinstance(c, ReportEnd)}
 
 
-@pytest.fixture(params=["simulated", "local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(scope="module")
+def connected(ray_cluster: str) -> Iterator[None]:
+    """This process is connected to a Ray cluster."""
+    import ray
+
+    ray.init(ray_cluster, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["simulated", "local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
+    if request.param == "ray":
+        request.getfixturevalue("connected")
     driver = BACKENDS[request.param](tmp_path)
     yield Session(driver)
     driver.close()
@@ -409,9 +421,14 @@ def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
     assert 1.0 in widths()[widths().index(2.0) :], "it made room"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_decisions_come_in_the_same_order_as_simulated(name: str, tmp_path: Path) -> None:
+def test_decisions_come_in_the_same_order_as_simulated(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Ends on the two devices are most of a second apart, so that no noise can swap them."""
+    if name == "ray":
+        request.getfixturevalue("connected")
     lengths = {"a": 9, "b": 5, "c": 12, "d": 3, "e": 8, "f": 20, "g": 2}
 
     def decisions(kind: str) -> list[tuple[str, str]]:

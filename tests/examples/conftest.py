@@ -47,14 +47,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster(ray_cluster: str) -> Iterator[None]:
     """A cluster of two cores, to which this process is connected."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     with pytest.MonkeyPatch.context() as patch:
-        # Ray's workers are no children of this process; they inherit from those that are started here.
-        patch.setenv("PYTHONPATH", str(ROOT / "examples"), prepend=os.pathsep)
         patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(ray_cluster, log_to_driver=False, logging_level="ERROR")
         yield
         ray.shutdown()
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Words for names, counts and widths; those for numbers are tested in ``test_words.py``."""
+"""Words for names, counts and widths; those for numbers are tested in ``tests/display/test_format.py``."""
 
 from __future__ import annotations
 

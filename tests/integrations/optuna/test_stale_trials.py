@@ -37,7 +37,7 @@ DRIVER = textwrap.dedent(
     sys.path += {path!r}
     import optuna
     from optuna_trainables import wait_for_a_file
-    from test_left_trials import space, storage_of
+    from test_stale_trials import space, storage_of
     from fluid import FluidExecutor
     from fluid.integrations.optuna import optimize
 

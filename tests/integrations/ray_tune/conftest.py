@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import os
 import random
 import sys
 import warnings
@@ -43,15 +42,14 @@ def open_files_of_the_module() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def cluster(ray_cluster: str) -> Iterator[str]:
     """The address of a cluster of two cores, to which this process is connected."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     with pytest.MonkeyPatch.context() as patch:
-        # Ray's workers are no children of this process; they inherit from those that are started here.
-        patch.setenv("PYTHONPATH", _HERE, prepend=os.pathsep)
         patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        yield ray.get_runtime_context().gcs_address
+        ray.init(ray_cluster, log_to_driver=False, logging_level="ERROR")
+        yield ray_cluster
         ray.shutdown()
 
 

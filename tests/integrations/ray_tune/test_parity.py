@@ -63,6 +63,7 @@ def test_grid(both: Both, trainable: Any) -> None:
     assert params[0] == params[1] == stock.configs
 
 
+@pytest.mark.slow
 def test_random_search_over_a_nested_space(both: Both) -> None:
     space = {
         "x": tune.uniform(0.5, 1.5),
@@ -84,6 +85,7 @@ def test_random_search_over_a_nested_space(both: Both) -> None:
     assert all(config["twice"] == 2 * config["x"] for config in fluid.configs)
 
 
+@pytest.mark.slow
 def test_trials_that_end_by_themselves(both: Both) -> None:
     config = {"x": 1.0, "ends_at": tune.grid_search([1, 3, 5])}
     stock, fluid = both(Climber, lambda: {"config": config, "stop": LENGTH}, REUSING)
@@ -91,6 +93,7 @@ def test_trials_that_end_by_themselves(both: Both) -> None:
     assert [len(trial.rows) for trial in fluid.trials] == [1, 3, 4]
 
 
+@pytest.mark.slow
 @TRAINABLES
 def test_parameters_and_resources_that_come_with_the_trainable(both: Both, trainable: Any) -> None:
     assert_same(*both(with_extras(trainable), lambda: {"config": {"x": tune.grid_search([1.0, 2.0])}, "stop": LENGTH}))
@@ -117,6 +120,7 @@ def with_extras(trainable: Any) -> Any:
 # --- Schedulers that decide in rounds: the same whoever comes first
 
 
+@pytest.mark.slow
 def test_hyperband(both: Both) -> None:
     def make() -> dict[str, Any]:
         # A bracket of two trials, which are never compared, and one of three, of which one goes on.
@@ -129,6 +133,7 @@ def test_hyperband(both: Both) -> None:
     assert [len(trial.rows) for trial in fluid.trials] == [3, 3, 1, 3, 1]
 
 
+@pytest.mark.slow
 def test_bohb(both: Both) -> None:
     pytest.importorskip("ConfigSpace")
     pytest.importorskip("hpbandster")
@@ -149,6 +154,7 @@ def test_bohb(both: Both) -> None:
     assert {len(trial.rows) for trial in fluid.trials} == {1, 3}
 
 
+@pytest.mark.slow
 def test_population_based_training_in_lock_step(both: Both) -> None:
     def make() -> dict[str, Any]:
         scheduler = PopulationBasedTraining(
@@ -171,6 +177,7 @@ def test_population_based_training_in_lock_step(both: Both) -> None:
     assert policies[0].keys() == policies[1].keys() != set()
 
 
+@pytest.mark.slow
 def test_pb2_in_lock_step(both: Both) -> None:
     pytest.importorskip("sklearn")
     from ray.tune.schedulers.pb2 import PB2
@@ -182,6 +189,7 @@ def test_pb2_in_lock_step(both: Both) -> None:
     assert_same(*both(Climber, make, PAUSING), TIMES | ORDER)
 
 
+@pytest.mark.slow
 def test_replay_of_population_based_training(both: Both, tmp_path: Path) -> None:
     policy = tmp_path / "pbt_policy_00000.txt"
     changes = [("0", "0", 2, 2, {"x": 1.0}, {"x": 5.0}), ("0", "0", 4, 4, {"x": 5.0}, {"x": 7.0})]
@@ -202,6 +210,7 @@ def asha() -> ASHAScheduler:
     return ASHAScheduler(**TIMED, **SCORE, max_t=4, grace_period=1, reduction_factor=2)
 
 
+@pytest.mark.slow
 def test_asha_trial_by_trial(both: Both) -> None:
     stock, fluid = both(Climber, lambda: {"config": GRID, "scheduler": asha(), "max_concurrent_trials": 1}, REUSING)
     assert_same(stock, fluid)
@@ -218,6 +227,7 @@ def test_asha_with_all_at_once(both: Both) -> None:
     assert fluid.best == stock.best == 1
 
 
+@pytest.mark.slow
 def test_median_stopping_trial_by_trial(both: Both) -> None:
     def make() -> dict[str, Any]:
         scheduler = MedianStoppingRule(**TIMED, **SCORE, grace_period=2, min_samples_required=1)
@@ -244,6 +254,7 @@ def test_population_based_training(both: Both) -> None:
             assert all(row["steps"] == row["training_iteration"] for row in trial.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_optuna_under_a_limiter(both: Both, at_once: int) -> None:
     optuna = pytest.importorskip("optuna")
@@ -297,6 +308,7 @@ def test_stoppers(both: Both, stop: Callable[[], Any], lengths: list[int]) -> No
     assert [len(trial.rows) for trial in fluid.trials] == lengths
 
 
+@pytest.mark.slow
 def test_a_stopper_that_ends_the_sweep(both: Both) -> None:
     make = lambda: {"config": {**GRID, "ends_at": 4}, "stop": StopsAll(6), "max_concurrent_trials": 1}  # noqa: E731
     stock, fluid = both(Climber, make, REUSING)
@@ -345,6 +357,7 @@ class Recorder(tune.Callback):
         self.sweep.append("end")
 
 
+@pytest.mark.slow
 def test_callbacks(both: Both, tmp_path: Path) -> None:
     recorders: list[Recorder] = []
 
@@ -366,6 +379,7 @@ def test_callbacks(both: Both, tmp_path: Path) -> None:
     assert [what for what, _ in next(iter(fluid.told.values()))].count("result") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keeping",
     [
@@ -396,6 +410,7 @@ def test_checkpoints_of_a_class(both: Both, keeping: dict[str, Any]) -> None:
     assert all(trial.checkpoints for trial in fluid.trials)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_function(both: Both) -> None:
     stock, fluid = both(
         climb,
@@ -409,6 +424,7 @@ def test_checkpoints_of_a_function(both: Both) -> None:
     assert sorted(fluid.trials[1].checkpoints.values()) == [(4, 8.0), (6, 12.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoints", [True, False], ids=["with checkpoints", "without"])
 @TRAINABLES
 def test_a_trial_that_raises_twice(both: Both, trainable: Any, checkpoints: bool, tmp_path: Path) -> None:
@@ -477,6 +493,7 @@ def test_a_tuner_and_its_result_grid(executor: Any, tmp_path: Path) -> None:
     assert set(fluid.get_dataframe().columns) == set(stock.get_dataframe().columns)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_fails_raises(executor: Any, tmp_path: Path) -> None:
     (notes := tmp_path / "notes").mkdir()
     for name, chosen in (("stock", None), ("fluid", executor)):
@@ -486,6 +503,7 @@ def test_a_sweep_that_fails_raises(executor: Any, tmp_path: Path) -> None:
         notes.joinpath(next(notes.iterdir()).name).unlink()
 
 
+@pytest.mark.slow
 def test_a_time_budget_ends_the_sweep(both: Both) -> None:
     make = lambda: {"config": {**PAIR, "seconds": 0.02}, "time_budget_s": 2}  # noqa: E731
     for done in both(Climber, make):
@@ -493,6 +511,7 @@ def test_a_time_budget_ends_the_sweep(both: Both) -> None:
         assert all(trial.iterations == list(range(1, len(trial.rows) + 1)) for trial in done.trials)
 
 
+@pytest.mark.slow
 def test_exported_models(both: Both, tmp_path: Path) -> None:
     exported: list[Path] = []
 

@@ -279,7 +279,7 @@ def await_uploads() -> None:
 def assert_same(stock: Sweep, fluid: Sweep, without: frozenset[str] = TIMES) -> None:
     """The same configurations, in the same order; the same results of each; the same end; the same best trial."""
     assert fluid.configs == stock.configs
-    assert fluid.session.results(without) == stock.results(without)
+    assert fluid.results(without) == stock.results(without)
     assert fluid.statuses == stock.statuses
     assert fluid.best == stock.best
     assert any(trial.rows for trial in stock.trials)
