@@ -122,7 +122,7 @@ class SessionState:
         self.set_state(trial, TrialState.QUEUED, why)
         self.arrivals[trial.row] = trial
         if trial.residence.device is not None:
-            self.scheduling.occupancy.look_at(trial.residence.device)  # its state may leave now
+            self.scheduling.occupancy.memory.request_check(trial.residence.device)  # its state may leave now
 
     def queue_again(self, trial: TrialRecord, why: str) -> None:
         """Queues a trial that was interrupted: at the width it has, before those it was ahead of."""
@@ -130,7 +130,7 @@ class SessionState:
         self.scheduling.enqueue(trial, trial.placement.width, again=True)
         self.changed = True
         if trial.residence.device is not None:
-            self.scheduling.occupancy.look_at(trial.residence.device)  # its state may leave now
+            self.scheduling.occupancy.memory.request_check(trial.residence.device)  # its state may leave now
 
     def unqueue(self, trial: TrialRecord) -> None:
         """Takes a queued trial out of the queue."""

@@ -106,7 +106,7 @@ class Estimates:
 
     def most_usable(self) -> float:
         """Bytes that trials may fill on the device with the most memory."""
-        rooms = [self._occupancy.usable_bytes(index) for index in self._occupancy.residents]
+        rooms = [self._occupancy.memory.usable_bytes(index) for index in self._occupancy.residents]
         return max((math.inf if room is None else room for room in rooms), default=math.inf)
 
     def stretch(self, trial: TrialRecord) -> float:

@@ -116,7 +116,7 @@ class Failures:
 
     def _what_there_was(self, trial: TrialRecord, failure: Failure, devices: list[int]) -> str:
         need = self._core.scheduling.estimates.need(trial)
-        rooms = [room for device in devices if (room := self._core.scheduling.occupancy.usable_bytes(device))]
+        rooms = [room for device in devices if (room := self._core.scheduling.occupancy.memory.usable_bytes(device))]
         text = f"{failure.message}: it ran alone on its device"
         if rooms:
             text += f", with {min(rooms):.0f} bytes usable"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.records import LaneRecord
-from fluid.planning.occupancy import Occupancy
+from fluid.planning.memory_ledger import MemoryLedger
 
 
 class Lanes:
@@ -15,12 +15,12 @@ class Lanes:
     Args:
         resident_limit: trials of unknown bytes whose state one device keeps though they do not run; beyond it the
             least recently used one is to be evicted.
-        occupancy: told of the bytes that lanes and residents take on their devices.
+        memory: ledger of the bytes that lanes and residents take on their devices.
     """
 
-    def __init__(self, resident_limit: int, occupancy: Occupancy) -> None:
+    def __init__(self, resident_limit: int, memory: MemoryLedger) -> None:
         self.resident_limit = resident_limit
-        self._occupancy = occupancy
+        self._memory = memory
         #: The most that a lane was seen to take for itself, and so what one that has not said so yet is taken to.
         self.usual_bytes = 0.0
         #: Devices on which lanes were ended to make room, which takes them a moment.
@@ -198,15 +198,15 @@ class Lanes:
         if self.usual_bytes > 0.0:
             lanes = self._by_device.get(device_id, {}).values()
             memory = sum(lane.own_bytes for lane in lanes)
-            self._occupancy.note_lanes(device_id, len(lanes), memory, self.usual_bytes)
+            self._memory.set_lanes(device_id, len(lanes), memory, self.usual_bytes)
 
     def _hold_memory(self, lane: LaneRecord, trial_id: str, memory: float) -> None:
         self._free_memory(lane, trial_id)
         if memory > 0.0:
             lane.reserved[trial_id] = memory
-            self._occupancy.reserve(lane.device_id, memory)
+            self._memory.reserve(lane.device_id, memory)
 
     def _free_memory(self, lane: LaneRecord, trial_id: str) -> None:
         memory = lane.reserved.pop(trial_id, 0.0)
         if memory:
-            self._occupancy.reserve(lane.device_id, -memory)
+            self._memory.reserve(lane.device_id, -memory)

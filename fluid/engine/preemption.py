@@ -82,9 +82,9 @@ class Preemptions:
         """Whether one fits beside what the other leaves on its device."""
         scheduling = self._core.scheduling
         (device,) = scheduling.occupancy.held[leaving.row]
-        usable, need = scheduling.occupancy.usable_bytes(device), scheduling.estimates.need(coming)
+        usable, need = scheduling.occupancy.memory.usable_bytes(device), scheduling.estimates.need(coming)
         if usable is None or need is None:
             return True
-        left: MemoryNeed | None = scheduling.occupancy.need_of(leaving.row)
+        left: MemoryNeed | None = scheduling.occupancy.memory.need_of(leaving.row)
         given_back = 0.0 if left is None else left.peak_bytes - left.persistent_bytes
-        return scheduling.occupancy.filled_bytes(device) - given_back + need.peak_bytes <= usable
+        return scheduling.occupancy.memory.filled_bytes(device) - given_back + need.peak_bytes <= usable

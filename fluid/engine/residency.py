@@ -38,13 +38,13 @@ class Residency:
         """Has a resident whose last call was answered make room for others, if need be."""
         if trial.residence.device is not None:
             self._core.changed = True
-            self._core.scheduling.occupancy.look_at(trial.residence.device)
+            self._core.scheduling.occupancy.memory.request_check(trial.residence.device)
             self._trim_residents(trial.residence.device)
 
     def _trim_residents(self, device: int) -> None:
         """Evicts states of which a device keeps too many; where bytes decide (:meth:`evict_excess`), that is rare."""
         core = self._core
-        bounded = core.scheduling.occupancy.usable_bytes(device) is not None
+        bounded = core.scheduling.occupancy.memory.usable_bytes(device) is not None
         kept = core.lanes.kept_on(device)
         trials = [core.trials[trial_id] for _, trial_id in kept]
         known = [bounded and core.lanes.kept_bytes(lane_id, trial_id) > 0.0 for lane_id, trial_id in kept]
@@ -58,15 +58,15 @@ class Residency:
 
     def evict_excess(self) -> None:
         """Evicts states that can be fetched back until what is known to be on devices fits there."""
-        for device in self._core.scheduling.occupancy.take_grown():
+        for device in self._core.scheduling.occupancy.memory.pop_grown():
             self._evict_excess(device)
 
     def _evict_excess(self, device: int) -> None:
         occupancy = self._core.scheduling.occupancy
-        usable = occupancy.usable_bytes(device)
-        if usable is None or device not in occupancy.reserved:
+        usable = occupancy.memory.usable_bytes(device)
+        if usable is None or device not in occupancy.memory.reserved:
             return
-        excess = occupancy.taken_bytes(device) - usable
+        excess = occupancy.memory.taken_bytes(device) - usable
         if excess <= 0.0:
             return
         staying, held = self._kept(device), self._held_bytes(device)
@@ -179,7 +179,7 @@ class Residency:
             start in spite of those.
         """
         scheduling, occupancy = self._core.scheduling, self._core.scheduling.occupancy
-        if not occupancy.reserved and not self._core.lanes.usual_bytes:
+        if not occupancy.memory.reserved and not self._core.lanes.usual_bytes:
             return []
         cramped = []
         for position, row in enumerate(scheduling.queue):
@@ -194,10 +194,10 @@ class Residency:
                 open_ = [index for index in open_ if index == trial.residence.device]
             lacking = max(1, round(trial.placement.width))
             for device in sorted(open_, key=self._crowd):
-                usable = occupancy.usable_bytes(device)
+                usable = occupancy.memory.usable_bytes(device)
                 if usable is not None and need.peak_bytes > usable:
                     continue
-                fits = usable is None or occupancy.filled_bytes(device) + need.peak_bytes <= usable
+                fits = usable is None or occupancy.memory.filled_bytes(device) + need.peak_bytes <= usable
                 if fits or self._empty(device, need.peak_bytes, usable or 0.0, trial):
                     lacking -= 1
                 elif trial.pinned:
@@ -208,7 +208,7 @@ class Residency:
 
     def _crowd(self, device: int) -> tuple[int, float]:
         occupancy = self._core.scheduling.occupancy
-        return len(occupancy.residents[device]), occupancy.filled_bytes(device)
+        return len(occupancy.residents[device]), occupancy.memory.filled_bytes(device)
 
     def _empty(self, device: int, wanted: float, usable: float, trial: TrialRecord) -> bool:
         """Evicts residents and ends empty lanes of a device until so many of its usable bytes are free.
@@ -223,11 +223,11 @@ class Residency:
         leaving = [memory for key, memory in held.items() if key not in staying]
         stays = trial.placement.width <= 1.0  # where its state is, which is then counted with it
         own = held.get(trial.trial_id, 0.0) if stays else 0.0
-        excess = occupancy.filled_bytes(device) + wanted - usable - sum(leaving) - own
+        excess = occupancy.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
         alone = not occupancy.residents[device]
         if excess > 0.0 and alone:
             core.lanes.retire(device, excess, core.commands)
-            excess = occupancy.filled_bytes(device) + wanted - usable - sum(leaving) - own
+            excess = occupancy.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
         going = [other for other in staying.values() if not (other is trial and stays) and _can_be_evicted(other)]
         if not alone:
             going = [other for other in going if other.state is TrialState.DONE and other.spec.can_save]
@@ -271,7 +271,7 @@ class Residency:
         return [
             core.trials[trial_id]
             for device in occupancy.held.get(trial.row, ())
-            if occupancy.usable_bytes(device) is not None
+            if occupancy.memory.usable_bytes(device) is not None
             for lane_id, trial_id in core.lanes.kept_on(device)
             if trial_id != trial.trial_id and core.lanes.kept_bytes(lane_id, trial_id) > 0.0
         ]

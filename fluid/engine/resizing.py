@@ -41,7 +41,7 @@ class Resizing:
             old_devices,
             trial.placement.width,
             core.next_row(),
-            occupancy.placed_need_of(trial.row),
+            occupancy.memory.placed_need_of(trial.row),
         )
         occupancy.move(trial.row, devices, width, need, old_devices_row=move.old_devices_row)
         by_device = dict(zip(old_devices, trial.placement.lanes, strict=True))
@@ -170,7 +170,7 @@ class Resizing:
             self._give_back(trial, trial.placement.move)
         core.invalidate_timing(trial)
         devices = tuple(core.lanes[other].device_id for other in lanes)
-        need = occupancy.need_of(trial.row)
+        need = occupancy.memory.need_of(trial.row)
         occupancy.move(trial.row, devices, float(len(lanes)), need)
         if trial.placement.move is None or trial.placement.move.stage is not Stage.MOVING:
             trial.placement.move = Move(lanes, devices, float(len(lanes)), core.next_row(), need, Stage.MOVING)

@@ -128,7 +128,7 @@ class Scheduling:
         places = (trial.row,) if trial.placement.move is None else (trial.row, trial.placement.move.old_devices_row)
         for row in places:
             if row in self.occupancy.held:
-                self.occupancy.learn(row, need)
+                self.occupancy.memory.set_need(row, need)
 
     def _learn_needs(self, key: str) -> None:
         """Has placement leave as much to all of a key, also to those that were let on before one was measured."""
@@ -307,16 +307,12 @@ class Scheduling:
 
     def _place_near(self, trial: TrialRecord, near: int | None, *, only: bool) -> bool:
         """Places a trial, on that device if it fits there; where ``only`` is set, on no other one."""
-        need, occupancy = self.estimates.need(trial), self.occupancy
-        if near is None or near != trial.residence.device or not occupancy.reserved:
-            return occupancy.place(trial.row, trial.placement.width, need, near=near, only=only) is not None
-        # Where it stays, the memory of its state is counted with it and not twice.
-        kept = 0.0 if trial.residence.lane is None else self._lanes.kept_bytes(trial.residence.lane, trial.trial_id)
-        occupancy.reserve(near, -kept)
-        placed = occupancy.place(trial.row, trial.placement.width, need, near=near, only=True)
-        occupancy.reserve(near, kept)
-        if placed is None and not only:
-            placed = occupancy.place(trial.row, trial.placement.width, need)
+        own_state, residence = 0.0, trial.residence
+        if near is not None and near == residence.device and residence.lane is not None:
+            # Where its state is kept, its need includes that state, which is reserved there already.
+            own_state = self._lanes.kept_bytes(residence.lane, trial.trial_id)
+        need, width = self.estimates.need(trial), trial.placement.width
+        placed = self.occupancy.place(trial.row, width, need, near=near, only=only, own_state=own_state)
         return placed is not None
 
     def _lane_is_busy(self, trial: TrialRecord) -> bool:

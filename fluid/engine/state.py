@@ -91,7 +91,7 @@ class EngineState:
     ) -> None:
         self.profile = profile if profile is not None else Profile()
         occupancy = Occupancy(watermark=watermark)
-        self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), occupancy)
+        self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), occupancy.memory)
         self.scheduling = Scheduling(
             planner,
             self.profile,

@@ -53,11 +53,11 @@ def _devices(state: EngineState) -> Iterator[str]:
             yield f"device {device}: held by a ghost of nobody"
         if len(rows) > occupancy.limit(device):
             yield f"device {device}: {len(rows)} trials, and {occupancy.limit(device)} tolerated"
-        usable, filled = occupancy.usable_bytes(device), occupancy.placed_bytes(device)
+        usable, filled = occupancy.memory.usable_bytes(device), occupancy.memory.placed_bytes(device)
         if usable is not None and filled > usable * (1.0 + _ROUNDING) and len(rows) > 1:
             yield f"device {device}: {filled:.0f} bytes held, and {usable:.0f} usable"
         kept = sum(sum(lane.reserved.values()) for lane in state.lanes.on(device))
-        reserved = occupancy.reserved.get(device, 0.0)
+        reserved = occupancy.memory.reserved.get(device, 0.0)
         if abs(kept - reserved) > _ROUNDING * max(1.0, kept):
             yield f"device {device}: {reserved} bytes reserved, and residents hold {kept}"
         yield from _lane_bytes(state, device)
@@ -75,7 +75,7 @@ def _devices(state: EngineState) -> Iterator[str]:
 def _lane_bytes(state: EngineState, device: int) -> Iterator[str]:
     """All lanes but one count, whether or not trials run in them."""
     own = sum(lane.own_bytes for lane in state.lanes.on(device))
-    counted = state.scheduling.occupancy.lane_bytes(device, 0)
+    counted = state.scheduling.occupancy.memory.lane_bytes(device, 0)
     if abs(max(0.0, own - state.lanes.usual_bytes) - counted) > _ROUNDING * max(1.0, own):
         yield f"device {device}: its lanes take {own:.0f} bytes, and {counted:.0f} are counted"
 
@@ -83,14 +83,14 @@ def _lane_bytes(state: EngineState, device: int) -> Iterator[str]:
 def _kept_bytes(state: EngineState, device: int) -> Iterator[str]:
     """A device keeps states that can be fetched back only while all there is fits."""
     occupancy, lanes = state.scheduling.occupancy, state.lanes.on(device)
-    usable = occupancy.usable_bytes(device)
+    usable = occupancy.memory.usable_bytes(device)
     if usable is None:
         return
     kept = {
         name: state.trials[name] for lane in lanes for name in lane.residents if not state.trials[name].residence.saving
     }
     held = {name: memory for lane in lanes for name, memory in lane.reserved.items()}
-    taken = occupancy.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
+    taken = occupancy.memory.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
     idle = (TrialState.DONE, TrialState.QUEUED)
     for name, trial in kept.items():
         could_go = trial.spec.can_save and trial.state in idle and not trial.calls

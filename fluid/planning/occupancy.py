@@ -1,4 +1,4 @@
-"""Which devices a trial of a given width gets, and who holds what (docs/theory.md, sections 3 and 8).
+"""Placement: which devices a trial of a given width gets, and which trial holds what (docs/theory.md, section 3).
 
 Packed trials (width 1/p) go to the most idle device. Wide trials prefer the devices of one host and one speed.
 """
@@ -10,6 +10,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 
 from fluid.errors import InvalidFieldError
+from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.runtime_model import residents_at
 from fluid.resources import DEFAULT_MEMORY_WATERMARK, Cluster, Device, MemoryNeed
 
@@ -18,18 +19,17 @@ _Kin = tuple[str, float]
 
 
 class Occupancy:
-    """Who holds which device, and which devices are idle. Trials are known by a number, their row.
+    """Which trial holds which devices, and which devices are idle. Trials are known by a number, their row.
 
     A trial of width >= 1 holds its devices alone. A trial of width 1/p shares one device with at most p - 1
     others; with mixed p on a device the smallest counts. A device is never filled beyond its usable memory.
 
     Args:
         cluster: the devices to begin with; :meth:`add_device` and :meth:`remove_device` change them later.
-        watermark: share of a device's memory that trials may fill, where there is no cluster to say so.
+        watermark: share of a device's memory that trials may fill, if no cluster is given.
     """
 
     def __init__(self, cluster: Cluster | None = None, *, watermark: float = DEFAULT_MEMORY_WATERMARK) -> None:
-        self._watermark = cluster.memory_watermark if cluster is not None else watermark
         self._devices: dict[int, Device] = {}
         #: device index -> rows on it, in order of arrival.
         self.residents: dict[int, list[int]] = {}
@@ -37,15 +37,10 @@ class Occupancy:
         self.held: dict[int, tuple[int, ...]] = {}
         #: row -> most trials it tolerates on its device, itself included; 1 for widths >= 1.
         self._tolerates: dict[int, int] = {}
-        self._needs: dict[int, MemoryNeed] = {}
-        #: row -> what it was known to need when it was placed, where that was known.
-        self._placed: dict[int, MemoryNeed] = {}
-        #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
-        self.reserved: dict[int, float] = {}
-        #: device index -> lanes there are, what they take for themselves, and what one more is taken to take.
-        self._lanes: dict[int, tuple[int, float, float]] = {}
-        #: devices on which more memory is taken than when :meth:`take_grown` was last called.
-        self._grown: set[int] = set()
+        #: What the trials, kept states and lanes take of each device's memory.
+        self.memory = MemoryLedger(
+            cluster.memory_watermark if cluster is not None else watermark, self.residents, self.held
+        )
         self._free: dict[_Kin, list[int]] = {}
         self._free_count = 0
         #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
@@ -53,7 +48,7 @@ class Occupancy:
         for device in cluster.devices if cluster is not None else ():
             self.add_device(device)
 
-    # -- what there is ------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """n, the number of devices."""
@@ -61,7 +56,7 @@ class Occupancy:
 
     @property
     def free_count(self) -> int:
-        """F, the number of devices nobody holds."""
+        """F, the number of idle devices."""
         return self._free_count
 
     def speed(self, device_ids: Iterable[int]) -> float:
@@ -75,7 +70,7 @@ class Occupancy:
         return [self.speed(devices) for devices in held]
 
     def open_slots(self, device: int) -> int:
-        """How many packed trials the residents of ``device`` would still tolerate; 0 for an idle device."""
+        """Further packed trials that the residents of ``device`` tolerate; 0 for an idle device."""
         rows = self.residents[device]
         return self._limit(rows) - len(rows) if rows else 0
 
@@ -84,24 +79,31 @@ class Occupancy:
     def add_device(self, device: Device) -> None:
         """Adds an idle device; its index must be new."""
         if device.index in self._devices:
-            raise InvalidFieldError("index", device.index, "a device of this index is there already")
+            raise InvalidFieldError("index", device.index, "a device with this index exists already")
         self._devices[device.index] = device
         self.residents[device.index] = []
+        self.memory.add_device(device.index, device.memory_bytes)
         self._set_free(device.index)
 
     def remove_device(self, index: int) -> list[int]:
-        """Removes a device; the rows on it lose all they hold, and are returned."""
+        """Removes a device; the rows on it lose everything they hold, and are returned."""
         evicted = list(self.residents[index])
         for row in evicted:
             self.release(row)
         self._unset_free(index)
         del self._devices[index], self.residents[index]
-        self.reserved.pop(index, None)
-        self._lanes.pop(index, None)
+        self.memory.remove_device(index)
         return evicted
 
     def place(
-        self, row: int, width: float, need: MemoryNeed | None = None, *, near: int | None = None, only: bool = False
+        self,
+        row: int,
+        width: float,
+        need: MemoryNeed | None = None,
+        *,
+        near: int | None = None,
+        only: bool = False,
+        own_state: float = 0.0,
     ) -> tuple[int, ...] | None:
         """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now.
 
@@ -111,9 +113,10 @@ class Occupancy:
             need: device memory, where it is known.
             near: device to prefer for a width of at most 1.
             only: whether no other device will do.
+            own_state: bytes that are reserved on ``near`` for the trial's own state, which its need includes.
         """
         chosen: tuple[int, ...] | None = None
-        if near is not None and width <= 1.0 and self._admits(near, width, need):
+        if near is not None and width <= 1.0 and self._admits(near, width, need, own_state):
             chosen = (near,)
         elif not only and width < 1.0:
             device = self._open_device(residents_at(width), need)
@@ -125,7 +128,7 @@ class Occupancy:
         return chosen
 
     def hold(self, row: int, devices: tuple[int, ...], width: float, need: MemoryNeed | None = None) -> None:
-        """Gives ``row``, which holds nothing, just these devices, whether or not there is room."""
+        """Gives ``row``, which holds nothing, exactly these devices, whether or not there is room."""
         self._hold(row, devices, residents_at(width), need)
 
     def tolerate(self, row: int, width: float) -> None:
@@ -134,98 +137,21 @@ class Occupancy:
         for index in self.held[row]:
             self._refresh(index)
 
-    def need_of(self, row: int) -> MemoryNeed | None:
-        """The device memory with which the row was placed, or which was learnt since."""
-        return self._needs.get(row)
-
-    def placed_need_of(self, row: int) -> MemoryNeed | None:
-        """The device memory with which the row was placed, whatever was learnt since."""
-        return self._placed.get(row)
-
-    def learn(self, row: int, need: MemoryNeed | None) -> None:
-        """Notes what a row that holds devices turned out to need, which those who come later must leave to it."""
-        if need is None:
-            self._needs.pop(row, None)
-        else:
-            self._needs[row] = need
-            self._grown.update(self.held.get(row, ()))
-
-    def reserve(self, index: int, memory: float) -> None:
-        """Counts so many bytes more on a device for states of trials that hold no device; fewer if negative."""
-        left = self.reserved.pop(index, 0.0) + memory
-        if left > 0.0:
-            self.reserved[index] = left
-        if memory > 0.0:
-            self._grown.add(index)
-
-    def note_lanes(self, index: int, count: int, memory: float, each: float) -> None:
-        """Notes what the lanes of a device take for themselves, such as for CUDA contexts.
-
-        Every trial runs in a lane of its own. Room for one of them is beyond the watermark; the others count.
-
-        Args:
-            index: the device.
-            count: lanes there are.
-            memory: bytes that they take together.
-            each: bytes that a further one is taken to take.
-        """
-        self._lanes[index] = (count, memory, each)
-        self._grown.add(index)
-
-    def look_at(self, index: int) -> None:
-        """Has :meth:`take_grown` name a device."""
-        self._grown.add(index)
-
-    def take_grown(self) -> list[int]:
-        """The devices on which more memory is taken than when this was last asked, or that were to be looked at."""
-        grown = sorted(index for index in self._grown if index in self._devices)
-        self._grown.clear()
-        return grown
-
-    def lane_bytes(self, index: int, trials: int) -> float:
-        """Bytes that lanes take on a device if so many trials run there, but for the one beyond the watermark."""
-        count, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
-        return max(0.0, memory + each * (max(count, trials) - count - 1))
-
     def limit(self, index: int) -> int:
-        """How many trials the residents of a device tolerate there, themselves included; 1 for an idle device."""
+        """Most trials that the residents of a device tolerate there, themselves included; 1 for an idle device."""
         rows = self.residents[index]
         return self._limit(rows) if rows else 1
 
-    def filled_bytes(self, index: int) -> float:
-        """Bytes on a device that one more trial there cannot have, as far as they are known."""
-        taken = self.reserved.get(index, 0.0) + self.running_bytes(index)
-        return taken + self.lane_bytes(index, len(self.residents[index]) + 1)
-
-    def taken_bytes(self, index: int) -> float:
-        """Bytes that are taken on a device: by trials that run, states that are kept, and all lanes but one."""
-        taken = self.reserved.get(index, 0.0) + self.running_bytes(index)
-        return taken + self.lane_bytes(index, len(self.residents[index]))
-
     def is_open(self, index: int, width: float) -> bool:
-        """Whether a trial would be tolerated on a device, memory apart: it is idle, or all there are packed."""
+        """Whether a device takes one more trial of that width, memory apart: it is idle, or all there are packed."""
         rows = self.residents[index]
         return not rows or (width < 1.0 and len(rows) < min(self._limit(rows), residents_at(width)))
 
-    def placed_bytes(self, index: int) -> float:
-        """Bytes that the trials on a device take, as far as was known when they were placed."""
-        return sum(self._placed[row].peak_bytes for row in self.residents[index] if row in self._placed)
-
-    def running_bytes(self, index: int) -> float:
-        """Bytes that the trials on a device take, as far as was known when they were placed, or learnt since."""
-        return sum(self._needs[row].peak_bytes for row in self.residents[index] if row in self._needs)
-
-    def usable_bytes(self, index: int) -> float | None:
-        """Bytes that trials may fill on a device; ``None`` where its memory does not bound packing."""
-        memory = self._devices[index].memory_bytes
-        return None if memory is None else memory * self._watermark
-
     def release(self, row: int) -> None:
-        """Takes everything from ``row``."""
+        """Frees everything that ``row`` holds."""
         devices = self.held.pop(row)
         del self._tolerates[row]
-        self._needs.pop(row, None)
-        self._placed.pop(row, None)
+        self.memory.release(row)
         for index in devices:
             self.residents[index].remove(row)
             self._refresh(index)
@@ -234,7 +160,7 @@ class Occupancy:
         """Changes the width of a row that holds devices; returns its devices, or ``None`` if it cannot be.
 
         A trial alone on its devices keeps as many of them as it can; one that leaves a shared device moves. A
-        width below 1 takes an open slot beside others, or lets others in on a device the trial has.
+        width below 1 takes an open slot beside others, or opens a device that the trial has to others.
         """
         chosen = self.devices_for(row, width, need)
         if chosen is not None:
@@ -250,22 +176,22 @@ class Occupancy:
         *,
         old_devices_row: int | None = None,
     ) -> None:
-        """Leaves the row with these devices, as :meth:`devices_for` chose them just before.
+        """Gives the row these devices, as :meth:`devices_for` chose them just before.
 
         Args:
             row: the trial.
             devices: its new devices.
             width: its new width.
             need: device memory, where it is known.
-            ghost: row that keeps the devices it leaves until they are released, while the trial is still on its way.
+            old_devices_row: row that keeps the devices it leaves until that row is released; ``None`` frees them now.
         """
         left = tuple(index for index in self.held[row] if index not in devices)
-        tolerates, placed, old_need = self._tolerates[row], self._placed.get(row), self._needs.get(row)
+        tolerates, placed, old_need = self._tolerates[row], self.memory.placed_need_of(row), self.memory.need_of(row)
         self.release(row)
         self._hold(row, devices, residents_at(width), need)
         if old_devices_row is not None and left:
             self._hold(old_devices_row, left, tolerates, placed)
-            self.learn(old_devices_row, old_need)
+            self.memory.set_need(old_devices_row, old_need)
 
     def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
         """The devices :meth:`resize` would leave the row with; changes nothing."""
@@ -284,9 +210,9 @@ class Occupancy:
 
     # -- choices ------------------------------------------------------------------------------------------
 
-    def _admits(self, index: int, width: float, need: MemoryNeed | None) -> bool:
+    def _admits(self, index: int, width: float, need: MemoryNeed | None, own_state: float) -> bool:
         """Whether a trial of a width of at most 1 fits on this device now."""
-        if index not in self._devices or not self._memory_fits(index, need):
+        if index not in self._devices or not self.memory.fits(index, need, own_state=own_state):
             return False
         return self.is_open(index, width)
 
@@ -310,7 +236,7 @@ class Occupancy:
                     or self._devices[index].speed != -heap[0][0]
                 ):
                     heapq.heappop(heap)  # stale: the device changed since this entry was made
-                elif index in avoid or not self._memory_fits(index, need):
+                elif index in avoid or not self.memory.fits(index, need):
                     unfit.append(heapq.heappop(heap))
                 else:
                     found = index
@@ -366,14 +292,12 @@ class Occupancy:
         ranked = sorted(devices, key=lambda index: (-tally[self._kin(index)], -self._kin(index)[1]))
         return tuple(ranked[:count])
 
-    # -- book-keeping -------------------------------------------------------------------------------------
+    # -- bookkeeping --------------------------------------------------------------------------------------
 
     def _hold(self, row: int, devices: tuple[int, ...], tolerates: int, need: MemoryNeed | None) -> None:
         self.held[row] = devices
         self._tolerates[row] = tolerates
-        if need is not None:
-            self._needs[row] = self._placed[row] = need
-        self._grown.update(devices)
+        self.memory.place(row, need)
         for index in devices:
             if not self.residents[index]:
                 self._unset_free(index)
@@ -381,7 +305,7 @@ class Occupancy:
             self._refresh(index)
 
     def _refresh(self, index: int) -> None:
-        """Files ``index`` anew after its residents changed."""
+        """Puts ``index`` among the idle or the open devices after its residents changed."""
         rows = self.residents[index]
         if not rows:
             self._set_free(index)
@@ -406,9 +330,4 @@ class Occupancy:
     def _fitting(self, indices: list[int], need: MemoryNeed | None) -> list[int]:
         if need is None:
             return indices
-        return [index for index in indices if self._memory_fits(index, need)]
-
-    def _memory_fits(self, index: int, need: MemoryNeed | None) -> bool:
-        """The safety condition of docs/theory.md, section 8, with every resident in a lane of its own."""
-        usable = self.usable_bytes(index)
-        return usable is None or self.filled_bytes(index) + (need.peak_bytes if need else 0.0) <= usable
+        return [index for index in indices if self.memory.fits(index, need)]

@@ -38,7 +38,7 @@ def fingerprint(state: EngineState) -> str:
     trials = [repr(trial) for trial in state.trials.values()]
     lanes = [repr(lane) for lane in state.lanes]
     occupancy = state.scheduling.occupancy
-    rest = (state.groups, list(state.scheduling.queue), occupancy.held, occupancy.residents, occupancy.reserved)
+    rest = (state.groups, list(state.scheduling.queue), occupancy.held, occupancy.residents, occupancy.memory.reserved)
     return repr((trials, lanes, rest, sorted(state.scheduling.running), state.wants_tick))
 
 

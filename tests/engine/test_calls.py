@@ -345,9 +345,9 @@ def test_memory_of_a_trial_forgotten_while_it_was_saved_is_free_again(fails: boo
     hand.started("a")
     only(hand.iterate("a"), Save)
     hand.forget("a")
-    assert hand.state.scheduling.occupancy.reserved == {0: 20.0}
+    assert hand.state.scheduling.occupancy.memory.reserved == {0: 20.0}
     if fails:
         hand.failed("a", 0)
     else:
         hand.saved("a", 0, 1, dropped=True)
-    assert not hand.state.scheduling.occupancy.reserved.get(0)
+    assert not hand.state.scheduling.occupancy.memory.reserved.get(0)

@@ -72,12 +72,12 @@ def test_a_need_that_grows_counts_for_all_of_its_key_and_lets_nobody_else_on() -
         hand.started(trial_id)
     hand.iterate("a", memory=MemoryNeed(3 * GB, 0.5 * GB))
     occupancy = hand.state.scheduling.occupancy
-    assert occupancy.running_bytes(0) == 9 * GB, "b was not measured, and is of the same key"
+    assert occupancy.memory.running_bytes(0) == 9 * GB, "b was not measured, and is of the same key"
     hand.submit("d", profile_key="other", memory=MemoryNeed(0.5 * GB))
     hand.tick()
     assert hand.states()["d"] == "QUEUED"
     hand.iterate("b", memory=MemoryNeed(4 * GB, 0.5 * GB))
-    assert occupancy.running_bytes(0) == 11 * GB, "more than there is, and nobody is thrown out"
+    assert occupancy.memory.running_bytes(0) == 11 * GB, "more than there is, and nobody is thrown out"
     assert [hand.states()[trial_id] for trial_id in "abc"] == ["RUNNING"] * 3
 
 
@@ -92,7 +92,7 @@ def test_what_was_learnt_is_kept_when_a_resize_is_called_off() -> None:
     hand.submit("b", memory=MemoryNeed(1 * GB))  # It needs a device, so the widening is off.
     assert hand.states() == {"a": "RUNNING", "b": "STARTING"}
     occupancy = hand.state.scheduling.occupancy
-    assert [occupancy.need_of(hand.trial(name).row) for name in "ab"] == [MemoryNeed(6 * GB), MemoryNeed(1 * GB)]
+    assert [occupancy.memory.need_of(hand.trial(name).row) for name in "ab"] == [MemoryNeed(6 * GB), MemoryNeed(1 * GB)]
 
 
 # --- What lanes take for themselves
@@ -101,7 +101,7 @@ def test_what_was_learnt_is_kept_when_a_resize_is_called_off() -> None:
 def lane_bytes(hand: Hand, device: int = 0) -> float:
     """What counts of them, if one more trial came to the device."""
     occupancy = hand.state.scheduling.occupancy
-    return occupancy.lane_bytes(device, len(occupancy.residents[device]) + 1)
+    return occupancy.memory.lane_bytes(device, len(occupancy.residents[device]) + 1)
 
 
 def test_a_lane_takes_memory_for_as_long_as_it_lives() -> None:

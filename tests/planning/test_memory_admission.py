@@ -40,7 +40,7 @@ def test_a_device_takes_just_what_fits_under_the_watermark(
         fits = filled + need.persistent_bytes + need.ephemeral_bytes <= memory * watermark
         assert (occupancy.place(row, 1 / 8, need) is not None) is fits
         filled += need.peak_bytes if fits else 0.0
-        assert occupancy.filled_bytes(0) == filled
+        assert occupancy.memory.filled_bytes(0) == filled
 
 
 def test_the_watermark_is_nine_tenths_if_nobody_says_so() -> None:
@@ -64,7 +64,7 @@ def test_leaving_gives_back_what_was_taken(needs: list[MemoryNeed], rng: random.
     rng.shuffle(placed)
     for row in placed:
         occupancy.release(row)
-    assert occupancy.filled_bytes(0) == 0.0
+    assert occupancy.memory.filled_bytes(0) == 0.0
     assert occupancy.place(99, 0.5, MemoryNeed(90.0)) == (0,)
 
 
@@ -75,38 +75,38 @@ def test_leaving_gives_back_what_was_taken(needs: list[MemoryNeed], rng: random.
 def test_contexts_count_when_they_are_reserved(contexts: int, expected: int) -> None:
     """A context is there for as long as its lane, whether or not a trial runs in it."""
     occupancy = one_device(10.0 * GIB)
-    occupancy.reserve(0, contexts * 0.5 * GIB)
+    occupancy.memory.reserve(0, contexts * 0.5 * GIB)
     placed = [occupancy.place(row, 1 / 8, MemoryNeed(1.5 * GIB, 0.5 * GIB)) for row in range(8)]
     assert sum(place is not None for place in placed) == expected
-    occupancy.reserve(0, -contexts * 0.5 * GIB)
-    assert 0 not in occupancy.reserved
+    occupancy.memory.reserve(0, -contexts * 0.5 * GIB)
+    assert 0 not in occupancy.memory.reserved
 
 
 @pytest.mark.parametrize(("lanes", "expected"), [(0, 4), (1, 4), (4, 4), (6, 3)])
 def test_a_lane_counts_whether_it_is_there_or_still_has_to_come(lanes: int, expected: int) -> None:
     """9 usable, trials of 1.8, lanes of 0.5, of which one is beyond the watermark: 4 x 1.8 + 3 x 0.5 = 8.7."""
     occupancy = one_device(10.0)
-    occupancy.note_lanes(0, lanes, lanes * 0.5, 0.5)
+    occupancy.memory.set_lanes(0, lanes, lanes * 0.5, 0.5)
     placed = [occupancy.place(row, 1 / 8, MemoryNeed(1.8)) for row in range(8)]
     assert sum(place is not None for place in placed) == expected
 
 
 def test_a_trial_alone_has_room_for_its_lane_and_for_no_others() -> None:
     occupancy = one_device(10.0)
-    occupancy.note_lanes(0, 1, 0.5, 0.5)
+    occupancy.memory.set_lanes(0, 1, 0.5, 0.5)
     assert occupancy.place(0, 1.0, MemoryNeed(9.0)) == (0,)
     occupancy.release(0)
-    occupancy.note_lanes(0, 2, 1.0, 0.5)
+    occupancy.memory.set_lanes(0, 2, 1.0, 0.5)
     assert occupancy.place(0, 1.0, MemoryNeed(9.0)) is None
     assert occupancy.place(0, 1.0, MemoryNeed(8.5)) == (0,)
 
 
 def test_lanes_are_gone_with_their_device() -> None:
     occupancy = one_device(10.0)
-    occupancy.note_lanes(0, 4, 4.0, 1.0)
+    occupancy.memory.set_lanes(0, 4, 4.0, 1.0)
     occupancy.remove_device(0)
     occupancy.add_device(Device(0, memory_bytes=10.0))
-    assert occupancy.lane_bytes(0, 4) == 0.0
+    assert occupancy.memory.lane_bytes(0, 4) == 0.0
 
 
 # --- What is learnt after a trial was placed
@@ -116,10 +116,10 @@ def test_a_trial_measured_alone_leaves_no_more_than_the_rest() -> None:
     occupancy = one_device(10.0)
     assert occupancy.place(0, 1.0) == (0,), "unknown, so it runs alone"
     assert occupancy.place(1, 0.5, MemoryNeed(1.0)) is None, "and nobody is let in"
-    occupancy.learn(0, MemoryNeed(5.0, 1.0))
+    occupancy.memory.set_need(0, MemoryNeed(5.0, 1.0))
     occupancy.tolerate(0, 0.5)
-    assert occupancy.running_bytes(0) == 6.0
-    assert occupancy.need_of(0) == MemoryNeed(5.0, 1.0)
+    assert occupancy.memory.running_bytes(0) == 6.0
+    assert occupancy.memory.need_of(0) == MemoryNeed(5.0, 1.0)
     assert occupancy.place(1, 0.5, MemoryNeed(5.0, 1.0)) is None, "two of them do not fit"
     assert occupancy.place(1, 0.5, MemoryNeed(3.0)) == (0,)
 
@@ -127,13 +127,13 @@ def test_a_trial_measured_alone_leaves_no_more_than_the_rest() -> None:
 def test_what_was_learnt_is_forgotten_with_the_row() -> None:
     occupancy = one_device(10.0)
     occupancy.place(0, 0.5)
-    occupancy.learn(0, MemoryNeed(9.0))
+    occupancy.memory.set_need(0, MemoryNeed(9.0))
     occupancy.release(0)
     assert occupancy.place(0, 0.5) == (0,)
-    assert occupancy.filled_bytes(0) == 0.0
-    occupancy.learn(0, MemoryNeed(9.0))
-    occupancy.learn(0, None)
-    assert occupancy.filled_bytes(0) == 0.0
+    assert occupancy.memory.filled_bytes(0) == 0.0
+    occupancy.memory.set_need(0, MemoryNeed(9.0))
+    occupancy.memory.set_need(0, None)
+    assert occupancy.memory.filled_bytes(0) == 0.0
 
 
 def test_more_than_fits_is_counted_and_lets_nobody_in() -> None:
@@ -141,8 +141,8 @@ def test_more_than_fits_is_counted_and_lets_nobody_in() -> None:
     occupancy = one_device(10.0)
     occupancy.place(0, 0.25, MemoryNeed(1.0))
     occupancy.place(1, 0.25, MemoryNeed(1.0))
-    occupancy.learn(0, MemoryNeed(20.0))
-    assert occupancy.filled_bytes(0) == 21.0
+    occupancy.memory.set_need(0, MemoryNeed(20.0))
+    assert occupancy.memory.filled_bytes(0) == 21.0
     assert occupancy.place(2, 0.25, MemoryNeed(0.0)) is None
     occupancy.release(0)
     assert occupancy.place(2, 0.25, MemoryNeed(8.0)) == (0,)
@@ -182,13 +182,13 @@ class Admission(RuleBasedStateMachine):
             if lane.running is None:
                 return lane
         self.lanes.append(BookLane())
-        self.occupancy.reserve(0, self.CONTEXT)
+        self.occupancy.memory.reserve(0, self.CONTEXT)
         return self.lanes[-1]
 
     def drop_empty(self, lane: BookLane) -> None:
         if not lane.persistent:
             self.lanes.remove(lane)
-            self.occupancy.reserve(0, -self.CONTEXT)
+            self.occupancy.memory.reserve(0, -self.CONTEXT)
 
     @rule(need=NEEDS)
     def arrive(self, need: MemoryNeed) -> None:
@@ -210,7 +210,7 @@ class Admission(RuleBasedStateMachine):
         assert lane.running is not None
         row, lane.running = lane.running[0], None
         self.occupancy.release(row)
-        self.occupancy.reserve(0, lane.persistent[row])
+        self.occupancy.memory.reserve(0, lane.persistent[row])
 
     @precondition(lambda self: self.running())
     @rule(data=st.data())
@@ -228,9 +228,9 @@ class Admission(RuleBasedStateMachine):
         """A kept state runs again where it is; its bytes are then counted with it and not twice."""
         lane = data.draw(st.sampled_from([lane for lane in self.lanes if lane.running is None]))
         row = data.draw(st.sampled_from(sorted(lane.persistent)))
-        self.occupancy.reserve(0, -lane.persistent[row])
+        self.occupancy.memory.reserve(0, -lane.persistent[row])
         if self.occupancy.place(row, 1 / 8, self.needs[row], near=0, only=True) is None:
-            self.occupancy.reserve(0, lane.persistent[row])
+            self.occupancy.memory.reserve(0, lane.persistent[row])
         else:
             lane.running = row, self.needs[row].ephemeral_bytes
 
@@ -241,7 +241,7 @@ class Admission(RuleBasedStateMachine):
         assert lane.running is not None
         row, ephemeral = lane.running
         need = MemoryNeed(self.needs[row].persistent_bytes, ephemeral / 2)
-        self.occupancy.learn(row, need)
+        self.occupancy.memory.set_need(row, need)
         self.needs[row], lane.running = need, (row, ephemeral / 2)
 
     @invariant()
@@ -252,12 +252,12 @@ class Admission(RuleBasedStateMachine):
         persistent = sum(sum(lane.persistent.values()) for lane in self.lanes)
         ephemeral = sum(lane.running[1] for lane in self.lanes if lane.running is not None)
         truth = persistent + ephemeral + self.CONTEXT * len(self.lanes)
-        assert self.occupancy.filled_bytes(0) == pytest.approx(truth)
+        assert self.occupancy.memory.filled_bytes(0) == pytest.approx(truth)
 
     @invariant()
     def nobody_was_admitted_over_the_watermark(self) -> None:
         if hasattr(self, "occupancy") and self.running():
-            assert self.occupancy.filled_bytes(0) <= self.MEMORY * self.WATERMARK
+            assert self.occupancy.memory.filled_bytes(0) <= self.MEMORY * self.WATERMARK
 
 
 TestAdmission = Admission.TestCase

@@ -1,0 +1,154 @@
+"""The memory ledger: who takes which part of a device's memory, and what still fits (docs/theory.md, section 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fluid.resources import MemoryNeed
+
+
+class MemoryLedger:
+    """Device memory by trial, by state that is kept, and by lane. Trials are known by their row.
+
+    A device is never filled beyond its usable memory when a trial is placed; a need that turns out larger afterwards
+    may exceed it.
+
+    Args:
+        watermark: share of a device's memory that trials may fill.
+        residents: device index -> rows on it, as :class:`~fluid.planning.occupancy.Occupancy` keeps it.
+        held: row -> devices that it holds, likewise.
+    """
+
+    def __init__(
+        self, watermark: float, residents: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
+    ) -> None:
+        self._watermark = watermark
+        self._residents = residents
+        self._held = held
+        #: device index -> bytes that trials may fill there; ``None`` where memory does not bound packing.
+        self._usable: dict[int, float | None] = {}
+        self._needs: dict[int, MemoryNeed] = {}
+        #: row -> its need when it was placed, where that was known.
+        self._placed: dict[int, MemoryNeed] = {}
+        #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
+        self.reserved: dict[int, float] = {}
+        #: device index -> number of lanes, bytes they take together, bytes that a further one is expected to take.
+        self._lanes: dict[int, tuple[int, float, float]] = {}
+        #: devices to be named by :meth:`pop_grown`.
+        self._grown: set[int] = set()
+
+    # -- devices -------------------------------------------------------------------------------------------
+
+    def add_device(self, index: int, memory_bytes: float | None) -> None:
+        """Adds a device with so much memory; ``None`` where memory does not bound packing."""
+        self._usable[index] = None if memory_bytes is None else memory_bytes * self._watermark
+
+    def remove_device(self, index: int) -> None:
+        """Removes a device, and what lanes and kept states take on it."""
+        del self._usable[index]
+        self.reserved.pop(index, None)
+        self._lanes.pop(index, None)
+
+    def usable_bytes(self, index: int) -> float | None:
+        """Bytes that trials may fill on a device; ``None`` where its memory does not bound packing."""
+        return self._usable[index]
+
+    # -- trials --------------------------------------------------------------------------------------------
+
+    def place(self, row: int, need: MemoryNeed | None) -> None:
+        """Books a trial that was just given devices; ``None`` where its need is unknown."""
+        if need is not None:
+            self._needs[row] = self._placed[row] = need
+        self._grown.update(self._held[row])
+
+    def set_need(self, row: int, need: MemoryNeed | None) -> None:
+        """Changes the need of a trial that holds devices; trials that come later must leave as much to it."""
+        if need is None:
+            self._needs.pop(row, None)
+        else:
+            self._needs[row] = need
+            self._grown.update(self._held[row])
+
+    def release(self, row: int) -> None:
+        """Forgets a trial that leaves its devices."""
+        self._needs.pop(row, None)
+        self._placed.pop(row, None)
+
+    def need_of(self, row: int) -> MemoryNeed | None:
+        """The need with which the trial was placed, or which was learnt since."""
+        return self._needs.get(row)
+
+    def placed_need_of(self, row: int) -> MemoryNeed | None:
+        """The need with which the trial was placed, whatever was learnt since."""
+        return self._placed.get(row)
+
+    # -- kept states and lanes -----------------------------------------------------------------------------
+
+    def reserve(self, index: int, memory: float) -> None:
+        """Adds so many bytes on a device for states of trials that hold no device; a negative number frees them."""
+        left = self.reserved.pop(index, 0.0) + memory
+        if left > 0.0:
+            self.reserved[index] = left
+        if memory > 0.0:
+            self._grown.add(index)
+
+    def set_lanes(self, index: int, count: int, memory: float, each: float) -> None:
+        """Books what the lanes of a device take for themselves, such as for CUDA contexts.
+
+        Every trial runs in a lane of its own. Room for one of them is beyond the watermark; the others count.
+
+        Args:
+            index: the device.
+            count: number of lanes.
+            memory: bytes that they take together.
+            each: bytes that a further one is expected to take.
+        """
+        self._lanes[index] = (count, memory, each)
+        self._grown.add(index)
+
+    def lane_bytes(self, index: int, trials: int) -> float:
+        """Bytes that lanes take on a device if so many trials run there, but for the one beyond the watermark."""
+        count, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
+        return max(0.0, memory + each * (max(count, trials) - count - 1))
+
+    # -- sums per device -----------------------------------------------------------------------------------
+
+    def request_check(self, index: int) -> None:
+        """Makes :meth:`pop_grown` name a device."""
+        self._grown.add(index)
+
+    def pop_grown(self) -> list[int]:
+        """Devices on which more memory is taken than at the last call, or for which a check was requested."""
+        grown = sorted(index for index in self._grown if index in self._usable)
+        self._grown.clear()
+        return grown
+
+    def running_bytes(self, index: int) -> float:
+        """Bytes that the trials on a device take, as known when they were placed, or learnt since."""
+        return sum(self._needs[row].peak_bytes for row in self._residents[index] if row in self._needs)
+
+    def placed_bytes(self, index: int) -> float:
+        """Bytes that the trials on a device take, as known when they were placed."""
+        return sum(self._placed[row].peak_bytes for row in self._residents[index] if row in self._placed)
+
+    def taken_bytes(self, index: int) -> float:
+        """Bytes taken on a device by trials that run, states that are kept, and all lanes but one."""
+        taken = self.reserved.get(index, 0.0) + self.running_bytes(index)
+        return taken + self.lane_bytes(index, len(self._residents[index]))
+
+    def filled_bytes(self, index: int, *, own_state: float = 0.0) -> float:
+        """Bytes on a device that one more trial there cannot have, as far as they are known.
+
+        Args:
+            index: the device.
+            own_state: bytes reserved there for that trial's own state, which its need includes.
+        """
+        taken = max(0.0, self.reserved.get(index, 0.0) - own_state) + self.running_bytes(index)
+        return taken + self.lane_bytes(index, len(self._residents[index]) + 1)
+
+    def fits(self, index: int, need: MemoryNeed | None, *, own_state: float = 0.0) -> bool:
+        """The safety condition of docs/theory.md, section 8, for one more trial in a lane of its own."""
+        usable = self._usable[index]
+        if usable is None:
+            return True
+        return self.filled_bytes(index, own_state=own_state) + (need.peak_bytes if need else 0.0) <= usable
