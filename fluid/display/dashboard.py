@@ -1,7 +1,7 @@
-"""How a session stands, drawn: groups with their progress, devices with who runs on them, what was measured.
+"""The dashboard: a session's status as text, with the progress of its groups, its devices and its measurements.
 
-Everything fits the width and height it is given, from one trial to a thousand: what does not fit is summed up. It reads
-without colour and without Unicode too. Nothing here knows of a terminal; :mod:`fluid.display.live` redraws it on one.
+It fits the given width and height, from one trial to thousands, by summing up what there is no room for. It is legible
+without colours and without Unicode. :mod:`fluid.display.live` redraws it on a terminal.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from fluid.session.status import GroupStatus, Status
 #: The order in which numbers of trials are told, and the states in which a trial waits for nothing.
 _STATES = ("RUNNING", "STARTING", "RESIZING", "PAUSED", "QUEUED", "DONE", "STOPPED", "FAILED")
 _ENDED = frozenset({"DONE", "STOPPED", "FAILED"})
-#: Most lines for groups, and for what was measured.
+#: Most lines for groups, and for measurements.
 _MOST_GROUPS, _MOST_KEYS = 8, 2
 _LONGEST_NAME = 24
 _LEAST_BAR, _WIDEST_BAR = 8, 40
 #: Characters between columns.
 _GAP = 2
-#: From this height on there are blank lines between the parts.
+#: The height from which blank lines separate the parts.
 _ROOM_FOR_GAPS = 14
 _DIM, _BOLD, _BAD, _GOOD = Style(dim=True), Style(bold=True), Style(color="red", bold=True), Style(color="green")
 
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A status, ready to be printed on a rich console.
+    """A status as a renderable of rich.
 
     Attributes:
-        status: what to draw.
-        width, height: characters and lines it may take.
+        status: the status to draw.
+        width, height: characters per line, and lines, at most.
         numbers: the number of every trial on a device.
     """
 
@@ -59,12 +59,12 @@ class Dashboard:
 
 
 def render(status: Status, width: int, height: int = 24, numbers: Mapping[str, int] | None = None) -> Dashboard:
-    """A dashboard of ``status`` that takes at most ``width`` characters and ``height`` lines.
+    """A dashboard of ``status`` in at most ``width`` characters and ``height`` lines.
 
     Args:
-        status: what to draw.
-        width, height: of the terminal.
-        numbers: the number of every trial on a device, which chooses its colour; by first appearance where ``None``.
+        status: the status to draw.
+        width, height: of the terminal, in characters and lines.
+        numbers: the number of every trial on a device, which chooses its colour; in order of appearance if ``None``.
     """
     return Dashboard(
         status, max(width, 1), max(height, 1), TrialNumbers().update(status) if numbers is None else numbers
@@ -72,21 +72,21 @@ def render(status: Status, width: int, height: int = 24, numbers: Mapping[str, i
 
 
 def summary_lines(status: Status, seconds: Mapping[int, float], *, most: int = 20) -> list[Text]:
-    """What stays on the terminal when the session ends: a line per group.
+    """The lines that remain on the terminal when the session ends: one per group.
 
     Args:
-        status: the last one.
-        seconds: for how long each group was there, by position in ``status.groups``.
-        most: lines at most; the earlier groups are summed up in one.
+        status: the last status.
+        seconds: how long each group ran, by position in ``status.groups``.
+        most: most lines; the first line then sums up the earlier groups.
     """
     groups = status.groups
     skipped = max(0, len(groups) - most + 1) if len(groups) > most else 0
-    name_width = min(_LONGEST_NAME, max((len(_named(group.name)) for group in groups[skipped:]), default=0))
+    name_width = min(_LONGEST_NAME, max((len(_display_name(group.name)) for group in groups[skipped:]), default=0))
     lines = []
     if skipped:
         lines.append(_sum_of(groups[:skipped], "earlier group"))
     for position, group in enumerate(groups[skipped:], skipped):
-        line = Text().append(f"{_named(group.name):<{name_width}}", style=_BOLD)
+        line = Text().append(f"{_display_name(group.name):<{name_width}}", style=_BOLD)
         line.append(f"  {count(_trials(group), 'trial')}: ")
         line.append_text(_states_text(group.trials))
         line.append(f"; {_iterations(group)}; {clock_time(seconds.get(position, status.at))}")
@@ -95,7 +95,7 @@ def summary_lines(status: Status, seconds: Mapping[int, float], *, most: int = 2
 
 
 class _DashboardLines:
-    """One dashboard with one set of characters."""
+    """Draws one dashboard with one set of characters."""
 
     def __init__(self, dashboard: Dashboard, glyphs: DashboardGlyphs, coloured: bool) -> None:
         self._status = dashboard.status
@@ -140,7 +140,7 @@ class _DashboardLines:
         groups = self._status.groups
         active = [group for group in groups if not has_ended(group)]
         ended = [group for group in groups if has_ended(group)]
-        if not active:  # The last one to end is more telling than a sum.
+        if not active:  # The last group says more than a sum does.
             active, ended = ended[-1:], ended[:-1]
         sums = [_sum_of(ended, "ended group", style=_DIM)] if ended and most > 2 else []
         room = most - len(sums)
@@ -152,13 +152,13 @@ class _DashboardLines:
         return [*sums, *self._bars(active)]
 
     def _bars(self, groups: Sequence[GroupStatus]) -> list[Text]:
-        """A line per group, in columns; on narrow terminals the less telling columns are left out.
+        """A line per group, in columns; narrow terminals get fewer columns.
 
-        Of the only group of a session the header has told the states: told here, their number and with it the other
-        columns would change all the time.
+        If the session has only one group, the header already lists its states. Repeating them here would make the
+        columns change their width all the time.
         """
         columns: dict[str, list[Text]] = {
-            "name": [Text(_named(group.name, self._glyphs.ellipsis)) for group in groups],
+            "name": [Text(_display_name(group.name, self._glyphs.ellipsis)) for group in groups],
             "bar": [Text(" " * _LEAST_BAR) for _ in groups],
             "share": [Text(percent(_share(group)), justify="right") for group in groups],
             "progress": [Text(_progress(group), justify="right") for group in groups],
@@ -192,23 +192,23 @@ class _DashboardLines:
         bar = Text().append(self._glyphs.done * done, style=_GOOD)
         return bar.append(self._glyphs.left * (width - done), style=_DIM)
 
-    # -- what was measured --------------------------------------------------------------------------------
+    # -- measurements -------------------------------------------------------------------------------------
 
     def _key_lines(self) -> list[Text]:
-        """Per profile key, how many trials on a device were tried, and what each further one costs."""
+        """For each profile key, the largest measured packing and its overhead alpha."""
         alpha = self._status.alpha
         known = {key: c for key, c in self._status.packing.items() if c > 1}
-        said = [
-            f"{_named(key, self._glyphs.ellipsis)}: up to {c} a device, alpha {number(alpha.get(key, 1.0))}"
+        parts = [
+            f"{_display_name(key, self._glyphs.ellipsis)}: up to {c} a device, alpha {number(alpha.get(key, 1.0))}"
             for key, c in known.items()
         ]
-        if not said or self._height < _ROOM_FOR_GAPS:
+        if not parts or self._height < _ROOM_FOR_GAPS:
             return []
-        return list(_filled("measured  ", said, self._width, _MOST_KEYS))
+        return list(_wrapped("measured  ", parts, self._width, _MOST_KEYS))
 
 
-def _filled(lead: str, parts: Sequence[str], width: int, most: int) -> Iterator[Text]:
-    """Parts one after the other on at most ``most`` lines; the last says how many are left out."""
+def _wrapped(lead: str, parts: Sequence[str], width: int, most: int) -> Iterator[Text]:
+    """The parts in at most ``most`` lines; the last line says how many parts are left out."""
     lines = [lead]
     for position, part in enumerate(parts):
         joined = f"{lines[-1]}{part}   "
@@ -224,7 +224,7 @@ def _filled(lead: str, parts: Sequence[str], width: int, most: int) -> Iterator[
 
 
 def _sum_of(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -> Text:
-    """Several groups in one line."""
+    """The sum of several groups as one line."""
     totals: Counter[str] = Counter()
     for group in groups:
         totals.update(group.trials)
@@ -233,7 +233,7 @@ def _sum_of(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -
 
 
 def _states_text(trials: Mapping[str, int]) -> Text:
-    """Numbers of trials by state: ``6 running, 12 queued, 1 failed``."""
+    """The number of trials in each state: ``6 running, 12 queued, 1 failed``."""
     text = Text()
     states = [*_STATES, *sorted(trials.keys() - set(_STATES))]
     for state in (state for state in states if trials.get(state, 0)):
@@ -243,6 +243,7 @@ def _states_text(trials: Mapping[str, int]) -> Text:
 
 
 def has_ended(group: GroupStatus) -> bool:
+    """Whether all trials of a group have ended."""
     return all(state in _ENDED for state, trials in group.trials.items() if trials)
 
 
@@ -261,16 +262,16 @@ def _ended_trials(group: GroupStatus) -> int:
 
 
 def _progress(group: GroupStatus) -> str:
-    """How far it is: in trials where it is known how many there will be, else in iterations."""
+    """The group's progress: in trials if the search algorithm announced their number, else in iterations."""
     if group.expected is not None:
         return f"{_ended_trials(group):,}/{group.expected:,} trials"
     return f"{group.iterations_done:,}/{group.iterations:,}"
 
 
 def _iterations(group: GroupStatus) -> str:
-    """The iterations it did, of those asked for; a search asks for more as it goes on."""
-    asked = "" if group.expected is not None else f"/{group.iterations:,}"
-    return f"{group.iterations_done:,}{asked} iterations"
+    """The finished iterations; and their budget, unless a search algorithm keeps extending it."""
+    budget = "" if group.expected is not None else f"/{group.iterations:,}"
+    return f"{group.iterations_done:,}{budget} iterations"
 
 
 def _eta(group: GroupStatus) -> str:
@@ -279,8 +280,8 @@ def _eta(group: GroupStatus) -> str:
     return f"ETA {clock_time(group.eta)}" if group.eta is not None else "ETA ?"
 
 
-def _named(name: str, ellipsis: str = "…") -> str:
-    """A name of a group or key, fit to stand in a line."""
+def _display_name(name: str, ellipsis: str = "…") -> str:
+    """The name of a group or profile key, safe for a terminal and short enough for a column."""
     return shortened(printable(name), _LONGEST_NAME, ellipsis)
 
 

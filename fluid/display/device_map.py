@@ -1,4 +1,4 @@
-"""Devices and who runs on them, in characters: a strip per device, or where there are too many a character each."""
+"""The devices and the trials on them as text: a bar per device, or one character per device if there are many."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fluid.display.format import count, fraction, printable, short_names, shorte
 from fluid.display.palette import colour, ink, mark
 from fluid.session.status import DeviceStatus, Status
 
-#: Characters between columns, and the fewest in which a strip of a device says something.
-_GAP, _LEAST_STRIP = 2, 10
+#: Characters between columns, and the shortest useful bar, in characters.
+_GAP, _SHORTEST_BAR = 2, 10
 _DIM = Style(dim=True)
 
 
@@ -36,42 +36,41 @@ ASCII = DashboardGlyphs(".", "-", "|", "#", ".", "~")
 
 
 class TrialNumbers:
-    """Numbers for the trials on devices, which stand for colours: a trial keeps its own while it is there.
+    """Numbers the trials on devices. A trial's number chooses its letter and colour, and it keeps it while it runs.
 
-    Numbers of trials that have left are used again, so that few colours are in use at a time.
+    The numbers of trials that have left are used again, so that few colours are in use at a time.
     """
 
     def __init__(self) -> None:
-        self._there: dict[str, int] = {}
-        self._before: dict[str, int] = {}
+        self._current: dict[str, int] = {}
+        self._previous: dict[str, int] = {}
 
     def update(self, status: Status) -> Mapping[str, int]:
-        """The numbers of those who are there now."""
+        """Numbers the trials that are on devices now; returns the numbers by trial."""
         present = dict.fromkeys(trial for device in status.devices for trial, _ in device.residents)
-        self._there = {trial: number for trial, number in self._there.items() if trial in present}
-        taken = set(self._there.values())
+        self._current = {trial: number for trial, number in self._current.items() if trial in present}
+        taken = set(self._current.values())
         free = (number for number in range(len(present)) if number not in taken)
         for trial in present:
-            if trial not in self._there:
-                # One that comes back looks as it did, if it still can.
-                before = self._before.get(trial)
-                chosen = (
-                    before if before is not None and before not in taken else next(n for n in free if n not in taken)
-                )
-                self._there[trial] = self._before[trial] = chosen
+            if trial not in self._current:
+                # A trial that returns gets its previous number, if that is free.
+                chosen = self._previous.get(trial)
+                if chosen is None or chosen in taken:
+                    chosen = next(number for number in free if number not in taken)
+                self._current[trial] = self._previous[trial] = chosen
                 taken.add(chosen)
-        return self._there
+        return self._current
 
 
 class DeviceMap:
-    """The devices of a session.
+    """Draws the devices of a session.
 
     Args:
         devices: by index.
-        width: characters a line may take.
+        width: characters per line.
         numbers: the number of every trial on a device.
         glyphs: the characters to draw with.
-        coloured: whether colours tell trials apart.
+        coloured: whether the terminal shows colours.
     """
 
     def __init__(
@@ -91,15 +90,15 @@ class DeviceMap:
         self._short = dict(zip(residents, short_names(residents), strict=True))
 
     def lines(self, most: int) -> list[Text]:
-        """At most ``most`` lines, at least 1: strips, in several columns if need be, or a character per device."""
+        """At most ``most`` lines (at least 1): bars, in several columns if necessary, or a character per device."""
         devices = self._devices
         columns = max(1, math.ceil(len(devices) / most))
         labels = _labels(devices, hosts=columns == 1)
         label = max(map(len, labels), default=0)
         room = (self._width - _GAP * (columns - 1)) // columns
-        strip = room - label - 2
-        if columns > 1 and strip < _LEAST_STRIP:
-            return self._map_lines(most)
+        bar = room - label - 2
+        if columns > 1 and bar < _SHORTEST_BAR:
+            return self._grid_lines(most)
         rows = math.ceil(len(devices) / columns)
         lines = []
         for row in range(rows):
@@ -108,12 +107,12 @@ class DeviceMap:
                 line.append(" " * _GAP if line else "")
                 line.append(f"{labels[position]:<{label}} ", style=_DIM if not devices[position].residents else "")
                 line.append(self._glyphs.rail, style=_DIM)
-                line.append_text(self._strip(devices[position], max(1, strip)))
+                line.append_text(self._bar(devices[position], max(1, bar)))
             lines.append(line)
         return lines
 
-    def _strip(self, device: DeviceStatus, width: int) -> Text:
-        """Who is on a device, side by side: each as wide as its share."""
+    def _bar(self, device: DeviceStatus, width: int) -> Text:
+        """The trials on a device side by side, each as wide as its share of the device."""
         total = max(1.0, sum(min(share, 1.0) for _, share in device.residents))
         line, taken, at = Text(), 0.0, 0
         for trial, share in device.residents:
@@ -124,10 +123,10 @@ class DeviceMap:
         return line.append(self._glyphs.idle * (width - at), style=_DIM)
 
     def _cell(self, trial: str, share: float, width: int) -> Text:
-        """A trial on ``width`` characters of a strip."""
+        """A trial as ``width`` characters of a bar."""
         if width < 1:
             return Text()
-        # Without colour neighbours need a border, and the filled part must differ from the idle one.
+        # Without colours, trials need a border between them and a fill that differs from an idle device.
         border, fill = ("", " ") if self._coloured else ("[" if width > 2 else "", self._glyphs.fill)
         size = "" if share == 1.0 else fraction(share) if share < 1.0 else f"x{fraction(share)}"
         room = width - len(border) - (width > 4)
@@ -143,8 +142,8 @@ class DeviceMap:
             text.append(" ")
         return text.append(fill * (width - text.cell_len))
 
-    def _map_lines(self, most: int) -> list[Text]:
-        """Where there is no room for strips: a character per device, with the index of the first in each line."""
+    def _grid_lines(self, most: int) -> list[Text]:
+        """A character per device, for which bars have no room; each line begins with the index of its first device."""
         devices = self._devices
         label = len(str(devices[-1].device_id))
         per_line = max(1, self._width - label - 2)
@@ -166,12 +165,12 @@ class DeviceMap:
             lines.append(line)
         if len(lines) < most and any(len(device.residents) > 1 for device in devices):
             lines.append(
-                Text(f"{'':<{label}}  letter: a trial   digit: packed trials   {self._glyphs.idle} idle", style=_DIM)
+                Text(f"{'':<{label}}  letter: one trial   digit: packed trials   {self._glyphs.idle} idle", style=_DIM)
             )
         return lines
 
     def _dot(self, device: DeviceStatus) -> Text:
-        """A device as one character: idle, the mark of its trial, or how many share it."""
+        """A device as one character: idle, the letter of its trial, or the number of trials on it."""
         if not device.residents:
             return Text(self._glyphs.idle, style=_DIM)
         trial = device.residents[0][0]
@@ -188,7 +187,7 @@ class DeviceMap:
 
 
 def _labels(devices: Sequence[DeviceStatus], *, hosts: bool) -> list[str]:
-    """``gpu 3`` for each device, after its host's name where there are several hosts."""
+    """``gpu 3`` for each device, preceded by the host's name if there are several hosts."""
     digits = max((len(str(device.device_id)) for device in devices), default=1)
     names = [f"{device.kind} {device.device_id:>{digits}}" for device in devices]
     if not hosts or len({device.host for device in devices}) < 2:

@@ -1,4 +1,7 @@
-"""Numbers for people: durations, shares, widths and axis ticks in words."""
+"""Formats durations, shares, widths, counts and axis ticks for every view and report.
+
+The script of the HTML page (``fluid/report/page.format.js``) has the same rules for what it formats by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-#: Unit: seconds in it, and the largest span, in seconds, that is told in it.
+#: Units of time: name, seconds in it, and the longest time, in seconds, that is shown in it.
 _UNITS = (("s", 1.0, 300.0), ("min", 60.0, 3.0 * 3600.0), ("h", 3600.0, math.inf))
-#: Steps between ticks that people can count by, in units; powers of ten beyond them.
+#: Steps between the ticks of an axis, in units. Beyond them, steps are 1, 2 or 5 times a power of ten.
 _STEPS = {"s": (1, 2, 5, 10, 15, 30, 60), "min": (1, 2, 5, 10, 15, 30, 60), "h": (1, 2, 3, 6, 12, 24, 48)}
 
 
@@ -17,7 +20,7 @@ def duration(seconds: float, like: float | None = None) -> str:
 
     Args:
         seconds: the duration.
-        like: a duration beside which this one stands; it takes the unit of that one.
+        like: a duration shown next to it, in seconds, whose unit is used.
     """
     if math.isinf(seconds):
         return "never"
@@ -28,7 +31,7 @@ def duration(seconds: float, like: float | None = None) -> str:
 
 
 def durations(seconds: Sequence[float]) -> list[str]:
-    """Durations for a column: all in the unit that suits the longest, with equally many decimals."""
+    """Durations for a column, all in the unit of the longest and with equally many decimals."""
     finite = [value for value in seconds if math.isfinite(value)]
     longest = max(finite, default=0.0)
     name, size = unit_for(longest)
@@ -47,7 +50,7 @@ def unit_for(seconds: float) -> tuple[str, float]:
 
 
 def clock_time(seconds: float) -> str:
-    """A duration as a clock counts it: ``"0:07"``, ``"12:30"``, ``"1:02:03"``, ``"2 d 03:04:05"``."""
+    """A duration in the format of a clock: ``"0:07"``, ``"12:30"``, ``"1:02:03"``, ``"2 d 03:04:05"``."""
     if not math.isfinite(seconds):
         return "never"
     minutes, rest = divmod(max(0, round(seconds)), 60)
@@ -59,7 +62,7 @@ def clock_time(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, never in powers of ten while the number is of a readable size."""
+    """A number to three significant digits, without an exponent while it is of a readable size."""
     if abs(value) >= 100.0:
         return f"{value:,.0f}"
     if 0.0 < abs(value) < 0.001:
@@ -70,34 +73,34 @@ def number(value: float) -> str:
 
 
 def figures(values: Sequence[float]) -> list[str]:
-    """Numbers for a column: equally many decimals, so that the smallest but 0 still shows three digits, or four."""
+    """Numbers for a column: equally many decimals, at most 4, chosen so that the smallest one shows three digits."""
     smallest = min((abs(value) for value in values if value), default=1.0)
     decimals = min(max(2 - math.floor(math.log10(smallest)), 0), 4)
     return [f"{value:,.{decimals}f}" for value in values]
 
 
 def percent(share: float) -> str:
-    """A share as a whole percentage; only a full one reads 100 %."""
+    """A share as a whole percentage; only a full share is shown as 100 %."""
     return f"{math.floor(100.0 * share + 1e-9) if share > 0.99 else round(100.0 * share)} %"
 
 
 def times(ratio: float) -> str:
-    """A ratio: ``"3.26x"``; a dash where there is none."""
+    """A ratio: ``"3.26x"``; a dash if it is not a positive finite number."""
     return f"{ratio:.2f}x" if math.isfinite(ratio) and ratio > 0.0 else "-"
 
 
 def fraction(width: float) -> str:
-    """A width as it is written: ``"1/2"``, ``"3"``."""
+    """A width as a number: ``"1/2"``, ``"3"``."""
     return f"1/{round(1.0 / width)}" if width < 1.0 else f"{round(width)}"
 
 
 def width_name(width: float) -> str:
-    """A width in few characters: ``"1/2"``, ``"1"``, ``"x3"``."""
+    """A width as a label: ``"1/2"``, ``"1"``, ``"x3"``."""
     return f"x{fraction(width)}" if width > 1.0 else fraction(width)
 
 
 def widths_name(widths: Iterable[float]) -> str:
-    """The widths a trial had, in order of first use: ``"1/4, 1, x2"``; of more than three the extremes."""
+    """The widths of a trial, in order of first use: ``"1/4, 1, x2"``; of more than three, the smallest and largest."""
     found = list(widths)
     if len(found) > 3:
         return f"{width_name(min(found))} to {width_name(max(found))}"
@@ -105,7 +108,7 @@ def widths_name(widths: Iterable[float]) -> str:
 
 
 def placement_name(width: float, devices: Sequence[int]) -> str:
-    """A width and its devices in words: ``"1/2 of device 4"``, ``"device 3"``, ``"3 devices: 0,1,2"``."""
+    """The devices that a trial holds: ``"1/2 of device 4"``, ``"device 3"``, ``"3 devices: 0,1,2"``."""
     if width < 1.0:
         return f"{fraction(width)} of device {devices[0]}"
     if len(devices) == 1:
@@ -114,7 +117,7 @@ def placement_name(width: float, devices: Sequence[int]) -> str:
 
 
 def index_ranges(indices: Sequence[int]) -> str:
-    """Indices in ascending order, runs of more than three shortened: ``"0,1,4-9"``."""
+    """Indices in ascending order, runs of more than three as ranges: ``"0,1,4-9"``."""
     runs: list[list[int]] = []
     for index in sorted(indices):
         if runs and index == runs[-1][-1] + 1:
@@ -125,7 +128,7 @@ def index_ranges(indices: Sequence[int]) -> str:
 
 
 def tick_step(span: float, most: int) -> float:
-    """Seconds between the ticks of an axis of ``span`` seconds that has room for ``most`` of them."""
+    """Seconds between the ticks of a time axis of ``span`` seconds that has room for ``most`` ticks."""
     if span <= 0.0:
         return 1.0
     least = span / max(most, 1)
@@ -139,16 +142,16 @@ def tick_step(span: float, most: int) -> float:
 
 
 def tick_label(seconds: float, span: float) -> str:
-    """A tick in the unit of its axis of ``span`` seconds, the unit left out."""
+    """The label of a tick, in the unit of its axis of ``span`` seconds, without the unit's name."""
     return f"{round(seconds / unit_for(span)[1], 9):g}"
 
 
 def short_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names for tight places: without the beginning all share and without what follows a comma.
+    """Abbreviated names: without their common prefix and without what follows a comma.
 
     ``trial-00017`` becomes ``17``, and ``trial 3, stage 1`` becomes ``3``.
     """
-    # What the first and the last in order share, all share.
+    # The common prefix of the first and the last name in order is that of all.
     pairs = zip(min(names, default=""), max(names, default=""), strict=False)
     shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     shared = shared[: 1 + max(shared.rfind(mark) for mark in "-_/# ")]
@@ -157,7 +160,7 @@ def short_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def shortened(text: str, most: int, ellipsis: str = "…") -> str:
-    """A text of at most ``most`` characters: the end is kept, as names differ there, and most of the beginning."""
+    """Shortens a text to at most ``most`` characters by leaving out its middle."""
     if len(text) <= most:
         return text
     if most < 8:
@@ -167,10 +170,10 @@ def shortened(text: str, most: int, ellipsis: str = "…") -> str:
 
 
 def printable(text: str) -> str:
-    """A name of the user's in one line: what a terminal would take as a command or a new line becomes ``?``."""
+    """A user's name made safe for a terminal: control characters and line breaks become ``?``."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def count(things: int, what: str) -> str:
-    """A number of things: ``"1 trial"``, ``"27 trials"``."""
+    """A number with its noun: ``"1 trial"``, ``"27 trials"``."""
     return f"{things:,} {what}" if things == 1 else f"{things:,} {what}s"

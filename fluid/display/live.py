@@ -1,8 +1,8 @@
-"""The live view: how a session stands, redrawn on the terminal several times a second while it runs.
+"""The live view: the dashboard of a session, redrawn on the terminal several times a second while trials run.
 
-It has a thread of its own, which asks for the status and draws it (:mod:`fluid.display.dashboard`) below what the
-program prints. When the session ends it leaves one line per group. The cursor is never hidden, so no way to die can
-lose it.
+``rich.live.Live`` moves the cursor and keeps the dashboard below what the program prints. Its automatic refresh is not
+used: a thread of the view asks for the status before each drawing, and must end with it. The cursor stays visible, so
+that no way of dying leaves the user's terminal without one. At the end the view leaves one line per group.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["LiveView", "render"]
 
 #: Seconds between two drawings.
 DEFAULT_INTERVAL = 1.0 / 8.0
-#: Seconds that closing waits for a status that does not come.
+#: Seconds that ``close`` waits for the thread, which may be waiting for a status.
 _PATIENCE = 2.0
-#: Terminals that cannot move the cursor.
+#: Values of TERM for terminals that cannot move the cursor.
 _DUMB = ("dumb", "unknown")
 
 _showing = threading.Lock()
 
 
 class LiveView:
-    """Shows a session on stderr until it is closed. Make one only where :meth:`wanted` says so.
+    """Shows a session on stderr until it is closed. Create one only if :meth:`wanted` is true.
 
     Args:
-        status: asked for the status in every round; a :class:`FluidError` from it ends the view.
-        console: where to draw; stderr where ``None``.
+        status: returns the current status; the view ends if it raises a :class:`FluidError`.
+        console: where to draw; stderr if ``None``.
         interval: seconds between two drawings.
     """
 
@@ -46,38 +46,38 @@ class LiveView:
         self, status: Callable[[], Status], *, console: Console | None = None, interval: float = DEFAULT_INTERVAL
     ) -> None:
         self._status = status
-        # Ids and names are the user's: brackets and colons in them mean nothing.
+        # The user chose the ids and names, so brackets and colons in them are not markup.
         self._console = console or Console(stderr=True, markup=False, emoji=False, highlight=False)
         self._interval = interval
         self._numbers = TrialNumbers()
         self._last: Status | None = None
-        #: when each group was first seen, and when it was first seen to have ended; by position.
+        #: When each group first appeared, and when it was first found to have ended; by position.
         self._first_seen: dict[int, float] = {}
         self._ended: dict[int, float] = {}
         self._stopping = threading.Event()
         self._drawing = threading.Lock()
-        #: whether nothing may be drawn any more.
+        #: Whether drawing is over.
         self._finished = False
-        #: two views on one terminal would overwrite each other: only the first one draws.
+        #: Two views would overwrite each other on one terminal, so only the first one draws.
         self._draws = _showing.acquire(blocking=False)
-        # Begun here, in the thread of the program: later, what it prints could be redirected in mid-line.
+        # Started in the program's own thread: redirecting its output from another one could split a line.
         self._live = self._begin() if self._draws else None
         self._thread = threading.Thread(target=self._run, name="fluid-live", daemon=True)
         self._thread.start()
 
     @staticmethod
     def wanted() -> bool:
-        """Whether stderr is a terminal on which lines can be redrawn, and nobody else redraws them."""
+        """Whether stderr is a terminal that can redraw lines, and no other live view of rich uses it."""
         stream = sys.stderr
         if stream is None or isinstance(stream, FileProxy) or os.environ.get("TERM", "").lower() in _DUMB:
             return False
         try:
             return stream.isatty()
-        except ValueError:  # It is closed.
+        except ValueError:  # The stream is closed.
             return False
 
     def close(self) -> None:
-        """Draws no more, and leaves a line per group. Closing twice is harmless."""
+        """Ends the drawing and leaves one line per group. Closing twice is harmless."""
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_PATIENCE)
@@ -90,14 +90,14 @@ class LiveView:
             while self._refresh() and not self._stopping.wait(self._interval):
                 pass
             if self._stopping.is_set():
-                self._refresh()  # What happened since the last time belongs into the lines that stay.
+                self._refresh()  # The lines that remain must show the final state.
         except OSError:
-            pass  # The terminal has gone away: there is nothing to draw on.
+            pass  # The terminal has been closed.
         finally:
             self._finish()
 
     def _refresh(self) -> bool:
-        """Draws the newest status; returns whether to go on."""
+        """Draws the current status; returns whether to continue."""
         try:
             status = self._status()
         except FluidError:
@@ -114,19 +114,19 @@ class LiveView:
                     self._ended.pop(position, None)
             if status.groups and self._live is not None:
                 size = self._console.size
-                # A line is left free: where the cursor stands, or the terminal would scroll.
+                # The last line stays free for the cursor; otherwise the terminal would scroll.
                 shown = render(status, size.width, size.height - 1, self._numbers.update(status))
                 self._live.update(shown, refresh=True)
         return True
 
     def _begin(self) -> Live | None:
-        """Takes the terminal; nothing is drawn yet."""
+        """Takes over the terminal without drawing yet; returns ``None`` if it has been closed."""
         live = Live(
             Group(),
             console=self._console,
             auto_refresh=False,
             transient=True,
-            # What the program prints into a file or a pipe must get there.
+            # Output that the program redirects to a file or a pipe must not go to the terminal.
             redirect_stdout=_is_terminal(sys.stdout),
             redirect_stderr=_is_terminal(sys.stderr),
         )
@@ -166,5 +166,5 @@ def _is_terminal(stream: object) -> bool:
     isatty = getattr(stream, "isatty", None)
     try:
         return bool(isatty and isatty())
-    except ValueError:  # It is closed.
+    except ValueError:  # The stream is closed.
         return False

@@ -1,11 +1,11 @@
-"""A mark and a colour for every trial, the same in every drawing."""
+"""A letter and a colour for every trial, the same in every view and report."""
 
 from __future__ import annotations
 
 import string
 
-#: Okabe and Ito's colours, which people with any common colour blindness tell apart, and a grey; in an order that
-#: keeps neighbours different.
+#: The colours of Okabe and Ito, which remain distinct under the common kinds of colour blindness, and a grey. The order
+#: keeps neighbours distinct.
 _BASE = ("0072B2", "E69F00", "009E73", "CC79A7", "56B4E9", "D55E00", "F0E442", "8C8C8C")
 #: Share of white (> 0) or black (< 0) mixed in on each further round through the colours.
 _ROUNDS = (0.0, 0.5, -0.35)
@@ -13,12 +13,12 @@ _LETTERS = string.ascii_lowercase + string.ascii_uppercase
 
 
 def mark(trial: int) -> str:
-    """A short name for the trial of that number: ``a`` to ``z``, ``A`` to ``Z``, then ``53``, ``54`` and so on."""
+    """A letter for the trial with this number: ``a`` to ``z``, ``A`` to ``Z``, then ``53``, ``54`` and so on."""
     return _LETTERS[trial] if trial < len(_LETTERS) else str(trial + 1)
 
 
 def colour(trial: int) -> str:
-    """The colour of the trial of that number, as ``#rrggbb``."""
+    """The colour of the trial with this number, as ``#rrggbb``."""
     shade = _ROUNDS[trial // len(_BASE) % len(_ROUNDS)]
     target = 255 if shade > 0.0 else 0
     channels = [round(channel + (target - channel) * abs(shade)) for channel in _channels(_BASE[trial % len(_BASE)])]
@@ -26,9 +26,9 @@ def colour(trial: int) -> str:
 
 
 def ink(background: str) -> str:
-    """Black or white, whichever is the more legible on ``background`` (``#rrggbb``)."""
+    """Black or white, whichever is more legible on ``background`` (``#rrggbb``)."""
     red, green, blue = _channels(background.lstrip("#"))
-    # Perceived brightness (ITU-R BT.601); the limit lies below the middle because our labels are small.
+    # Perceived brightness (ITU-R BT.601); the limit is below the middle because the labels are small.
     return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else "#ffffff"
 
 

@@ -66,6 +66,7 @@ def render_html(run: RecordedRun) -> str:
         f"{_card('Measured', _keys_table(run.keys))}</div>",
         '<div id="tip" hidden></div>',
         f'<script type="application/json" id="data">{_embedded(page_data(run))}</script>',
+        f"<script>{_asset('page.format.js')}</script>",
         f"<script>{_asset('page.js')}</script>",
         "</body></html>",
     ]

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the run from the data in the page. Names are the user's: they get into the page as text only, never as markup.
+// Draws the run from the data in the page. The user chose its names: they enter the page as text only, never as markup.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
@@ -20,7 +20,7 @@
     parent.appendChild(node);
     return node;
   }
-  // A wheel turns faster than thousands of bars are drawn: once per frame is enough.
+  // Wheel events arrive faster than thousands of bars can be drawn, so each drawing runs at most once per frame.
   const waiting = new Set();
   function soon(draw) {
     if (waiting.has(draw)) return;
@@ -29,29 +29,14 @@
   }
   const clear = (node) => { node.textContent = ""; return node; };
 
-  // --- Words, as fluid/display/format.py has them
+  // --- Axes
 
-  const unitFor = (span) => (span <= 300 ? ["s", 1] : span <= 10800 ? ["min", 60] : ["h", 3600]);
-  function number(value) {
-    if (Math.abs(value) >= 100) return Math.round(value).toLocaleString("en-US");
-    return String(Number(value.toPrecision(3)));
-  }
-  function duration(seconds) {
-    if (seconds > 0 && seconds < 0.1) return number(seconds * 1000) + " ms";
-    const [name, size] = unitFor(seconds);
-    return number(seconds / size) + " " + name;
-  }
-  function niceStep(span, most, units) {
-    const least = span / Math.max(1, most);
-    for (const step of units) if (step >= least) return step;
-    const power = 10 ** Math.floor(Math.log10(least));
+  const { unitFor, duration } = format;
+  function niceStep(span, most) {
+    const least = span / Math.max(1, most), power = 10 ** Math.floor(Math.log10(least));
     return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least * (1 - 1e-9));
   }
-  function timeTicks(from, to, most) {
-    const size = unitFor(to)[1];
-    const units = to - from < 5 * size ? [] : [1, 2, 5, 10, 15, 30, 60].map((count) => count * size);
-    return ticks(from, to, niceStep(to - from, most, units));
-  }
+  const timeTicks = (from, to, most) => ticks(from, to, format.tickStep(to - from, most, to));
   function ticks(from, to, step) {
     const found = [];
     for (let k = Math.ceil(from / step - 1e-9); k * step <= to + step * 1e-9; k++) found.push(k * step);
@@ -114,7 +99,7 @@
     }
     for (const [lane, from, to] of data.absent) {
       const size = { x: x(from), y: TOP + lane * LANE, width: x(to) - x(from), height: LANE };
-      svg(svg(inside, "rect", { ...size, fill: "var(--absent)", opacity: 0.6 }), "title", {}, "device not there");
+      svg(svg(inside, "rect", { ...size, fill: "var(--absent)", opacity: 0.6 }), "title", {}, "device absent");
     }
     drawBlocks(inside, gap);
   }
@@ -301,7 +286,7 @@
 
   function drawCurveAxes(axes) {
     const { a, b, lowX, highX, px, py, log, over, width, height, left, right, top, bottom } = axes;
-    let values = ticks(a, b, niceStep(b - a, 6, []));
+    let values = ticks(a, b, niceStep(b - a, 6));
     if (log) {
       values = [];
       const factors = b - a > 3 ? [1] : [1, 2, 5];
@@ -314,7 +299,7 @@
       svg(curves, "text", { x: left - 8, y: py(value) + 4, "text-anchor": "end" }, label);
     }
     const size = over ? unitFor(highX)[1] : 1, most = (width - left - right) / 80;
-    const steps = over ? timeTicks(lowX, highX, most) : ticks(lowX, highX, niceStep(highX - lowX, most, [1, 2, 5, 10]));
+    const steps = over ? timeTicks(lowX, highX, most) : ticks(lowX, highX, Math.max(1, niceStep(highX - lowX, most)));
     for (const value of steps) {
       svg(curves, "text", { x: px(value), y: height - bottom + 18, "text-anchor": "middle" }, String(Number((value / size).toPrecision(6))));
     }
@@ -372,7 +357,7 @@
       return [Number.isNaN(figure) ? null : figure, cell.textContent, row];
     });
     keyed.sort(([figure, text], [otherFigure, otherText]) => {
-      // What has no figure comes last, whichever way the others go.
+      // Cells without a figure come last in either direction.
       if (figure === null && otherFigure === null) {
         if (!text !== !otherText) return text ? -1 : 1;
         return sign * text.localeCompare(otherText, "en", { numeric: true });

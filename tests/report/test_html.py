@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from fluid.display.format import duration, tick_step
 from fluid.errors import InvalidFieldError
 from fluid.report.html import page_data, render_html, save_html
 from fluid.report.loader import load_run
 from fluid.trialgroup import Trial
 
 Sessions = Callable[..., Any]
+PAGE_SCRIPT = Path(__file__).parents[2] / "fluid" / "report" / "page.js"
+FORMAT_SCRIPT = PAGE_SCRIPT.with_name("page.format.js")
 
 #: What may not become part of the page, wherever a name can be given.
 EVIL = "</script><script>alert('x')</script><img src=x onerror=alert(1)>\"'&<!--"
@@ -71,7 +76,7 @@ def test_the_page_needs_nothing_but_itself(small_run: Path) -> None:
     text = render_html(load_run(small_run))
     page = Page(text)
     assert page.addresses == []
-    assert page.tags.count("script") == 2
+    assert page.tags.count("script") == 3
     assert "link" not in page.tags
     assert "default-src 'none'" in text
     # The namespace of SVG is a name, not an address.
@@ -140,7 +145,7 @@ def test_what_users_name_is_text_only(session: Sessions) -> None:
     made.results((EVIL, 1, 0.0, 1.0, 1.0, (0,), {EVIL: 1.0, "note": EVIL, "nan": float("nan")}))
     text = render_html(load_run(made.close()))
     page = Page(text)
-    assert page.tags.count("script") == 2
+    assert page.tags.count("script") == 3
     assert "img" not in page.tags
     assert "<!--" not in text
     assert page.cells["groups"][1][0] == page.cells["trials"][1][0] == EVIL
@@ -150,9 +155,23 @@ def test_what_users_name_is_text_only(session: Sessions) -> None:
 
 
 def test_the_script_writes_names_as_text_only() -> None:
-    script = (Path(__file__).parents[2] / "fluid" / "report" / "page.js").read_text(encoding="utf-8")
-    for way_to_write_markup in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "Function("):
-        assert way_to_write_markup not in script
+    for script in (PAGE_SCRIPT, FORMAT_SCRIPT):
+        text = script.read_text(encoding="utf-8")
+        for way_to_write_markup in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "Function("):
+            assert way_to_write_markup not in text
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_script_formats_times_as_python_does() -> None:
+    seconds = [0.0, 1e-5, 0.0004, 0.0123, 0.0999, 0.1, 0.25, 1.0, 9.996, 59.94, 99.96, 123.4, 300.0, 300.1, 3601.0]
+    seconds += [10800.0, 10801.0, 86400.0, 361234.5, 1e7]
+    axes = [(span, most) for span in (*seconds, 2.5, 17.0, 4500.0) for most in (1, 6, 14)]
+    calls = f"{json.dumps(seconds)}.map(format.duration), {json.dumps(axes)}.map(([a, b]) => format.tickStep(a, b))"
+    source = f"{FORMAT_SCRIPT.read_text(encoding='utf-8')}\nconsole.log(JSON.stringify([{calls}]));"
+    run = subprocess.run(["node", "-e", source], capture_output=True, text=True, check=True, timeout=60)
+    durations, steps = json.loads(run.stdout)
+    assert durations == [duration(value) for value in seconds]
+    assert steps == pytest.approx([tick_step(span, most) for span, most in axes], rel=1e-9)
 
 
 def test_long_runs_are_thinned_out(session: Sessions) -> None:
