@@ -206,7 +206,7 @@ class FluidExecutor:
     @property
     def devices(self) -> list[Device]:
         """The devices in use."""
-        return list(self._pump.call(lambda: list(self._state.scheduling.devices)))
+        return list(self._pump.call(lambda: list(self._state.occupancy.devices)))
 
     def status(self) -> Status:
         """How the session stands."""
@@ -251,7 +251,7 @@ class FluidExecutor:
             trial.budget,
             trial.priority,
             trial.key,
-            (trial.max_width or self._state.scheduling.planner.d) if elastic else 1,
+            (trial.max_width or self._state.planner.d) if elastic else 1,
             trial.memory,
             can_save(trial.trainable),
             trial.retry_errors,

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fluid.engine.commands import Command, NoteResize, ReportCall, ReportEnd, ReportStart, RunIteration, StopTrial
+from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import GroupRecord, Stage, TrialRecord
 from fluid.engine.scheduling import Scheduling
+from fluid.engine.trials import Trials
 from fluid.errors import FluidError
+from fluid.planning.memory_ledger import MemoryLedger
+from fluid.planning.occupancy import Occupancy
 from fluid.trialgroup import TrialState
 
 
@@ -31,9 +35,11 @@ class SessionState:
         now: time of the latest event, seconds.
     """
 
+    trials: Trials
     lanes: Lanes
+    occupancy: Occupancy
+    estimates: Estimates
     scheduling: Scheduling
-    trials: dict[str, TrialRecord] = field(default_factory=dict)
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     arrivals: dict[int, TrialRecord] = field(default_factory=dict)
@@ -42,12 +48,11 @@ class SessionState:
     forgotten: set[str] = field(default_factory=set)
     changed: bool = False
     now: float = 0.0
-    _rows: int = 0
 
-    def next_row(self) -> int:
-        """A number nobody has."""
-        self._rows += 1
-        return self._rows
+    @property
+    def memory(self) -> MemoryLedger:
+        """What trials, kept states and lanes take of the devices' memory."""
+        return self.occupancy.memory
 
     def holder(self, trial_id: str, lane_id: int) -> TrialRecord | None:
         """The trial if that lane was told to run it; ``None`` if it has left it, so that its news is out of date."""
@@ -80,7 +85,7 @@ class SessionState:
     def invalidate_timing(self, trial: TrialRecord) -> None:
         """Notes for all trials on its devices that the iteration in flight says nothing about co-residency."""
         trial.pace.disturbed = True
-        occupancy, records = self.scheduling.occupancy, self.scheduling.records
+        occupancy, records = self.occupancy, self.trials.by_row
         for device in occupancy.held.get(trial.row, ()):
             rows = occupancy.residents[device]
             if len(rows) > 1:
@@ -109,7 +114,7 @@ class SessionState:
         """Has a trial that goes on elsewhere, or not at all, leave lanes in which it may run."""
         if not lane_ids:
             return
-        need = self.scheduling.estimates.need(trial)
+        need = self.estimates.need(trial)
         for lane_id in lane_ids:
             self.lanes.drain(lane_id, trial.trial_id, need.peak_bytes if need is not None else 0.0)
         if not told:
@@ -122,7 +127,7 @@ class SessionState:
         self.set_state(trial, TrialState.QUEUED, why)
         self.arrivals[trial.row] = trial
         if trial.residence.device is not None:
-            self.scheduling.occupancy.memory.request_check(trial.residence.device)  # its state may leave now
+            self.memory.request_check(trial.residence.device)  # its state may leave now
 
     def queue_again(self, trial: TrialRecord, why: str) -> None:
         """Queues a trial that was interrupted: at the width it has, before those it was ahead of."""
@@ -130,7 +135,7 @@ class SessionState:
         self.scheduling.enqueue(trial, trial.placement.width, again=True)
         self.changed = True
         if trial.residence.device is not None:
-            self.scheduling.occupancy.memory.request_check(trial.residence.device)  # its state may leave now
+            self.memory.request_check(trial.residence.device)  # its state may leave now
 
     def unqueue(self, trial: TrialRecord) -> None:
         """Takes a queued trial out of the queue."""

@@ -83,7 +83,7 @@ class Failures:
 
     def _failed(self, trial: TrialRecord, lane_id: int, failure: Failure) -> None:
         core = self._core
-        neighbours = core.scheduling.estimates.co_residents(trial)
+        neighbours = core.estimates.co_residents(trial)
         others = tuple(host for host in trial.placement.stays_in if host != lane_id)
         devices = [core.lanes[lane].device_id for lane in trial.placement.stays_in]
         core.release(trial)
@@ -115,8 +115,8 @@ class Failures:
         return bool(evicted) or retired
 
     def _what_there_was(self, trial: TrialRecord, failure: Failure, devices: list[int]) -> str:
-        need = self._core.scheduling.estimates.need(trial)
-        rooms = [room for device in devices if (room := self._core.scheduling.occupancy.memory.usable_bytes(device))]
+        need = self._core.estimates.need(trial)
+        rooms = [room for device in devices if (room := self._core.memory.usable_bytes(device))]
         text = f"{failure.message}: it ran alone on its device"
         if rooms:
             text += f", with {min(rooms):.0f} bytes usable"
@@ -172,7 +172,7 @@ class Failures:
         self._evacuate(lane, event.reason, blameless=True)
         if failed > self._max_failures:
             self.device_lost(DeviceLost(event.at, lane.device_id))
-            if not core.scheduling.n:
+            if not core.occupancy:
                 self._why_nothing_starts = event.reason
 
     def fail_what_waits(self) -> None:
@@ -180,7 +180,7 @@ class Failures:
         core, reason = self._core, self._why_nothing_starts
         if reason is None:
             return
-        waiting = [*core.arrivals.values(), *(core.scheduling.records[row] for row in core.scheduling.queue)]
+        waiting = [*core.arrivals.values(), *(core.trials.by_row[row] for row in core.scheduling.queue)]
         for trial in waiting:
             core.unqueue(trial)
             self._residency.drop(trial)
@@ -269,12 +269,13 @@ class Failures:
     def device_lost(self, event: DeviceLost) -> None:
         """A device is gone, and every lane on it."""
         core = self._core
-        if event.device_id not in core.scheduling.occupancy.residents:
+        if event.device_id not in core.occupancy.residents:
             return
         for lane in core.lanes.stop_device(event.device_id, core.commands):
             self._evacuate(lane, "its device was lost", blameless=True)
-        device = core.scheduling.remove_device(event.device_id)
-        if all(other.host != device.host for other in core.scheduling.devices):
+        device = core.occupancy.device(event.device_id)
+        core.scheduling.remove_device(event.device_id)
+        if all(other.host != device.host for other in core.occupancy.devices):
             self._residency.lose_host(device.host)
         core.commands.append(NoteDeviceLost(device.index, core.now))
         core.changed = self._devices_changed = True
@@ -284,11 +285,11 @@ class Failures:
         core = self._core
         waiting = list(core.arrivals.values())
         if self._devices_changed:
-            waiting += [core.scheduling.records[row] for row in core.scheduling.queue]
+            waiting += [core.trials.by_row[row] for row in core.scheduling.queue]
         self._devices_changed = False
         for trial in waiting:
-            if not core.scheduling.estimates.could_hold(trial.spec.memory):
-                need, most = core.scheduling.estimates.need(trial), core.scheduling.estimates.most_usable()
+            if not core.estimates.could_hold(trial.spec.memory):
+                need, most = core.estimates.need(trial), core.estimates.most_usable()
                 assert need is not None
                 text = f"needs {need.peak_bytes:.0f} bytes and the device with the most has {most:.0f} usable"
                 core.unqueue(trial)

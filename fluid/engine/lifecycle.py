@@ -26,7 +26,7 @@ class Lifecycle:
     def start(self, trial: TrialRecord) -> None:
         """Takes lanes for a trial that was just placed."""
         core = self._core
-        devices = core.scheduling.occupancy.held[trial.row]
+        devices = core.occupancy.held[trial.row]
         lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
@@ -85,7 +85,7 @@ class Lifecycle:
             raise core.error(
                 trial, f"started at iteration {event.iteration}, beyond its checkpoint's {trial.progress.done}"
             )
-        core.scheduling.estimates.facts(trial).starts.append(event.seconds)
+        core.estimates.facts(trial).starts.append(event.seconds)
         trial.progress.granted -= trial.progress.done - event.iteration
         trial.residence.checkpoint_is_current &= event.iteration == trial.progress.done
         trial.progress.done = event.iteration
@@ -185,7 +185,7 @@ class Lifecycle:
             trial.successor = successor.row
             core.log(trial, f"is to make way for {successor.trial_id!r}")
             return
-        core.log(trial, f"is to make way: {core.scheduling.estimates.co_residents(trial)} on a device are too many")
+        core.log(trial, f"is to make way: {core.estimates.co_residents(trial)} on a device are too many")
 
     def paused(self, event: TrialPaused) -> bool:
         """Queues a trial that was to make way; returns whether it was that."""
@@ -214,8 +214,8 @@ class Lifecycle:
     def _take_over(self, row: int, device: int) -> None:
         """Starts the trial for which another one made way, if it still waits."""
         scheduling = self._core.scheduling
-        if row in scheduling.queue and scheduling.take_over(scheduling.records[row], device):
-            self.start(scheduling.records[row])
+        if row in scheduling.queue and scheduling.take_over(self._core.trials.by_row[row], device):
+            self.start(self._core.trials.by_row[row])
 
     # -- stop ----------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Lifecycle:
         core = self._core
         self._residency.drop(trial)
         core.refuse_calls(trial)
-        del core.trials[trial.trial_id], core.scheduling.records[trial.row]
+        core.trials.remove(trial)
         group = core.groups[trial.group_id]
         del group.trial_ids[trial.trial_id]
         group.past_iterations += trial.progress.done

@@ -35,33 +35,33 @@ class Preemptions:
         """Says which running trials are to make way now, and for whom."""
         core, scheduling = self._core, self._core.scheduling
         self._due = math.inf
-        if not self._wanted or scheduling.n < 2 or core.resizing:
+        if not self._wanted or len(core.occupancy) < 2 or core.resizing:
             return []
-        if not 0 < len(scheduling.queue) <= _MOST_WAITING * scheduling.n:
+        if not 0 < len(scheduling.queue) <= _MOST_WAITING * len(core.occupancy):
             return []
-        running = [scheduling.records[row] for row in scheduling.running]
-        waiting = [scheduling.records[row] for row in scheduling.queue]
+        running = [core.trials.by_row[row] for row in scheduling.running]
+        waiting = [core.trials.by_row[row] for row in scheduling.queue]
         if any(trial.preempting for trial in running):
             return []
-        if not all(scheduling.estimates.is_measured(trial) for trial in (*running, *waiting)):
+        if not all(core.estimates.is_measured(trial) for trial in (*running, *waiting)):
             return []
-        pace = scheduling.estimates.usual_pace()
+        pace = core.estimates.usual_pace()
         first = max(trial.spec.priority for trial in waiting)
         plan = choose_preemptions(
             [self._demand(trial, pace, self._may_be_preempted(trial, first)) for trial in running],
             [self._demand(trial, pace, self._may_take_over(trial, first)) for trial in waiting],
-            scheduling.n,
+            len(core.occupancy),
         )
         self._due = core.now + plan.again_in
         preemptions = [
-            (scheduling.records[swap.running], scheduling.records[swap.waiting]) for swap in plan.preemptions
+            (core.trials.by_row[swap.running], core.trials.by_row[swap.waiting]) for swap in plan.preemptions
         ]
         return [(leaving, coming) for leaving, coming in preemptions if self._fits(leaving, coming)]
 
     def _demand(self, trial: TrialRecord, usual_pace: float, yields: bool) -> Demand:
-        estimates = self._core.scheduling.estimates
+        estimates = self._core.estimates
         seconds = estimates.seconds_left(trial)
-        holds = trial.row in self._core.scheduling.occupancy.held
+        holds = trial.row in self._core.occupancy.held
         width = 1.0 / estimates.co_residents(trial) if holds and trial.placement.width < 1.0 else trial.placement.width
         step = seconds / max(1, trial.progress.left)
         cost = estimates.facts(trial).interruption
@@ -72,7 +72,7 @@ class Preemptions:
             return False
         if not trial.spec.can_save or trial.spec.priority > first or trial.placement.width > 1.0:
             return False
-        return self._core.scheduling.estimates.co_residents(trial) == 1
+        return self._core.estimates.co_residents(trial) == 1
 
     @staticmethod
     def _may_take_over(trial: TrialRecord, first: float) -> bool:
@@ -80,11 +80,11 @@ class Preemptions:
 
     def _fits(self, leaving: TrialRecord, coming: TrialRecord) -> bool:
         """Whether one fits beside what the other leaves on its device."""
-        scheduling = self._core.scheduling
-        (device,) = scheduling.occupancy.held[leaving.row]
-        usable, need = scheduling.occupancy.memory.usable_bytes(device), scheduling.estimates.need(coming)
+        core = self._core
+        (device,) = core.occupancy.held[leaving.row]
+        usable, need = core.memory.usable_bytes(device), core.estimates.need(coming)
         if usable is None or need is None:
             return True
-        left: MemoryNeed | None = scheduling.occupancy.memory.need_of(leaving.row)
+        left: MemoryNeed | None = core.memory.need_of(leaving.row)
         given_back = 0.0 if left is None else left.peak_bytes - left.persistent_bytes
-        return scheduling.occupancy.memory.filled_bytes(device) - given_back + need.peak_bytes <= usable
+        return core.memory.filled_bytes(device) - given_back + need.peak_bytes <= usable

@@ -30,7 +30,7 @@ class Residency:
         """Leaves a trial's state resident in its lane, and makes room if there are too many."""
         core = self._core
         trial.residence.lane, trial.residence.device = lane_id, core.lanes[lane_id].device_id
-        core.lanes.keep(lane_id, trial.trial_id, core.scheduling.estimates.kept_bytes(trial))
+        core.lanes.keep(lane_id, trial.trial_id, core.estimates.kept_bytes(trial))
         self._calls.deliver(trial)
         self._trim_residents(trial.residence.device)
 
@@ -38,13 +38,13 @@ class Residency:
         """Has a resident whose last call was answered make room for others, if need be."""
         if trial.residence.device is not None:
             self._core.changed = True
-            self._core.scheduling.occupancy.memory.request_check(trial.residence.device)
+            self._core.memory.request_check(trial.residence.device)
             self._trim_residents(trial.residence.device)
 
     def _trim_residents(self, device: int) -> None:
         """Evicts states of which a device keeps too many; where bytes decide (:meth:`evict_excess`), that is rare."""
         core = self._core
-        bounded = core.scheduling.occupancy.memory.usable_bytes(device) is not None
+        bounded = core.memory.usable_bytes(device) is not None
         kept = core.lanes.kept_on(device)
         trials = [core.trials[trial_id] for _, trial_id in kept]
         known = [bounded and core.lanes.kept_bytes(lane_id, trial_id) > 0.0 for lane_id, trial_id in kept]
@@ -58,15 +58,15 @@ class Residency:
 
     def evict_excess(self) -> None:
         """Evicts states that can be fetched back until what is known to be on devices fits there."""
-        for device in self._core.scheduling.occupancy.memory.pop_grown():
+        for device in self._core.memory.pop_grown():
             self._evict_excess(device)
 
     def _evict_excess(self, device: int) -> None:
-        occupancy = self._core.scheduling.occupancy
-        usable = occupancy.memory.usable_bytes(device)
-        if usable is None or device not in occupancy.memory.reserved:
+        core = self._core
+        usable = core.memory.usable_bytes(device)
+        if usable is None or device not in core.memory.reserved:
             return
-        excess = occupancy.memory.taken_bytes(device) - usable
+        excess = core.memory.taken_bytes(device) - usable
         if excess <= 0.0:
             return
         staying, held = self._kept(device), self._held_bytes(device)
@@ -123,7 +123,7 @@ class Residency:
         """Notes a checkpoint; returns the trial if its state has left the lane that kept it."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
-            self._core.scheduling.estimates.facts(trial).saves.append(event.seconds)
+            self._core.estimates.facts(trial).saves.append(event.seconds)
             self._note_checkpoint(trial, event.checkpoint)
         if not event.dropped:
             return None
@@ -178,15 +178,15 @@ class Residency:
             Trials that can go on only on a device whose other residents can neither be saved nor let go: they are to
             start in spite of those.
         """
-        scheduling, occupancy = self._core.scheduling, self._core.scheduling.occupancy
-        if not occupancy.memory.reserved and not self._core.lanes.usual_bytes:
+        core, occupancy = self._core, self._core.occupancy
+        if not core.memory.reserved and not core.lanes.usual_bytes:
             return []
         cramped = []
-        for position, row in enumerate(scheduling.queue):
-            trial = scheduling.records[row]
+        for position, row in enumerate(core.scheduling.queue):
+            trial = core.trials.by_row[row]
             if position > 0 and not trial.pinned:
                 continue
-            need = scheduling.estimates.need(trial)
+            need = core.estimates.need(trial)
             if need is None:
                 continue
             open_ = [index for index in occupancy.residents if occupancy.is_open(index, trial.placement.width)]
@@ -194,10 +194,10 @@ class Residency:
                 open_ = [index for index in open_ if index == trial.residence.device]
             lacking = max(1, round(trial.placement.width))
             for device in sorted(open_, key=self._crowd):
-                usable = occupancy.memory.usable_bytes(device)
+                usable = core.memory.usable_bytes(device)
                 if usable is not None and need.peak_bytes > usable:
                     continue
-                fits = usable is None or occupancy.memory.filled_bytes(device) + need.peak_bytes <= usable
+                fits = usable is None or core.memory.filled_bytes(device) + need.peak_bytes <= usable
                 if fits or self._empty(device, need.peak_bytes, usable or 0.0, trial):
                     lacking -= 1
                 elif trial.pinned:
@@ -207,8 +207,7 @@ class Residency:
         return cramped
 
     def _crowd(self, device: int) -> tuple[int, float]:
-        occupancy = self._core.scheduling.occupancy
-        return len(occupancy.residents[device]), occupancy.memory.filled_bytes(device)
+        return len(self._core.occupancy.residents[device]), self._core.memory.filled_bytes(device)
 
     def _empty(self, device: int, wanted: float, usable: float, trial: TrialRecord) -> bool:
         """Evicts residents and ends empty lanes of a device until so many of its usable bytes are free.
@@ -218,16 +217,16 @@ class Residency:
         Returns:
             Whether there is room now, or some is being made.
         """
-        core, occupancy = self._core, self._core.scheduling.occupancy
+        core, occupancy = self._core, self._core.occupancy
         staying, held = self._kept(device), self._held_bytes(device)
         leaving = [memory for key, memory in held.items() if key not in staying]
         stays = trial.placement.width <= 1.0  # where its state is, which is then counted with it
         own = held.get(trial.trial_id, 0.0) if stays else 0.0
-        excess = occupancy.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
+        excess = core.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
         alone = not occupancy.residents[device]
         if excess > 0.0 and alone:
             core.lanes.retire(device, excess, core.commands)
-            excess = occupancy.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
+            excess = core.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
         going = [other for other in staying.values() if not (other is trial and stays) and _can_be_evicted(other)]
         if not alone:
             going = [other for other in going if other.state is TrialState.DONE and other.spec.can_save]
@@ -246,7 +245,7 @@ class Residency:
 
         It runs alone there, and is to be measured: nothing that could be elsewhere is to be in its way.
         """
-        if self._core.scheduling.estimates.need(trial) is not None:
+        if self._core.estimates.need(trial) is not None:
             return
         for other in self._neighbours_at_rest(trial):
             done = other.state is TrialState.DONE and not other.calls
@@ -267,11 +266,11 @@ class Residency:
 
     def _neighbours_at_rest(self, trial: TrialRecord) -> list[TrialRecord]:
         """Trials that take memory on a trial's devices though they do not run; none where memory is no bound."""
-        core, occupancy = self._core, self._core.scheduling.occupancy
+        core, occupancy = self._core, self._core.occupancy
         return [
             core.trials[trial_id]
             for device in occupancy.held.get(trial.row, ())
-            if occupancy.memory.usable_bytes(device) is not None
+            if core.memory.usable_bytes(device) is not None
             for lane_id, trial_id in core.lanes.kept_on(device)
             if trial_id != trial.trial_id and core.lanes.kept_bytes(lane_id, trial_id) > 0.0
         ]

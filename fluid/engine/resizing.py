@@ -24,8 +24,8 @@ class Resizing:
 
     def begin(self, trial: TrialRecord, width: float) -> None:
         """Reserves the new place and warms its lanes."""
-        core, occupancy = self._core, self._core.scheduling.occupancy
-        need = core.scheduling.estimates.need(trial)
+        core, occupancy = self._core, self._core.occupancy
+        need = core.estimates.need(trial)
         old_devices = occupancy.held[trial.row]
         # While others wait, a trial that is due less than its device lets them in; it does not go and join others.
         stays = width < 1.0 and trial.placement.width == 1.0 and bool(core.scheduling.queue)
@@ -40,8 +40,8 @@ class Resizing:
             trial.placement.lanes,
             old_devices,
             trial.placement.width,
-            core.next_row(),
-            occupancy.memory.placed_need_of(trial.row),
+            core.trials.new_row(),
+            core.memory.placed_need_of(trial.row),
         )
         occupancy.move(trial.row, devices, width, need, old_devices_row=move.old_devices_row)
         by_device = dict(zip(old_devices, trial.placement.lanes, strict=True))
@@ -120,7 +120,7 @@ class Resizing:
         core.set_state(trial, TrialState.RUNNING, f"resized in {event.seconds:.3f} s")
         core.note_resize(trial, event.seconds)
         scheduling = core.scheduling
-        core.changed |= bool(scheduling.queue) or scheduling.occupancy.free_count > 0
+        core.changed |= bool(scheduling.queue) or core.occupancy.free_count > 0
         if trial.progress.done >= trial.progress.budget and not trial.stopping:
             return trial
         self._calls.deliver(trial)
@@ -160,7 +160,7 @@ class Resizing:
 
     def go_on_without(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
         """Has a trial go on in the lanes that are left of those it had, from the end of its last iteration."""
-        core, occupancy = self._core, self._core.scheduling.occupancy
+        core, occupancy = self._core, self._core.occupancy
         lanes = self.survivors(trial, lane_id)
         if (
             trial.placement.move is not None
@@ -170,10 +170,10 @@ class Resizing:
             self._give_back(trial, trial.placement.move)
         core.invalidate_timing(trial)
         devices = tuple(core.lanes[other].device_id for other in lanes)
-        need = occupancy.memory.need_of(trial.row)
+        need = core.memory.need_of(trial.row)
         occupancy.move(trial.row, devices, float(len(lanes)), need)
         if trial.placement.move is None or trial.placement.move.stage is not Stage.MOVING:
-            trial.placement.move = Move(lanes, devices, float(len(lanes)), core.next_row(), need, Stage.MOVING)
+            trial.placement.move = Move(lanes, devices, float(len(lanes)), core.trials.new_row(), need, Stage.MOVING)
         else:
             left = dict(zip(trial.placement.move.old_lanes, trial.placement.move.old_devices, strict=True))
             left.pop(lane_id)
@@ -200,7 +200,7 @@ class Resizing:
 
     def _give_back(self, trial: TrialRecord, move: Move) -> None:
         """Leaves a trial that has not moved with the lanes and devices it has."""
-        occupancy = self._core.scheduling.occupancy
+        occupancy = self._core.occupancy
         self._core.lanes.release(lane_id for lane_id in trial.placement.lanes if lane_id not in move.old_lanes)
         occupancy.release(trial.row)
         self._leave_ghost(move)
@@ -233,5 +233,5 @@ class Resizing:
         self._core.top_up(trial)
 
     def _leave_ghost(self, move: Move) -> None:
-        if move.old_devices_row in self._core.scheduling.occupancy.held:
-            self._core.scheduling.occupancy.release(move.old_devices_row)
+        if move.old_devices_row in self._core.occupancy.held:
+            self._core.occupancy.release(move.old_devices_row)

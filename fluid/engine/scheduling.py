@@ -16,6 +16,7 @@ from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.running_table import RunningTable
+from fluid.engine.trials import Trials
 from fluid.planning.arrangement import Replanner, Running, WidthChange
 from fluid.planning.instance import Instance
 from fluid.planning.occupancy import Occupancy
@@ -42,6 +43,7 @@ class Scheduling:
     Args:
         planner: who plans.
         profile: what is known about trials.
+        trials: the trials of the session.
         occupancy: who holds which device.
         lanes: who runs in which lane.
         max_packing: most trials on one device, whatever the profile says; 1 switches packing off.
@@ -53,6 +55,7 @@ class Scheduling:
         self,
         planner: Planner,
         profile: Profile,
+        trials: Trials,
         occupancy: Occupancy,
         lanes: Lanes,
         *,
@@ -63,14 +66,13 @@ class Scheduling:
         self.planner = planner
         self.profile = profile
         self.queue = StartQueue()
-        self.records: dict[int, TrialRecord] = {}
+        self.records = trials.by_row
         #: rows that hold devices and run, or are about to; those being resized are not among them.
         self.running: set[int] = set()
         self.occupancy = occupancy
         self._lanes = lanes
         self._watermark = watermark
         self._replanner: Replanner = planner.replanner()
-        self._devices: dict[int, Device] = {}
         self._cluster: Cluster | None = None
         self._table = RunningTable()
         self.estimates = Estimates(profile, occupancy, self._table, max_packing=max_packing, max_width=max_width)
@@ -148,7 +150,7 @@ class Scheduling:
 
     def _trying_pays(self) -> bool:
         """Whether there is enough left to do for one more co-resident to be tried, which takes a lane to be started."""
-        return self.work.total >= _WORTH_TRYING_S * self.n
+        return self.work.total >= _WORTH_TRYING_S * len(self.occupancy)
 
     def pop_ramp_changes(self) -> bool:
         """Whether what is known of a key that is being measured changed since this was last asked."""
@@ -275,7 +277,7 @@ class Scheduling:
             return set()
         share = sum(heights[row] for row in others) / sum(heights.values())
         running = sum(self.records[row].progress.follow_up_iterations == 0 for row in self.running)
-        return set(others[: max(0, round(share * self.n) - running)])
+        return set(others[: max(0, round(share * len(self.occupancy)) - running)])
 
     def _is_pressing(self, trial: TrialRecord) -> bool:
         """Whether more is to follow from a trial, or it is by itself longer than all that follows from any."""
@@ -396,40 +398,27 @@ class Scheduling:
 
     # -- devices -------------------------------------------------------------------------------------------
 
-    @property
-    def n(self) -> int:
-        """Devices there are."""
-        return len(self._devices)
-
-    @property
-    def devices(self) -> list[Device]:
-        """The devices, by index."""
-        return [self._devices[index] for index in sorted(self._devices)]
-
     def add_device(self, device: Device) -> None:
         """Adds an idle device."""
-        self._devices[device.index] = device
         self._cluster = None
         self.occupancy.add_device(device)
 
-    def remove_device(self, device_id: int) -> Device:
+    def remove_device(self, device_id: int) -> None:
         """Removes a device; what was on it holds nothing any more."""
-        device = self._devices.pop(device_id)
         self._cluster = None
         self.occupancy.remove_device(device_id)
         for row in list(self.queue):
             trial = self.records[row]
-            if trial.placement.width > max(1, self.n):
+            if trial.placement.width > max(1, len(self.occupancy)):
                 self.queue.remove(row)
-                self.enqueue(trial, float(max(1, self.n)))
-        return device
+                self.enqueue(trial, float(max(1, len(self.occupancy))))
 
     # -- what planners look at -----------------------------------------------------------------------------
 
     def _instance(self, trials: Sequence[TrialRecord]) -> Instance:
         facts = [self.estimates.facts(trial) for trial in trials]
         if self._cluster is None:
-            self._cluster = Cluster(tuple(self._devices.values()), self._watermark)
+            self._cluster = Cluster(tuple(self.occupancy.devices), self._watermark)
         return Instance.build(
             [max(self.estimates.height(trial), _LEAST_HEIGHT) for trial in trials],
             self._cluster,

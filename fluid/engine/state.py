@@ -44,7 +44,9 @@ from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.submissions import Submissions
+from fluid.engine.trials import Trials
 from fluid.errors import FluidError, require_integer
+from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
@@ -89,13 +91,16 @@ class EngineState:
         resident_limit: int = DEFAULT_RESIDENT_LIMIT,
         watermark: float = DEFAULT_MEMORY_WATERMARK,
     ) -> None:
+        self.planner = planner
         self.profile = profile if profile is not None else Profile()
-        occupancy = Occupancy(watermark=watermark)
-        self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), occupancy.memory)
+        self.trials = Trials()
+        self.occupancy = Occupancy(watermark=watermark)
+        self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), self.occupancy.memory)
         self.scheduling = Scheduling(
             planner,
             self.profile,
-            occupancy,
+            self.trials,
+            self.occupancy,
             self.lanes,
             max_packing=require_integer("max_packing", max_packing, at_least=1),
             max_width=planner.d if max_width is None else require_integer("max_width", max_width, at_least=1),
@@ -105,7 +110,8 @@ class EngineState:
         self.wants_tick = False
         #: When what ticks are for changed last, seconds.
         self.changed_at = 0.0
-        self._core = SessionState(self.lanes, self.scheduling)
+        self.estimates = self.scheduling.estimates
+        self._core = SessionState(self.trials, self.lanes, self.occupancy, self.estimates, self.scheduling)
         self._calls = Calls(self._core)
         self._residency = Residency(self._core, self._calls)
         self._resizing = Resizing(self._core, self._calls)
@@ -139,9 +145,9 @@ class EngineState:
         }
 
     @property
-    def trials(self) -> dict[str, TrialRecord]:
-        """The trials of the session by id."""
-        return self._core.trials
+    def memory(self) -> MemoryLedger:
+        """What trials, kept states and lanes take of the devices' memory."""
+        return self.occupancy.memory
 
     @property
     def groups(self) -> dict[str, GroupRecord]:
@@ -226,7 +232,7 @@ class EngineState:
         should go to its next trial before it widens another.
         """
         core, scheduling = self._core, self.scheduling
-        if not scheduling.n:
+        if not self.occupancy:
             self._failures.fail_what_waits()
             self._ticked = self.wants_tick = False
             return

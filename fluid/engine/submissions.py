@@ -143,10 +143,9 @@ class Submissions:
     def _admit(self, group_id: str, spec: TrialSpec) -> TrialRecord:
         core = self._core
         trial = TrialRecord(
-            spec, core.next_row(), group_id, Progress(spec.budget, follow_up_iterations=spec.follow_up_iterations)
+            spec, core.trials.new_row(), group_id, Progress(spec.budget, follow_up_iterations=spec.follow_up_iterations)
         )
-        core.trials[spec.trial_id] = trial
-        core.scheduling.records[trial.row] = trial
+        core.trials.add(trial)
         group = core.groups[group_id]
         group.trial_ids[spec.trial_id] = None
         group.open += 1
@@ -182,7 +181,7 @@ class _Asked:
         require_integer("max_width", spec.max_width, at_least=1)
         require_number("priority", spec.priority, at_least=float("-inf"))
         require_integer("follow_up_iterations", spec.follow_up_iterations, at_least=0)
-        if not self._core.scheduling.estimates.could_hold(spec.memory):
+        if not self._core.estimates.could_hold(spec.memory):
             raise InvalidFieldError("memory", spec.memory, f"trial {spec.trial_id!r} fits on no device")
         self._trials.add(spec.trial_id)
 
@@ -239,7 +238,7 @@ class _Asked:
         self._forgotten.add(trial_id)
 
     def new_device(self, index: int) -> None:
-        if index in self._core.scheduling.occupancy.residents or index in self._devices:
+        if index in self._core.occupancy.residents or index in self._devices:
             raise InvalidFieldError("device", index, "is there already")
         self._devices.add(index)
 

@@ -37,7 +37,7 @@ def _devices(state: EngineState) -> Iterator[str]:
 
     A need that grew since may exceed it, with neighbours that were there before.
     """
-    occupancy, records = state.scheduling.occupancy, state.scheduling.records
+    occupancy, records = state.occupancy, state.trials.by_row
     ghosts = {
         trial.placement.move.old_devices_row: trial
         for trial in state.trials.values()
@@ -53,11 +53,11 @@ def _devices(state: EngineState) -> Iterator[str]:
             yield f"device {device}: held by a ghost of nobody"
         if len(rows) > occupancy.limit(device):
             yield f"device {device}: {len(rows)} trials, and {occupancy.limit(device)} tolerated"
-        usable, filled = occupancy.memory.usable_bytes(device), occupancy.memory.placed_bytes(device)
+        usable, filled = state.memory.usable_bytes(device), state.memory.placed_bytes(device)
         if usable is not None and filled > usable * (1.0 + _ROUNDING) and len(rows) > 1:
             yield f"device {device}: {filled:.0f} bytes held, and {usable:.0f} usable"
         kept = sum(sum(lane.reserved.values()) for lane in state.lanes.on(device))
-        reserved = occupancy.memory.reserved.get(device, 0.0)
+        reserved = state.memory.reserved.get(device, 0.0)
         if abs(kept - reserved) > _ROUNDING * max(1.0, kept):
             yield f"device {device}: {reserved} bytes reserved, and residents hold {kept}"
         yield from _lane_bytes(state, device)
@@ -68,29 +68,29 @@ def _devices(state: EngineState) -> Iterator[str]:
     free = sum(not rows for rows in occupancy.residents.values())
     if free != occupancy.free_count:
         yield f"{free} devices are idle, and {occupancy.free_count} are said to be"
-    if set(occupancy.residents) != {device.index for device in state.scheduling.devices}:
+    if set(occupancy.residents) != {device.index for device in state.occupancy.devices}:
         yield "placement and scheduling know different devices"
 
 
 def _lane_bytes(state: EngineState, device: int) -> Iterator[str]:
     """All lanes but one count, whether or not trials run in them."""
     own = sum(lane.own_bytes for lane in state.lanes.on(device))
-    counted = state.scheduling.occupancy.memory.lane_bytes(device, 0)
+    counted = state.memory.lane_bytes(device, 0)
     if abs(max(0.0, own - state.lanes.usual_bytes) - counted) > _ROUNDING * max(1.0, own):
         yield f"device {device}: its lanes take {own:.0f} bytes, and {counted:.0f} are counted"
 
 
 def _kept_bytes(state: EngineState, device: int) -> Iterator[str]:
     """A device keeps states that can be fetched back only while all there is fits."""
-    occupancy, lanes = state.scheduling.occupancy, state.lanes.on(device)
-    usable = occupancy.memory.usable_bytes(device)
+    lanes = state.lanes.on(device)
+    usable = state.memory.usable_bytes(device)
     if usable is None:
         return
     kept = {
         name: state.trials[name] for lane in lanes for name in lane.residents if not state.trials[name].residence.saving
     }
     held = {name: memory for lane in lanes for name, memory in lane.reserved.items()}
-    taken = occupancy.memory.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
+    taken = state.memory.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
     idle = (TrialState.DONE, TrialState.QUEUED)
     for name, trial in kept.items():
         could_go = trial.spec.can_save and trial.state in idle and not trial.calls
@@ -117,7 +117,7 @@ def _queue(state: EngineState) -> Iterator[str]:
         yield f"rows {queued & arrivals} arrive though they are in the queue"
     if queued | arrivals != waiting:
         yield f"rows {queued | arrivals} wait, and {waiting} are QUEUED"
-    if arrivals and scheduling.n:
+    if arrivals and state.occupancy:
         yield "trials arrived, and were not planned"
     running = {
         trial.row
@@ -140,7 +140,7 @@ def _work(state: EngineState) -> Iterator[str]:
 
 
 def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
-    if lane.device_id not in state.scheduling.occupancy.residents:
+    if lane.device_id not in state.occupancy.residents:
         yield f"is on device {lane.device_id}, which is gone"
     if lane.trial_id is not None:
         holder = state.trials[lane.trial_id]
@@ -242,7 +242,7 @@ def _calls(trial: TrialRecord) -> Iterator[str]:
 
 
 def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
-    occupancy = state.scheduling.occupancy
+    occupancy = state.occupancy
     held = occupancy.held.get(trial.row, ())
     if not trial.state.holds_devices:
         if held or trial.placement.lanes or trial.placement.launched or trial.placement.stopping_lanes:
@@ -278,7 +278,7 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
 
 
 def _move(state: EngineState, trial: TrialRecord) -> Iterator[str]:
-    move, occupancy = trial.placement.move, state.scheduling.occupancy
+    move, occupancy = trial.placement.move, state.occupancy
     assert move is not None
     left = tuple(device for device in move.old_devices if device not in occupancy.held[trial.row])
     old_devices_row = occupancy.held.get(move.old_devices_row, ())

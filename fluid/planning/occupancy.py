@@ -55,6 +55,15 @@ class Occupancy:
         return len(self._devices)
 
     @property
+    def devices(self) -> list[Device]:
+        """The devices, by index."""
+        return [self._devices[index] for index in sorted(self._devices)]
+
+    def device(self, index: int) -> Device:
+        """The device with this index."""
+        return self._devices[index]
+
+    @property
     def free_count(self) -> int:
         """F, the number of idle devices."""
         return self._free_count

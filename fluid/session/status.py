@@ -73,9 +73,9 @@ def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]
     found = [
         _group_status(state, group, *groups.get(group_id, (group_id, None))) for group_id, group in state.groups.items()
     ]
-    occupancy, by_row = state.scheduling.occupancy, state.scheduling.records
+    occupancy, by_row = state.occupancy, state.trials.by_row
     devices = []
-    for device in state.scheduling.devices:
+    for device in state.occupancy.devices:
         rows = [row for row in occupancy.residents[device.index] if row in by_row]
         residents = tuple((by_row[row].trial_id, by_row[row].placement.width) for row in rows)
         lanes = len(state.lanes.on(device.index))
@@ -109,12 +109,12 @@ def _group_status(state: EngineState, group: GroupRecord, name: str, search: Sea
 
 def eta_of(state: EngineState, group_id: str) -> float | None:
     """Predicted seconds until a group has ended: the longer of its longest trial and its share of all the work."""
-    scheduling = state.scheduling
+    estimates = state.estimates
     trials = [state.trials[trial_id] for trial_id in state.groups[group_id].trial_ids]
     unended = [trial for trial in trials if not trial.state.ended]
     if not unended:
         return 0.0
-    if not scheduling.n or not any(scheduling.estimates.is_measured(trial) for trial in unended):
+    if not state.occupancy or not any(estimates.is_measured(trial) for trial in unended):
         return None
-    longest = max(scheduling.estimates.seconds_left(trial) for trial in unended)
-    return max(longest, sum(scheduling.estimates.height(trial) for trial in unended) / scheduling.n)
+    longest = max(estimates.seconds_left(trial) for trial in unended)
+    return max(longest, sum(estimates.height(trial) for trial in unended) / len(state.occupancy))

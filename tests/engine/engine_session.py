@@ -37,8 +37,8 @@ def fingerprint(state: EngineState) -> str:
     """All that the engine remembers, as text: equal if nothing changed."""
     trials = [repr(trial) for trial in state.trials.values()]
     lanes = [repr(lane) for lane in state.lanes]
-    occupancy = state.scheduling.occupancy
-    rest = (state.groups, list(state.scheduling.queue), occupancy.held, occupancy.residents, occupancy.memory.reserved)
+    occupancy = state.occupancy
+    rest = (state.groups, list(state.scheduling.queue), occupancy.held, occupancy.residents, state.memory.reserved)
     return repr((trials, lanes, rest, sorted(state.scheduling.running), state.wants_tick))
 
 
@@ -272,7 +272,7 @@ class Session:
         self.handle(DeviceAdded(self.backend.now, device))
 
     def lose_device(self) -> None:
-        devices = self.state.scheduling.devices
+        devices = self.state.occupancy.devices
         if devices:
             self.handle(DeviceLost(self.backend.now, self.rng.choice(devices).index))
 
@@ -307,7 +307,7 @@ class Session:
         """Lets everything end, with nothing going wrong any more, and checks what came of it."""
         self.backend.chances = Chances()
         for _ in range(_PATIENCE):
-            if not self.state.scheduling.n:
+            if not self.state.occupancy:
                 self.add_device()
             for lane_id in list(self.backend.lanes):
                 self.backend.work(lane_id)

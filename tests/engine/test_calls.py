@@ -312,7 +312,7 @@ def test_a_trial_that_has_ended_can_be_forgotten() -> None:
     hand.called("a", 0)
     hand.released("a", 0)
     assert list(hand.state.trials) == ["b"]
-    assert all(trial.trial_id == "b" for trial in hand.state.scheduling.records.values())
+    assert all(trial.trial_id == "b" for trial in hand.state.trials.by_row.values())
     for ask in (hand.forget, hand.call, hand.stop, hand.extend):
         with pytest.raises(InvalidFieldError, match="unknown"):
             ask("a")
@@ -345,9 +345,9 @@ def test_memory_of_a_trial_forgotten_while_it_was_saved_is_free_again(fails: boo
     hand.started("a")
     only(hand.iterate("a"), Save)
     hand.forget("a")
-    assert hand.state.scheduling.occupancy.memory.reserved == {0: 20.0}
+    assert hand.state.memory.reserved == {0: 20.0}
     if fails:
         hand.failed("a", 0)
     else:
         hand.saved("a", 0, 1, dropped=True)
-    assert not hand.state.scheduling.occupancy.memory.reserved.get(0)
+    assert not hand.state.memory.reserved.get(0)

@@ -98,7 +98,7 @@ def test_a_lane_that_does_not_start_is_tried_again_and_its_device_given_up_at_la
     hand.submit("a")
     lane = only(hand.lose(hand.trial("a").placement.lanes[0]), StartLane).lane_id
     assert only(hand.lose(lane), NoteDeviceLost).device_id == 0
-    assert hand.state.scheduling.n == 0
+    assert len(hand.state.occupancy) == 0
     assert hand.states()["a"] == "FAILED"
     assert only(hand.submit("b", group="later"), ReportEnd).failure is not None, "it would wait for ever"
     only(hand.add_device(0), StartLane)

@@ -46,7 +46,7 @@ def test_a_trial_that_was_measured_since_leaves_others_no_more_than_the_rest() -
     hand.iterate("a", memory=MemoryNeed(5 * GB, 1 * GB))
     hand.iterate("a", 11)
     hand.tick()
-    assert hand.state.scheduling.estimates.packing(hand.trial("a")) == 2, "packing would be tried now"
+    assert hand.state.estimates.packing(hand.trial("a")) == 2, "packing would be tried now"
     assert hand.states() == {"a": "RUNNING", "b": "QUEUED"}
     save = only(hand.iterate("a", 8), Save)
     hand.saved("a", save.lane_ids[0], 20, dropped=True)
@@ -71,7 +71,7 @@ def test_a_need_that_grows_counts_for_all_of_its_key_and_lets_nobody_else_on() -
     for trial_id in ("a", "b", "c"):
         hand.started(trial_id)
     hand.iterate("a", memory=MemoryNeed(3 * GB, 0.5 * GB))
-    occupancy = hand.state.scheduling.occupancy
+    occupancy = hand.state.occupancy
     assert occupancy.memory.running_bytes(0) == 9 * GB, "b was not measured, and is of the same key"
     hand.submit("d", profile_key="other", memory=MemoryNeed(0.5 * GB))
     hand.tick()
@@ -91,7 +91,7 @@ def test_what_was_learnt_is_kept_when_a_resize_is_called_off() -> None:
     assert hand.states() == {"a": "RESIZING"}
     hand.submit("b", memory=MemoryNeed(1 * GB))  # It needs a device, so the widening is off.
     assert hand.states() == {"a": "RUNNING", "b": "STARTING"}
-    occupancy = hand.state.scheduling.occupancy
+    occupancy = hand.state.occupancy
     assert [occupancy.memory.need_of(hand.trial(name).row) for name in "ab"] == [MemoryNeed(6 * GB), MemoryNeed(1 * GB)]
 
 
@@ -100,7 +100,7 @@ def test_what_was_learnt_is_kept_when_a_resize_is_called_off() -> None:
 
 def lane_bytes(hand: Hand, device: int = 0) -> float:
     """What counts of them, if one more trial came to the device."""
-    occupancy = hand.state.scheduling.occupancy
+    occupancy = hand.state.occupancy
     return occupancy.memory.lane_bytes(device, len(occupancy.residents[device]) + 1)
 
 

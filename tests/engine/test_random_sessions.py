@@ -55,7 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
     def submit_nonsense(self) -> None:
         self.session.submit_nonsense()
 
-    @precondition(lambda self: self.session.state.scheduling.n < 6)
+    @precondition(lambda self: len(self.session.state.occupancy) < 6)
     @rule()
     def add_device(self) -> None:
         self.session.add_device()

@@ -197,7 +197,7 @@ class Residents(RuleBasedStateMachine):
         # One that is about to start is fetched: in its lane another one runs by now.
         if all(trial.state.value == "STARTING" for trial in saved):
             return
-        taken = state.scheduling.occupancy.memory.taken_bytes(0)
+        taken = state.memory.taken_bytes(0)
         waiting = [trial for trial in state.trials.values() if trial.state.value in ("QUEUED", "STARTING")]
         most = max((trial.spec.memory.peak_bytes for trial in waiting), default=0.0)
         assert taken + most + self.CONTEXT > 90.0, "there was room for all"

@@ -108,7 +108,7 @@ def test_stop_during_a_resize(stage: str) -> None:
     for lane in stop.lane_ids:
         hand.released("a", lane)
     assert hand.end("a") == "STOPPED"
-    assert hand.state.scheduling.occupancy.free_count == 2
+    assert hand.state.occupancy.free_count == 2
 
 
 def test_a_lane_that_dies_before_the_trial_came_calls_the_resize_off() -> None:

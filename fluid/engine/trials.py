@@ -1,0 +1,49 @@
+"""The trials of a session: one record each, found by id, or by row, the number that placement and planners use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, ValuesView
+
+from fluid.engine.records import TrialRecord
+
+
+class Trials(Mapping[str, TrialRecord]):
+    """The records of a session's trials by id, in order of arrival.
+
+    Attributes:
+        by_row: the same records by row; :meth:`add` and :meth:`remove` keep both.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, TrialRecord] = {}
+        self.by_row: dict[int, TrialRecord] = {}
+        self._rows = 0
+
+    def __getitem__(self, trial_id: str) -> TrialRecord:
+        return self._by_id[trial_id]
+
+    def __contains__(self, trial_id: object) -> bool:
+        return trial_id in self._by_id
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def values(self) -> ValuesView[TrialRecord]:
+        """The records."""
+        return self._by_id.values()
+
+    def new_row(self) -> int:
+        """A row that was never used."""
+        self._rows += 1
+        return self._rows
+
+    def add(self, trial: TrialRecord) -> None:
+        """Adds a trial whose id and row are new."""
+        self._by_id[trial.trial_id] = self.by_row[trial.row] = trial
+
+    def remove(self, trial: TrialRecord) -> None:
+        """Removes a trial; its row is not used again."""
+        del self._by_id[trial.trial_id], self.by_row[trial.row]
