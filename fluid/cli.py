@@ -239,7 +239,7 @@ def _doctor(arguments: argparse.Namespace) -> None:
 
 def _read(path: str) -> dict[str, Any]:
     """Reads a JSON object from a file, or from stdin where the path is ``-``."""
-    from fluid.planning.instance import read_json_object
+    from fluid.planning.json_input import read_json_object
 
     if path != "-":
         return read_json_object(path)

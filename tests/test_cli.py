@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -15,8 +16,9 @@ from fluid._imports import try_import
 from fluid._version import __version__
 from fluid.cli import main
 from fluid.planners.by_name import PLANNERS
-from fluid.planning.instance import _DEVICE_FIELDS, _INSTANCE_FIELDS, _TRIAL_FIELDS
-from fluid.simulation.scenario import _SCENARIO_FIELDS, Runtimes, Workload
+from fluid.planning.instance import InstanceInput, TrialInput
+from fluid.resources import Device
+from fluid.simulation.scenario import EventInput, Runtimes, ScenarioInput, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -313,7 +315,7 @@ def test_bad_instances_name_the_field_and_the_value(data: object, said: list[str
         (("simulate", HALVING, "--devices", "0"), "devices='0'"),
         (("simulate", HALVING, "--devices", ""), "devices=''"),
         (("simulate", HALVING, "--seed", "-1"), "seed=-1"),
-        (("simulate", TOY), "is no field of"),
+        (("simulate", TOY), "here; known: alpha, beta, c, d, devices"),
         (("plan", "nowhere.json"), "path='nowhere.json': cannot be read"),
         (("plan", TOY, "--plot", "nowhere/plan.png"), "plot='nowhere/plan.png': cannot be written"),
         (("plan", TOY, "--plot", "plan.nonsense"), "plot='plan.nonsense'"),
@@ -374,8 +376,8 @@ def _close(got: Any, said: Any) -> bool:
 
 def test_the_manual_shows_every_command_and_names_every_field() -> None:
     assert {shown[0].split()[0] for shown in SHOWN} == {"plan", "simulate"}
-    fields = {*_INSTANCE_FIELDS, *_TRIAL_FIELDS, *_DEVICE_FIELDS, *_SCENARIO_FIELDS}
-    fields |= {*Workload.__dataclass_fields__, *Runtimes.__dataclass_fields__, "at", "remove_device", "add_device"}
+    read = (InstanceInput, TrialInput, Device, ScenarioInput, Workload, Runtimes, EventInput)
+    fields = {field.name for record in read for field in dataclasses.fields(record)}
     assert {field for field in fields if f"`{field}`" not in MANUAL} == set()
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = ["torch", "ray", "matplotlib", "numpy", "rich", "horovod"]
+HEAVY = ["torch", "ray", "matplotlib", "numpy", "rich", "horovod", "cattrs"]
 
 
 def loaded_by(statement: str) -> set[str]:

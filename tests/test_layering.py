@@ -47,7 +47,7 @@ LAYERS = (
     layer(2, "gpu", "pynvml"),
     layer(3, "mps"),
     layer(3, "elastic", "numpy cloudpickle torch horovod ray"),
-    layer(3, "planning", "numpy"),
+    layer(3, "planning", "numpy cattrs"),
     layer(4, "lane", "numpy torch"),
     layer(4, "static_fluid", "numpy"),
     layer(5, "dynamic_fluid", "numpy"),

@@ -1,18 +1,18 @@
-"""What is written down of a session, so that one whose driver was killed can go on. Pure: others write and read files.
+"""The journal of a session: a write-ahead log from which a session whose driver was killed is resumed. Pure: no IO.
 
-One entry, a JSON object, for each event or command that matters then:
+An entry is a JSON object: ``v``, the version; ``what``, the class of an event or command; and that one's fields.
 
-* ``GroupSubmitted``, ``GroupRecovered``, ``TrialAdded``, ``BudgetExtended``, ``StopRequested``: what was asked for.
-* ``TrialForgotten``: that it is no more.
-* ``TrialSaved``: where a trial can go on from.
-* ``Report``: how far it was reported; ``ReportEnd``: that it ended, and how.
-* ``DeviceAdded``, ``NoteDeviceLost``, ``NoteResize``: what there was to run on, and what trials were given of it.
-  Whoever goes on does not need them; reports do.
+* :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialAdded`, :class:`BudgetExtended`,
+  :class:`StopRequested`, :class:`TrialForgotten`: what the submitter asked for.
+* :class:`TrialSaved`: where a trial can be restored from.
+* :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
+* :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
+* :class:`ProfileSaved`: a snapshot of what was measured.
 
-Calls of trials' methods are not written: nobody waits for them once the driver is gone.
+Calls of trials' methods are not written: their callers end with the driver.
 
-Entries of one call of the engine are written together, events before commands, after the call was accepted and before
-its commands are carried out. Profile snapshots (:func:`encode_profile`) may stand anywhere between them.
+The entries of one call of the engine are written together, events before commands, after the engine has accepted the
+call and before its commands are carried out.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from fluid.engine.events import (
     TrialForgotten,
     TrialHistory,
     TrialSaved,
-    TrialSpec,
 )
 from fluid.errors import InvalidFieldError
+from fluid.planning.json_input import read_record
 from fluid.planning.profile import Profile
-from fluid.resources import Device, MemoryNeed
 
-#: Version of what :func:`encode` makes.
-VERSION = 1
+#: Version of the entries.
+VERSION = 2
 
 Entry = dict[str, Any]
 
@@ -53,7 +52,7 @@ class PastTrial:
 
     Attributes:
         group_id: its group.
-        history: how it stood then.
+        history: its state when it was forgotten.
         failure: why it failed for good; ``None`` if it did not.
     """
 
@@ -64,19 +63,19 @@ class PastTrial:
 
 @dataclass
 class Recovered:
-    """What a journal tells about a session.
+    """A session as its journal tells it.
 
     Attributes:
-        groups: group id -> trial id -> how the trial stood, in order of submission.
-        durable: newest checkpoint that outlives its host's memory, by trial id.
+        groups: the trials by group id and trial id, in order of submission.
+        durable: newest checkpoint on disk, by trial id.
         failures: why trials failed for good, by trial id.
-        forgotten: ids of trials that were forgotten, by group id.
-        past: those trials, as far as they are told of, by id.
-        outcomes: what came of trials in their submitter's eyes, where that was said, by id.
-        places: devices that came and went, and trials that went on at another width, in order.
-        profile: the newest snapshot; ``None`` if none was written.
-        at: time of the last entry, on the clock of the session that wrote it.
-        torn: whether the last line was cut off, as by a crash.
+        forgotten: ids of forgotten trials, by group id.
+        past: the forgotten trials, by trial id.
+        outcomes: what the submitter said of trials that it stopped, by trial id.
+        places: devices added and lost, and trials resized, in order.
+        profile: the newest snapshot; ``None`` if the journal holds none.
+        at: time of the last entry, in seconds on the clock of the session that wrote it.
+        torn: whether the last line is cut off, as by a crash.
     """
 
     groups: dict[str, dict[str, TrialHistory]] = field(default_factory=dict)
@@ -91,15 +90,15 @@ class Recovered:
     torn: bool = False
 
     def events(self, at: float, readable: Callable[[Checkpoint], bool] = lambda _: True) -> list[GroupRecovered]:
-        """What to tell a fresh engine so that it goes on where this session was.
+        """The events that make a new engine resume this session.
 
         Args:
-            at: seconds, on the clock of the session that goes on.
-            readable: whether a checkpoint is still there; where the newest one is not, the newest durable one is
-                tried, and the trial begins afresh otherwise.
+            at: seconds, on the new session's clock.
+            readable: whether a checkpoint still exists. A trial resumes from its newest checkpoint, else from its
+                newest durable one, else from the start.
         """
 
-        def standing(history: TrialHistory) -> TrialHistory:
+        def resumable(history: TrialHistory) -> TrialHistory:
             choices = (history.checkpoint, self.durable.get(history.trial.trial_id))
             found = next((choice for choice in choices if choice is not None and readable(choice)), None)
             return replace(history, checkpoint=found)
@@ -108,7 +107,7 @@ class Recovered:
             GroupRecovered(
                 at,
                 group_id,
-                tuple(standing(history) for history in trials.values()),
+                tuple(resumable(history) for history in trials.values()),
                 tuple(self.forgotten.get(group_id, ())),
             )
             for group_id, trials in self.groups.items()
@@ -123,68 +122,50 @@ class Recovered:
 # -- writing --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class IterationReported:
+    """What is written of a :class:`Report`; results.jsonl has the rest."""
+
+    at: float
+    trial_id: str
+    iteration: int
+
+
+@dataclass(frozen=True)
+class ProfileSaved:
+    """A profile snapshot, as :meth:`Profile.to_json` makes it."""
+
+    at: float
+    profile: dict[str, Any]
+
+
+#: What is written, by the name in ``what``.
+_WRITTEN: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(GroupSubmitted, GroupRecovered, TrialAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
+        *(DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd, IterationReported, ProfileSaved),
+    )
+}
+
+
 def encode(item: object) -> Entry | None:
     """Makes the entry of an event or command; ``None`` for one that need not be written."""
-    if isinstance(item, GroupSubmitted):
-        trials = [_spec_to_json(spec) for spec in item.trials]
-        return _entry("group", at=item.at, group=item.group_id, trials=trials)
-    if isinstance(item, GroupRecovered):
-        histories = [_history_to_json(history) for history in item.trials]
-        forgotten = list(item.forgotten)
-        return _entry("recovered", at=item.at, group=item.group_id, trials=histories, forgotten=forgotten)
-    if isinstance(item, TrialAdded):
-        return _entry("trial", at=item.at, group=item.group_id, trial=_spec_to_json(item.trial))
-    if isinstance(item, BudgetExtended):
-        return _entry("extended", at=item.at, trial=item.trial_id, iterations=item.iterations)
-    if isinstance(item, StopRequested):
-        said = {} if item.outcome is None else {"outcome": item.outcome}
-        return _entry("stop", at=item.at, trial=item.trial_id, **said)
-    if isinstance(item, TrialForgotten):
-        return _entry("forgotten", at=item.at, trial=item.trial_id)
-    if isinstance(item, TrialSaved):
-        return _entry("saved", at=item.at, trial=item.trial_id, checkpoint=asdict(item.checkpoint))
     if isinstance(item, Report):
-        return _entry("iteration", at=item.at, trial=item.trial_id, iteration=item.iteration)
-    if isinstance(item, ReportEnd):
-        failure = None if item.failure is None else _failure_to_json(item.failure)
-        return _entry(
-            "end", at=item.at, trial=item.trial_id, state=item.state, iteration=item.iteration, failure=failure
-        )
-    return _encode_place(item)
-
-
-def _encode_place(item: object) -> Entry | None:
-    """The entry of what tells where trials ran."""
-    if isinstance(item, DeviceAdded):
-        return _entry("device", at=item.at, device=asdict(item.device))
-    if isinstance(item, NoteDeviceLost):
-        return _entry("lost", at=item.at, device=item.device_id)
-    if isinstance(item, NoteResize):
-        place = {"width": item.width, "devices": item.device_ids, "seconds": item.seconds}
-        return _entry("resized", at=item.at, trial=item.trial_id, **place)
-    return None
+        return _entry(IterationReported(item.at, item.trial_id, item.iteration))
+    if isinstance(item, ReportEnd) and item.failure is not None:
+        # The exception is of use only to the submitter of this session.
+        item = replace(item, failure=replace(item.failure, exception=None))
+    return _entry(item) if type(item).__name__ in _WRITTEN else None
 
 
 def encode_profile(profile: Profile, at: float) -> Entry:
     """Makes the entry of a profile snapshot."""
-    return _entry("profile", at=at, profile=profile.to_json())
+    return _entry(ProfileSaved(at, profile.to_json()))
 
 
-def _entry(what: str, **content: Any) -> Entry:
-    return {"v": VERSION, "what": what, **content}
-
-
-def _failure_to_json(failure: Failure) -> Entry:
-    # The exception is of use to whoever waits for the trial now.
-    return {"kind": failure.kind, "message": failure.message, "traceback": failure.traceback}
-
-
-def _spec_to_json(spec: TrialSpec) -> Entry:
-    return asdict(spec)
-
-
-def _history_to_json(history: TrialHistory) -> Entry:
-    return asdict(history)
+def _entry(item: Any) -> Entry:
+    return {"v": VERSION, "what": type(item).__name__, **asdict(item)}
 
 
 # -- reading --------------------------------------------------------------------------------------------------
@@ -194,12 +175,12 @@ def replay(lines: Iterable[str | bytes]) -> Recovered:
     """Reads a journal.
 
     Args:
-        lines: one entry each. The last one may be cut off; it is passed over.
+        lines: one entry each. A last line that is cut off is ignored.
 
     Raises:
-        InvalidFieldError: a line that is not the last is no entry, or its version or content is unknown.
+        InvalidFieldError: a line but the last is not JSON, or an entry's version, class or fields are wrong.
     """
-    reader, bad = _Reader(), None
+    replayed, bad = _Replay(), None
     for number, line in enumerate(lines, start=1):
         text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
         if not text.strip():
@@ -211,83 +192,88 @@ def replay(lines: Iterable[str | bytes]) -> Recovered:
         except ValueError:
             bad = InvalidFieldError("journal", text[:80], f"line {number} is not JSON")
             continue
-        reader.take(entry, number)
-    reader.result.torn = bad is not None
-    return reader.result
+        replayed.take(entry, number)
+    replayed.result.torn = bad is not None
+    return replayed.result
 
 
-class _Reader:
-    """Follows a session, entry by entry."""
+class _Replay:
+    """Follows a session entry by entry.
+
+    The engine refuses requests about unknown trials after they were written: entries about them change nothing.
+    """
 
     def __init__(self) -> None:
         self.result = Recovered()
         self._group_of: dict[str, str] = {}
-        self._readers = {
-            "group": self._group,
-            "recovered": self._recovered,
-            "trial": self._trial,
-            "extended": self._extended,
-            "stop": self._stop,
-            "forgotten": self._forgotten,
-            "saved": self._saved,
-            "iteration": self._iteration,
-            "end": self._end,
-            "device": self._device,
-            "lost": self._lost,
-            "resized": self._resized,
-            "profile": self._profile,
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            GroupSubmitted: self._submitted,
+            GroupRecovered: self._recovered,
+            TrialAdded: self._added,
+            BudgetExtended: self._extended,
+            StopRequested: self._stopped,
+            TrialForgotten: self._forgotten,
+            TrialSaved: self._saved,
+            IterationReported: self._reported,
+            ReportEnd: self._ended,
+            DeviceAdded: self.result.places.append,
+            NoteDeviceLost: self.result.places.append,
+            NoteResize: self.result.places.append,
+            ProfileSaved: self._measured,
         }
 
     def take(self, entry: object, number: int) -> None:
-        """Takes one entry; ``number`` is its line."""
+        """Takes the entry of line ``number``."""
         if not isinstance(entry, Mapping):
-            raise InvalidFieldError("journal", entry, f"line {number} is no entry")
+            raise InvalidFieldError("journal", entry, f"line {number} is not an object")
         if entry.get("v") != VERSION:
             reason = f"line {number} is of an unknown version; this Fluid reads version {VERSION}"
             raise InvalidFieldError("v", entry.get("v"), reason)
-        if entry.get("what") not in self._readers:
-            raise InvalidFieldError("what", entry.get("what"), f"line {number} is unknown")
+        if entry.get("what") not in _WRITTEN:
+            raise InvalidFieldError("what", entry.get("what"), f"line {number} is of an unknown kind")
+        fields = {name: value for name, value in entry.items() if name not in ("v", "what")}
         try:
-            self._readers[entry["what"]](entry)
-            self.result.at = max(self.result.at, float(entry["at"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InvalidFieldError("journal", dict(entry), f"line {number} cannot be read: {error!r}") from error
+            item: Any = read_record(fields, _WRITTEN[entry["what"]], "journal")
+            self._handlers[type(item)](item)
+        except InvalidFieldError as error:
+            raise InvalidFieldError(error.field, error.value, f"{error.reason} (line {number})") from error
+        self.result.at = max(self.result.at, item.at)
 
-    # Entries about trials that are unknown were written by a session that had refused them; they change nothing.
+    def _submitted(self, event: GroupSubmitted) -> None:
+        self.result.groups[event.group_id] = {}
+        for spec in event.trials:
+            self._add(event.group_id, TrialHistory(spec, spec.budget))
 
-    def _group(self, entry: Mapping[str, Any]) -> None:
-        self.result.groups[entry["group"]] = {}
-        for data in entry["trials"]:
-            self._add(entry["group"], _new(_spec_from_json(data)))
+    def _recovered(self, event: GroupRecovered) -> None:
+        self.result.groups[event.group_id] = {}
+        for history in event.trials:
+            self._add(event.group_id, history)
+        self.result.forgotten[event.group_id] = list(event.forgotten)
 
-    def _recovered(self, entry: Mapping[str, Any]) -> None:
-        self.result.groups[entry["group"]] = {}
-        for data in entry["trials"]:
-            self._add(entry["group"], _history_from_json(data))
-        self.result.forgotten[entry["group"]] = list(entry.get("forgotten", ()))
-
-    def _trial(self, entry: Mapping[str, Any]) -> None:
-        self._add(entry["group"], _new(_spec_from_json(entry["trial"])))
+    def _added(self, event: TrialAdded) -> None:
+        if event.group_id not in self.result.groups:
+            raise InvalidFieldError("group_id", event.group_id, "is of no group submitted before")
+        self._add(event.group_id, TrialHistory(event.trial, event.trial.budget))
 
     def _add(self, group_id: str, history: TrialHistory) -> None:
         self._group_of[history.trial.trial_id] = group_id
         self.result.groups[group_id][history.trial.trial_id] = history
 
-    def _extended(self, entry: Mapping[str, Any]) -> None:
-        history = self._of(entry)
+    def _extended(self, event: BudgetExtended) -> None:
+        history = self._history(event.trial_id)
         if history is not None and history.ended in (None, "DONE"):
-            self._change(entry, budget=history.budget + int(entry["iterations"]), ended=None)
+            self._change(event.trial_id, budget=history.budget + event.iterations, ended=None)
 
-    def _stop(self, entry: Mapping[str, Any]) -> None:
-        # Whoever asked was told so: it must not run on, though it had not left its lane yet.
-        history = self._of(entry)
-        if history is not None and entry.get("outcome") is not None:
-            self.result.outcomes[entry["trial"]] = str(entry["outcome"])
+    def _stopped(self, event: StopRequested) -> None:
+        # The submitter was told that the trial stops: it must not run on, even if it had not left its lane yet.
+        history = self._history(event.trial_id)
+        if history is not None and event.outcome is not None:
+            self.result.outcomes[event.trial_id] = event.outcome
         if history is not None and history.ended in (None, "DONE"):
-            self._change(entry, ended="STOPPED")
+            self._change(event.trial_id, ended="STOPPED")
 
-    def _forgotten(self, entry: Mapping[str, Any]) -> None:
-        trial_id = entry["trial"]
+    def _forgotten(self, event: TrialForgotten) -> None:
+        trial_id = event.trial_id
         group_id = self._group_of.pop(trial_id, None)
         if group_id is not None:
             history = self.result.groups[group_id].pop(trial_id)
@@ -295,67 +281,34 @@ class _Reader:
             self.result.durable.pop(trial_id, None)
             self.result.past[trial_id] = PastTrial(group_id, history, self.result.failures.pop(trial_id, None))
 
-    def _saved(self, entry: Mapping[str, Any]) -> None:
-        history, checkpoint = self._of(entry), Checkpoint(**entry["checkpoint"])
+    def _saved(self, event: TrialSaved) -> None:
+        history, checkpoint = self._history(event.trial_id), event.checkpoint
         if history is not None and (history.checkpoint is None or checkpoint.iteration >= history.checkpoint.iteration):
-            self._change(entry, checkpoint=checkpoint)
+            self._change(event.trial_id, checkpoint=checkpoint)
             if not checkpoint.in_memory:
-                self.result.durable[entry["trial"]] = checkpoint
+                self.result.durable[event.trial_id] = checkpoint
 
-    def _iteration(self, entry: Mapping[str, Any]) -> None:
-        self._change(entry, reported=int(entry["iteration"]))
+    def _reported(self, entry: IterationReported) -> None:
+        self._change(entry.trial_id, reported=entry.iteration)
 
-    def _end(self, entry: Mapping[str, Any]) -> None:
-        history = self._of(entry)
+    def _ended(self, command: ReportEnd) -> None:
+        history = self._history(command.trial_id)
         if history is None:
             return
-        state = str(entry["state"])
-        # One that ended of its own accord has less to do than its budget said.
-        budget = max(1, int(entry["iteration"])) if state == "DONE" else history.budget
-        self._change(entry, ended=state, budget=budget)
-        if entry["failure"] is not None:
-            self.result.failures[entry["trial"]] = Failure(**entry["failure"])
+        # A trial that finished by itself may have run less than its budget.
+        budget = max(1, command.iteration) if command.state == "DONE" else history.budget
+        self._change(command.trial_id, ended=command.state, budget=budget)
+        if command.failure is not None:
+            self.result.failures[command.trial_id] = command.failure
 
-    def _device(self, entry: Mapping[str, Any]) -> None:
-        self.result.places.append(DeviceAdded(float(entry["at"]), Device(**entry["device"])))
+    def _measured(self, entry: ProfileSaved) -> None:
+        self.result.profile = Profile.from_json(entry.profile)
 
-    def _lost(self, entry: Mapping[str, Any]) -> None:
-        self.result.places.append(NoteDeviceLost(int(entry["device"]), float(entry["at"])))
+    def _history(self, trial_id: str) -> TrialHistory | None:
+        group_id = self._group_of.get(trial_id)
+        return None if group_id is None else self.result.groups[group_id][trial_id]
 
-    def _resized(self, entry: Mapping[str, Any]) -> None:
-        devices = tuple(int(device) for device in entry["devices"])
-        place = float(entry["width"]), devices, float(entry["seconds"])
-        self.result.places.append(NoteResize(str(entry["trial"]), float(entry["at"]), *place))
-
-    def _profile(self, entry: Mapping[str, Any]) -> None:
-        self.result.profile = Profile.from_json(entry["profile"])
-
-    def _of(self, entry: Mapping[str, Any]) -> TrialHistory | None:
-        group_id = self._group_of.get(entry["trial"])
-        return None if group_id is None else self.result.groups[group_id][entry["trial"]]
-
-    def _change(self, entry: Mapping[str, Any], **changes: Any) -> None:
-        history = self._of(entry)
+    def _change(self, trial_id: str, **changes: Any) -> None:
+        history = self._history(trial_id)
         if history is not None:
-            group = self.result.groups[self._group_of[entry["trial"]]]
-            group[entry["trial"]] = replace(history, **changes)
-
-
-def _new(spec: TrialSpec) -> TrialHistory:
-    return TrialHistory(spec, spec.budget)
-
-
-def _spec_from_json(data: Mapping[str, Any]) -> TrialSpec:
-    memory = data["memory"]
-    return TrialSpec(**{**data, "memory": None if memory is None else MemoryNeed(**memory)})
-
-
-def _history_from_json(data: Mapping[str, Any]) -> TrialHistory:
-    checkpoint = data["checkpoint"]
-    return TrialHistory(
-        **{
-            **data,
-            "trial": _spec_from_json(data["trial"]),
-            "checkpoint": None if checkpoint is None else Checkpoint(**checkpoint),
-        }
-    )
+            self.result.groups[self._group_of[trial_id]][trial_id] = replace(history, **changes)

@@ -5,7 +5,6 @@ A planner sees arrays, one entry per trial, and never a trainable.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError, require_number
+from fluid.planning.json_input import AtLeastOne, Count, NonNegative, cluster_from_json, read_json_object, read_record
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import (
     DEFAULT_BENEFIT_THRESHOLD,
@@ -25,7 +25,7 @@ from fluid.planning.runtime_model import (
     FloatArray,
     RuntimeModel,
 )
-from fluid.resources import MOST_DEVICES, Cluster, Device, MemoryNeed
+from fluid.resources import MOST_DEVICES, Cluster, MemoryNeed
 from fluid.trialgroup import TrialGroup
 
 
@@ -162,40 +162,20 @@ class Instance:
 
         ``alpha``, ``beta``, ``c`` and ``d`` may stand at the top and on a trial, where they count for it alone.
         """
-        refuse_unknown("instance", data, _INSTANCE_FIELDS)
-        for field in ("devices", "trials"):
-            if field not in data:
-                raise InvalidFieldError(field, None, "is missing from the instance")
-        trials = data["trials"]
-        if not isinstance(trials, Sequence) or isinstance(trials, str) or not trials:
-            raise InvalidFieldError("trials", trials, "must be a list of at least one trial")
-        for trial in trials:
-            if not isinstance(trial, Mapping):
-                raise InvalidFieldError("trials", trial, "each trial must be an object with id and runtime_s")
-            refuse_unknown("trial", trial, _TRIAL_FIELDS)
-            if "runtime_s" not in trial:
-                raise InvalidFieldError("runtime_s", None, f"is missing from the trial {trial.get('id')!r}")
-            require_number("runtime_s", trial["runtime_s"], at_least=0.0)
-
-        def column(field: str, default: float) -> list[float]:
-            top = data.get(field, default)
-            return [require_number(field, trial.get(field, top), at_least=1.0) for trial in trials]
-
-        widest = [require_integer("d", own, at_least=1) for own in column("d", DEFAULT_MAX_WIDTH)]
-        for row, trial in enumerate(trials):
-            own = require_integer("max_width", trial.get("max_width", widest[row]), at_least=1)
-            widest[row] = min(widest[row], own)
+        top = read_record(data, InstanceInput, "instance")
+        for_all = {field: data[field] for field in ("alpha", "beta", "c", "d") if field in data}
+        trials = read_record([for_all | trial for trial in top.trials], list[TrialInput], "trials", place="trials")
         return cls.build(
-            [trial["runtime_s"] for trial in trials],
-            cluster_from_json(data["devices"]),
-            alpha=column("alpha", 1.0),
-            beta=column("beta", 1.0),
-            c=[require_integer("c", c, at_least=1) for c in column("c", DEFAULT_MAX_PACKING)],
-            d=widest,
-            epsilon=require_number("epsilon", data.get("epsilon", 0.0), at_least=0.0),
-            trial_ids=[str(trial.get("id", f"trial-{row:05d}")) for row, trial in enumerate(trials)],
-            priority=[require_number("priority", trial.get("priority", 1.0), at_least=0.0) for trial in trials],
-            needs=[_memory_from_json(trial) for trial in trials],
+            [trial.runtime_s for trial in trials],
+            cluster_from_json(top.devices),
+            alpha=[trial.alpha for trial in trials],
+            beta=[trial.beta for trial in trials],
+            c=[trial.c for trial in trials],
+            d=[min(trial.d, trial.max_width) for trial in trials],
+            epsilon=top.epsilon,
+            trial_ids=[f"trial-{row:05d}" if trial.id is None else str(trial.id) for row, trial in enumerate(trials)],
+            priority=[trial.priority for trial in trials],
+            needs=[trial.need for trial in trials],
         )
 
     @classmethod
@@ -220,38 +200,38 @@ class Instance:
             self.model.d[row] = min(self.model.d[row], fitting)
 
 
-_INSTANCE_FIELDS = {"devices", "c", "d", "alpha", "beta", "epsilon", "trials"}
-_TRIAL_FIELDS = {
-    *("id", "runtime_s", "alpha", "beta", "c", "d", "priority", "max_width"),
-    *("persistent_bytes", "ephemeral_bytes"),
-}
-_DEVICE_FIELDS = {"index", "host", "kind", "speed", "memory_bytes"}
+@dataclass(frozen=True)
+class InstanceInput:
+    """What ``fluid plan`` reads."""
+
+    devices: Any
+    trials: list[dict[str, Any]]
+    alpha: AtLeastOne = 1.0
+    beta: AtLeastOne = 1.0
+    c: Count = DEFAULT_MAX_PACKING
+    d: Count = DEFAULT_MAX_WIDTH
+    epsilon: NonNegative = 0.0
 
 
-def read_json_object(path: str | Path) -> dict[str, Any]:
-    """Reads a JSON object from a file; an error names the file and, for bad JSON, the place in it."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidFieldError("path", str(path), f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidFieldError("path", str(path), f"is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise InvalidFieldError("path", str(path), "must hold one JSON object")
-    return data
+@dataclass(frozen=True)
+class TrialInput:
+    """One of its trials."""
 
+    runtime_s: NonNegative
+    id: Any = None
+    alpha: AtLeastOne = 1.0
+    beta: AtLeastOne = 1.0
+    c: Count = DEFAULT_MAX_PACKING
+    d: Count = DEFAULT_MAX_WIDTH
+    max_width: Count = MOST_DEVICES
+    priority: NonNegative = 1.0
+    persistent_bytes: NonNegative = 0.0
+    ephemeral_bytes: NonNegative = 0.0
 
-def cluster_from_json(devices: object) -> Cluster:
-    """Makes a cluster from a count, or from a list of objects with the fields of :class:`Device`."""
-    if isinstance(devices, Sequence) and not isinstance(devices, str):
-        made = []
-        for position, device in enumerate(devices):
-            if not isinstance(device, Mapping):
-                raise InvalidFieldError("devices", device, "each device must be an object")
-            refuse_unknown("device", device, _DEVICE_FIELDS)
-            made.append(Device(**{"index": position, "kind": "gpu", **device}))
-        return Cluster(tuple(made))
-    return Cluster.of(require_integer("devices", devices, at_least=1, at_most=MOST_DEVICES))
+    @property
+    def need(self) -> MemoryNeed | None:
+        known = self.persistent_bytes or self.ephemeral_bytes
+        return MemoryNeed(self.persistent_bytes, self.ephemeral_bytes) if known else None
 
 
 def _numbers(field: str, values: ArrayLike) -> FloatArray:
@@ -259,14 +239,3 @@ def _numbers(field: str, values: ArrayLike) -> FloatArray:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidFieldError(field, values, "must be numbers") from error
-
-
-def _memory_from_json(trial: Mapping[str, Any]) -> MemoryNeed | None:
-    given = {field: trial[field] for field in ("persistent_bytes", "ephemeral_bytes") if field in trial}
-    return MemoryNeed(**given) if given else None
-
-
-def refuse_unknown(what: str, data: Mapping[str, Any], known: set[str]) -> None:
-    for field in data:
-        if field not in known:
-            raise InvalidFieldError(field, data[field], f"is no field of an {what}; known: {', '.join(sorted(known))}")

@@ -1,6 +1,7 @@
 """What a profile keeps about one profile key: seconds per iteration by co-residency and width, and memory.
 
-Everything that is in a saved profile is read and checked here.
+A saved profile is read and checked here by hand. With cattrs, as in json_input, it would take as many lines: most
+checks relate values to each other or to the profile's window, beyond what a record can declare.
 """
 
 from __future__ import annotations

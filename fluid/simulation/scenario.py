@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.planning.instance import cluster_from_json, read_json_object, refuse_unknown
+from fluid.planning.json_input import NonNegative, NonNegativeInteger, cluster_from_json, read_json_object, read_record
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import Cluster, Device
 
@@ -83,9 +83,9 @@ class Workload:
     def __post_init__(self) -> None:
         require_one_of("algorithm", self.algorithm, ALGORITHMS)
         least = {"trials": 1, "max_iterations": 1, "eta": 2, "concurrency": 0, "interval": 1}
-        for field, at_least in least.items():  # JSON may say 27.0 or 1e2, which range() would not take
-            value = require_integer(field, getattr(self, field), at_least=at_least, at_most=_MOST)
-            object.__setattr__(self, field, value)
+        for name, at_least in least.items():  # JSON may say 27.0 or 1e2, which range() would not take
+            value = require_integer(name, getattr(self, name), at_least=at_least, at_most=_MOST)
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class Scenario:
     def __post_init__(self) -> None:
         require_number("alpha", self.alpha, at_least=1.0)
         require_number("beta", self.beta, at_least=1.0)
-        for field, at_least in {"c": 1, "d": 1, "seed": 0}.items():
-            object.__setattr__(self, field, require_integer(field, getattr(self, field), at_least=at_least))
+        for name, at_least in {"c": 1, "d": 1, "seed": 0}.items():
+            object.__setattr__(self, name, require_integer(name, getattr(self, name), at_least=at_least))
         require_number("epsilon", self.epsilon, at_least=0.0)
         if require_number("runtime_error", self.runtime_error, at_least=0.0) > 10.0:
             raise InvalidFieldError("runtime_error", self.runtime_error, "must be at most 10, a sigma of logarithms")
@@ -171,26 +171,10 @@ class Scenario:
         Raises:
             InvalidFieldError: a field is unknown or missing, or its value cannot be used.
         """
-        refuse_unknown("scenario", data, _SCENARIO_FIELDS)
-        for field in ("devices", "workload"):
-            if field not in data:
-                raise InvalidFieldError(field, None, "is missing from the scenario")
-        events = data.get("events", [])
-        if not isinstance(events, list | tuple):
-            raise InvalidFieldError("events", events, "must be a list")
-        cluster = cluster_from_json(data["devices"])
-        plain = {
-            field: data[field]
-            for field in _SCENARIO_FIELDS - {"devices", "workload", "runtimes", "events"}
-            if field in data
-        }
-        return cls(
-            cluster=cluster,
-            workload=Workload(**_section(data, "workload", set(Workload.__dataclass_fields__))),
-            runtimes=Runtimes(**_section(data, "runtimes", set(Runtimes.__dataclass_fields__))),
-            changes=tuple(_change_from_json(event, cluster) for event in events),
-            **plain,
-        )
+        read = read_record(data, ScenarioInput, "scenario")
+        cluster = cluster_from_json(read.devices)
+        alike = {item.name: getattr(read, item.name) for item in fields(cls) if hasattr(read, item.name)}
+        return cls(cluster=cluster, changes=tuple(event.change(cluster) for event in read.events), **alike)
 
     def _check_changes(self) -> None:
         """Refuses a loss of a device that is not there, a gain of one that is, and a loss of the last one."""
@@ -208,34 +192,48 @@ class Scenario:
                 present.add(change.device.index)
 
 
-_SCENARIO_FIELDS = {
-    *("name", "devices", "workload", "runtimes", "events", "seed"),
-    *("alpha", "beta", "c", "d", "epsilon", "runtime_error", "early_stop"),
-}
+@dataclass(frozen=True)
+class EventInput:
+    """A device lost or gained, as ``fluid simulate`` reads it."""
+
+    at: NonNegative
+    remove_device: NonNegativeInteger | None = None
+    #: The device's number, or an object with its fields.
+    add_device: Any = None
+
+    def __post_init__(self) -> None:
+        if (self.remove_device is None) == (self.add_device is None):
+            raise InvalidFieldError("", asdict(self), "each event has at and one of remove_device and add_device")
+
+    def change(self, cluster: Cluster) -> DeviceChange:
+        """What happens to ``cluster``. A device gained by its number alone is the one lost, or is like the first."""
+        if self.remove_device is not None:
+            return DeviceChange(self.at, lost=self.remove_device)
+        if isinstance(self.add_device, Mapping):
+            gained = {"kind": "gpu", **self.add_device}
+            return DeviceChange(self.at, device=read_record(gained, Device, "add_device", place="add_device"))
+        index = require_integer("add_device", self.add_device, at_least=0)
+        known = {device.index: device for device in cluster.devices}
+        return DeviceChange(self.at, device=known.get(index, replace(cluster.devices[0], index=index)))
 
 
-def _section(data: Mapping[str, Any], field: str, known: set[str]) -> dict[str, Any]:
-    section = data.get(field, {})
-    if not isinstance(section, Mapping):
-        raise InvalidFieldError(field, section, "must be an object")
-    refuse_unknown(field, section, known)
-    return dict(section)
+@dataclass(frozen=True)
+class ScenarioInput:
+    """A scenario, as ``fluid simulate`` reads it."""
 
-
-def _change_from_json(event: object, cluster: Cluster) -> DeviceChange:
-    if not isinstance(event, Mapping) or len({"remove_device", "add_device"} & set(event)) != 1:
-        raise InvalidFieldError("events", event, "each event has at and one of remove_device and add_device")
-    refuse_unknown("event", event, {"at", "remove_device", "add_device"})
-    at = require_number("at", event.get("at"), at_least=0.0)
-    if "remove_device" in event:
-        return DeviceChange(at, lost=require_integer("remove_device", event["remove_device"], at_least=0))
-    gained = event["add_device"]
-    if isinstance(gained, Mapping):
-        return DeviceChange(at, device=cluster_from_json([gained]).devices[0])
-    index = require_integer("add_device", gained, at_least=0)
-    # A device named by its number alone comes back as it was, or is like the first one.
-    known = {device.index: device for device in cluster.devices}
-    return DeviceChange(at, device=known.get(index, replace(cluster.devices[0], index=index)))
+    devices: Any
+    workload: Workload
+    runtimes: Runtimes = Scenario.runtimes
+    events: list[EventInput] = field(default_factory=list)
+    name: str = Scenario.name
+    alpha: float = Scenario.alpha
+    beta: float = Scenario.beta
+    c: int = Scenario.c
+    d: int = Scenario.d
+    epsilon: float = Scenario.epsilon
+    runtime_error: float = Scenario.runtime_error
+    early_stop: float = Scenario.early_stop
+    seed: int = Scenario.seed
 
 
 def _normal_quantile(quantile: float) -> float:

@@ -152,9 +152,28 @@ def test_what_came_of_a_trial_in_its_submitters_eyes_outlives_it() -> None:
     assert list(recovered.groups["g"]) == ["c"]
 
 
-def test_stops_of_earlier_releases_are_read() -> None:
-    (entry,) = lines(StopRequested(1.0, "a"))
-    assert json.loads(entry) == {"v": 1, "what": "stop", "at": 1.0, "trial": "a"}
+def test_an_entry_names_its_class_and_has_its_fields() -> None:
+    (stop, end) = lines(
+        StopRequested(1.0, "a"), ReportEnd("a", "g", "FAILED", 1, 4.0, Failure("error", "no", "tb", b"e"))
+    )
+    assert json.loads(stop) == {
+        "v": journal.VERSION,
+        "what": "StopRequested",
+        "at": 1.0,
+        "trial_id": "a",
+        "outcome": None,
+    }
+    assert json.loads(end)["failure"] == {"kind": "error", "message": "no", "traceback": "tb", "exception": None}
+
+
+def test_a_field_that_cannot_be_read_is_named_with_its_line() -> None:
+    first, second = lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 5),)), report(1))
+    wrong = json.loads(first)
+    wrong["trials"][0]["budget"] = "five"
+    with pytest.raises(InvalidFieldError, match=r"^trials\[0\]\.budget='five': must be a number \(line 2\)"):
+        replay([second, json.dumps(wrong)])
+    with pytest.raises(InvalidFieldError, match=r"^group_id='g': is of no group .*\(line 1\)"):
+        replay(lines(TrialAdded(1.0, "g", TrialSpec("c", 3))))
 
 
 def test_devices_and_resizes_are_told_in_order() -> None:
@@ -182,11 +201,12 @@ def test_a_torn_line_elsewhere_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"v": 99, "what": "group"}, "unknown version"),
-        ({"what": "group"}, "unknown version"),
-        ({"v": journal.VERSION, "what": "party"}, "line 1 is unknown"),
-        ({"v": journal.VERSION, "what": "group", "group": "g"}, "cannot be read"),
-        ([], "no entry"),
+        ({"v": 99, "what": "GroupSubmitted"}, "unknown version"),
+        ({"what": "GroupSubmitted"}, "unknown version"),
+        ({"v": journal.VERSION, "what": "Party"}, "line 1 is of an unknown kind"),
+        ({"v": journal.VERSION, "what": "GroupSubmitted", "group_id": "g"}, r"^at=None: is missing \(line 1\)"),
+        ({"v": journal.VERSION, "what": "StopRequested", "at": 0.0, "trial_id": "a", "why": 1}, "why=1: is no field"),
+        ([], "not an object"),
     ],
 )
 def test_lines_of_unknown_kind_are_errors(entry: object, message: str) -> None:

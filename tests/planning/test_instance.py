@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def train(config: dict[str, Any]) -> None:
 
 def refused(field: str, *fragments: str) -> Any:
     """Expects an error about ``field`` whose message holds the fragments."""
-    pattern = f"(?s)^{field}=" + "".join(f"(?=.*{fragment})" for fragment in fragments)
+    pattern = f"(?s)^{re.escape(field)}=" + "".join(f"(?=.*{fragment})" for fragment in fragments)
     return pytest.raises(InvalidFieldError, match=pattern)
 
 
@@ -329,18 +330,26 @@ def with_trial(**fields: Any) -> dict[str, Any]:
         ("devices", without("devices"), ("missing",)),
         ("trials", without("trials"), ("missing",)),
         ("gpus", {**FULL, "gpus": 4}, ("4", "no field", "devices")),
-        ("runtime_s", {**FULL, "trials": [{"id": "a"}]}, ("missing", "'a'")),
-        ("runtime", with_trial(runtime=3), ("3", "no field", "runtime_s")),
-        *(("trials", {**FULL, "trials": wrong}, ()) for wrong in ([], "ab", None, 3, {}, [1], [None], ["a"])),
-        *(("runtime_s", with_trial(runtime_s=wrong), ()) for wrong in (0, -1, math.nan, math.inf, "4", None, True)),
-        *(("alpha", with_trial(alpha=wrong), ()) for wrong in (0.9, math.nan, math.inf, "1", None, [1.1])),
+        ("trials[0].runtime_s", {**FULL, "trials": [{"id": "a"}]}, ("missing",)),
+        ("trials[1].runtime", with_trial(runtime=3), ("3", "no field", "runtime_s")),
+        *(("trials", {**FULL, "trials": wrong}, ()) for wrong in ([], "ab", None, 3, {})),
+        *(("trials[0]", {**FULL, "trials": wrong}, ()) for wrong in ([1], [None], ["a"])),
+        ("runtime_s", with_trial(runtime_s=0), ()),
+        *(
+            ("trials[1].runtime_s", with_trial(runtime_s=wrong), ())
+            for wrong in (-1, math.nan, math.inf, "4", None, True)
+        ),
+        *(("trials[1].alpha", with_trial(alpha=wrong), ()) for wrong in (0.9, math.nan, math.inf, "1", None, [1.1])),
         *(("beta", {**FULL, "beta": wrong}, ()) for wrong in (0.9, math.nan, "1", None, [1.1, 1.2])),
         *(("c", {**FULL, "c": wrong}, ()) for wrong in (0, 1.5, True, "2", None)),
-        *(("d", with_trial(d=wrong), ()) for wrong in (0, -3, 1.5, True, "2", None)),
-        *(("max_width", with_trial(max_width=wrong), ()) for wrong in (0, 1.5, True, "2", None)),
-        *(("priority", with_trial(priority=wrong), ()) for wrong in (-1, math.nan, "high", None)),
-        *(("persistent_bytes", with_trial(persistent_bytes=wrong), ()) for wrong in (-1, math.nan, "1GB", None)),
-        *(("ephemeral_bytes", with_trial(ephemeral_bytes=wrong), ()) for wrong in (-1, True)),
+        *(("trials[1].d", with_trial(d=wrong), ()) for wrong in (0, -3, 1.5, True, "2", None)),
+        *(("trials[1].max_width", with_trial(max_width=wrong), ()) for wrong in (0, 1.5, True, "2", None)),
+        *(("trials[1].priority", with_trial(priority=wrong), ()) for wrong in (-1, math.nan, "high", None)),
+        *(
+            ("trials[1].persistent_bytes", with_trial(persistent_bytes=wrong), ())
+            for wrong in (-1, math.nan, "1GB", None)
+        ),
+        *(("trials[1].ephemeral_bytes", with_trial(ephemeral_bytes=wrong), ()) for wrong in (-1, True)),
         *(("epsilon", {**FULL, "epsilon": wrong}, ()) for wrong in (-0.1, math.nan, "0", None)),
         *(("devices", {**FULL, "devices": wrong}, ()) for wrong in (0, -1, 2.5, math.nan, True, "4", None, {}, [])),
         ("id", with_trial(id="a"), ("two trials",)),
@@ -369,18 +378,18 @@ def test_devices_are_a_count_or_a_list() -> None:
 @pytest.mark.parametrize(
     ("field", "devices"),
     [
-        ("devices", [0, 1]),
-        ("devices", [None]),
-        ("devices", ["gpu0"]),
+        ("devices[0]", [0, 1]),
+        ("devices[0]", [None]),
+        ("devices[0]", ["gpu0"]),
         ("devices", [{"index": 1}, {}]),
-        ("memory", [{"memory": 5}]),
-        ("index", [{"index": -1}]),
-        ("index", [{"index": True}]),
-        ("kind", [{"kind": "tpu"}]),
-        ("speed", [{"speed": 0}]),
-        ("speed", [{"speed": "fast"}]),
-        ("memory_bytes", [{"memory_bytes": -1}]),
-        ("memory_bytes", [{"memory_bytes": math.nan}]),
+        ("devices[0].memory", [{"memory": 5}]),
+        ("devices[0].index", [{"index": -1}]),
+        ("devices[0].index", [{"index": True}]),
+        ("devices[0].kind", [{"kind": "tpu"}]),
+        ("devices[0].speed", [{"speed": 0}]),
+        ("devices[0].speed", [{"speed": "fast"}]),
+        ("devices[0].memory_bytes", [{"memory_bytes": -1}]),
+        ("devices[0].memory_bytes", [{"memory_bytes": math.nan}]),
     ],
 )
 def test_bad_devices_are_refused_by_field(field: str, devices: list[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ from fluid.simulation.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, R
 
 def refused(field: str, *fragments: str) -> Any:
     """Expects an error about ``field`` whose message holds the fragments."""
-    pattern = f"(?s)^{field}=" + "".join(f"(?=.*{fragment})" for fragment in fragments)
+    pattern = f"(?s)^{re.escape(field)}=" + "".join(f"(?=.*{fragment})" for fragment in fragments)
     return pytest.raises(InvalidFieldError, match=pattern)
 
 
@@ -270,15 +271,15 @@ def test_only_devices_and_a_workload_are_needed() -> None:
         ("gpus", {"gpus": 4}),
         ("devices", {"devices": 0}),
         ("devices", {"devices": "4"}),
-        ("speed", {"devices": [{"speed": 0}]}),
+        ("devices[0].speed", {"devices": [{"speed": 0}]}),
         ("workload", {"workload": "asha"}),
         ("workload", {"workload": None}),
-        ("algorithm", {"workload": {"algorithm": "sha"}}),
-        ("rungs", {"workload": {"rungs": 3}}),
-        ("trials", {"workload": {"trials": 2.5}}),
+        ("workload.algorithm", {"workload": {"algorithm": "sha"}}),
+        ("workload.rungs", {"workload": {"rungs": 3}}),
+        ("workload.trials", {"workload": {"trials": 2.5}}),
         ("runtimes", {"runtimes": 3}),
-        ("mean", {"runtimes": {"mean": 3}}),
-        ("sigma", {"runtimes": {"sigma": -1}}),
+        ("runtimes.mean", {"runtimes": {"mean": 3}}),
+        ("runtimes.sigma", {"runtimes": {"sigma": -1}}),
         ("alpha", {"alpha": 0.5}),
         ("epsilon", {"epsilon": None}),
         ("early_stop", {"early_stop": 2}),
@@ -287,18 +288,19 @@ def test_only_devices_and_a_workload_are_needed() -> None:
         ("events", {"events": None}),
         ("events", {"events": {}}),
         ("events", {"events": "now"}),
-        ("events", {"events": [5]}),
-        ("events", {"events": [{"at": 5}]}),
-        ("events", {"events": [{"at": 5, "add_device": 7, "remove_device": 0}]}),
-        ("device", {"events": [{"at": 5, "add_device": 7, "device": 0}]}),
-        ("at", {"events": [{"remove_device": 0}]}),
-        ("at", {"events": [{"at": -1, "remove_device": 0}]}),
-        ("at", {"events": [{"at": math.nan, "remove_device": 0}]}),
-        ("remove_device", {"events": [{"at": 5, "remove_device": "0"}]}),
+        ("events[0]", {"events": [5]}),
+        ("events[0]", {"events": [{"at": 5}]}),
+        ("events[0]", {"events": [{"at": 5, "add_device": 7, "remove_device": 0}]}),
+        ("events[0].device", {"events": [{"at": 5, "add_device": 7, "device": 0}]}),
+        ("events[0].at", {"events": [{"remove_device": 0}]}),
+        ("events[0].at", {"events": [{"at": -1, "remove_device": 0}]}),
+        ("events[0].at", {"events": [{"at": math.nan, "remove_device": 0}]}),
+        ("events[0].remove_device", {"events": [{"at": 5, "remove_device": "0"}]}),
         ("remove_device", {"events": [{"at": 5, "remove_device": 7}]}),
         ("add_device", {"events": [{"at": 5, "add_device": 1.5}]}),
         ("add_device", {"events": [{"at": 5, "add_device": 1}]}),
-        ("kind", {"events": [{"at": 5, "add_device": {"index": 7, "kind": "tpu"}}]}),
+        ("add_device.index", {"events": [{"at": 5, "add_device": {"host": "c"}}]}),
+        ("add_device.kind", {"events": [{"at": 5, "add_device": {"index": 7, "kind": "tpu"}}]}),
     ],
 )
 def test_a_bad_scenario_in_json_is_refused_by_field(field: str, changes: dict[str, Any]) -> None:

@@ -1,0 +1,189 @@
+"""Reads JSON into typed records: instances, scenarios, profiles and journals.
+
+A record is a dataclass. Its fields are read by their types (cattrs), strictly: a string is no number, and an unknown
+field is an error. What else a value must be, the record's ``__post_init__`` checks. Errors name the place in the data
+and the value there: ``trials[3].alpha=0.5: must be at least 1``.
+
+cattrs is imported when the first record is read, not before: files are written and trials are run without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from fluid._imports import try_import
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.resources import MOST_DEVICES, Cluster, Device
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What a number in a file must be: ``Annotated[float, Range(0.0)]`` is one of at least 0."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+
+NonNegative = Annotated[float, Range(0.0)]
+Share = Annotated[float, Range(0.0, 1.0)]
+AtLeastOne = Annotated[float, Range(1.0)]
+NonNegativeInteger = Annotated[int, Range(0)]
+Count = Annotated[int, Range(1)]
+#: Below any whole number that a file holds on purpose; records check the rest.
+_LEAST_INTEGER = -(2**63)
+
+
+def read_json_object(path: str | Path) -> dict[str, Any]:
+    """Reads a JSON object from a file; an error names the file and, for bad JSON, the place in it."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidFieldError("path", str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidFieldError("path", str(path), f"is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InvalidFieldError("path", str(path), "must hold one JSON object")
+    return data
+
+
+def cluster_from_json(devices: object) -> Cluster:
+    """Makes a cluster from a count, or from a list of objects with the fields of :class:`Device`."""
+    if not isinstance(devices, Sequence) or isinstance(devices, str):
+        return Cluster.of(require_integer("devices", devices, at_least=1, at_most=MOST_DEVICES))
+    placed = [
+        {"index": position, "kind": "gpu", **device} if isinstance(device, Mapping) else device
+        for position, device in enumerate(devices)
+    ]
+    return Cluster(tuple(read_record(placed, list[Device], "devices", place="devices")))
+
+
+def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T:
+    """Makes a record of type ``kind``, a dataclass or a list of them, from decoded JSON.
+
+    Args:
+        data: what ``json.loads`` returned, or a part of that.
+        kind: the type to make.
+        what: what the data are, for an error about them as a whole (``"profile"``).
+        place: where in the file ``data`` stand, for errors; empty if they are all of it.
+
+    Raises:
+        InvalidFieldError: a field is missing, unknown or of the wrong type, or its value cannot be used.
+        MissingDependencyError: cattrs is not installed.
+    """
+    converter = _converter()
+    try:
+        return converter.structure(data, kind)
+    except Exception as error:
+        raise _field_error(error, what, place) from error
+
+
+@functools.cache
+def _converter() -> Converter:
+    with try_import("cattrs", install="pip install cattrs") as imports:
+        from cattrs import Converter
+        from cattrs.cols import homogenous_tuple_structure_factory, is_mapping, is_sequence, list_structure_factory
+        from cattrs.gen import make_dict_structure_fn, mapping_structure_factory, override
+    imports.check()
+    converter = Converter(detailed_validation=True)
+    converter.register_structure_hook(float, lambda value, _: _number(value, float))
+    converter.register_structure_hook(int, lambda value, _: _number(value, int))
+    converter.register_structure_hook(str, lambda value, _: _require(str, value, "must be a string"))
+    converter.register_structure_hook(bool, lambda value, _: _require(bool, value, "must be true or false"))
+    converter.register_structure_hook_factory(
+        lambda kind: _is_made_of(kind, Annotated),
+        lambda kind: lambda value, _: _number(value, kind.__origin__, *kind.__metadata__),
+    )
+    converter.register_structure_hook_func(
+        lambda kind: _is_made_of(kind, Literal), lambda value, kind: require_one_of("", value, get_args(kind))
+    )
+
+    def record_reader(kind: type, converter: Converter) -> Any:
+        # cattrs overlooks Annotated where annotations are strings.
+        hints = get_type_hints(kind, include_extras=True)
+        hooks: dict[str, Any] = {
+            name: override(struct_hook=converter.get_structure_hook(hint)) for name, hint in hints.items()
+        }
+        return make_dict_structure_fn(kind, converter, **hooks)
+
+    # By itself cattrs reads any iterable as a list, and anything with items as a record.
+    readers: list[tuple[Callable[[Any], bool], Any, type, str]] = [
+        (is_sequence, list_structure_factory, list, "must be a list"),
+        (lambda kind: _is_made_of(kind, tuple), homogenous_tuple_structure_factory, list, "must be a list"),
+        (is_mapping, mapping_structure_factory, Mapping, "must be a JSON object"),
+        (dataclasses.is_dataclass, record_reader, Mapping, "must be a JSON object"),
+    ]
+    for applies, factory, accepted, reason in readers:
+        converter.register_structure_hook_factory(applies, _checked(factory, accepted, reason))
+    return converter
+
+
+def _is_made_of(kind: Any, form: Any) -> bool:
+    return get_origin(kind) is form
+
+
+def _checked(factory: Any, accepted: type, reason: str) -> Callable[[Any, Converter], Callable[[Any, Any], Any]]:
+    """Makes hooks that check the value, and the names of a record's fields, before the hooks of ``factory`` read it."""
+
+    def make(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+        read = factory(kind, converter)
+
+        def hook(value: Any, _: Any) -> Any:
+            _require(accepted, value, reason)
+            if dataclasses.is_dataclass(kind):
+                _refuse_unknown(value, {field.name for field in dataclasses.fields(kind) if field.init})
+            return read(value, kind)
+
+        return hook
+
+    return make
+
+
+def _refuse_unknown(data: Mapping[str, Any], known: set[str]) -> None:
+    for name in data:
+        if name not in known:
+            raise InvalidFieldError(name, data[name], f"is no field here; known: {', '.join(sorted(known))}")
+
+
+def _number(value: object, kind: type, bounds: Range = Range()) -> float:
+    number = require_number("", value, at_least=bounds.least)
+    if number > bounds.most:
+        raise InvalidFieldError("", value, f"must be at most {bounds.most:g}")
+    return number if kind is float else require_integer("", value, at_least=_LEAST_INTEGER)
+
+
+def _require(accepted: type, value: object, reason: str) -> object:
+    if not isinstance(value, accepted):
+        raise InvalidFieldError("", value, reason)
+    return value
+
+
+def _field_error(error: Exception, what: str, place: str) -> InvalidFieldError:
+    """Makes our error of the first one that cattrs collected, with its place in the data."""
+    from cattrs import AttributeValidationNote, BaseValidationError, IterableValidationNote
+
+    while True:
+        for note in getattr(error, "__notes__", ()):
+            if isinstance(note, AttributeValidationNote):
+                place += f".{note.name}"
+            elif isinstance(note, IterableValidationNote):
+                place += f"[{note.index!r}]"
+        if not isinstance(error, BaseValidationError):
+            break
+        error = error.exceptions[0]
+    place = place.lstrip(".")
+    if isinstance(error, InvalidFieldError):
+        return InvalidFieldError(".".join(filter(None, (place, error.field))) or what, error.value, error.reason)
+    if isinstance(error, KeyError):
+        return InvalidFieldError(place, None, "is missing")
+    raise error
