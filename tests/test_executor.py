@@ -452,7 +452,7 @@ class Crowded:
 def test_packing_that_hurts_is_switched_off_and_the_report_says_so(
     make: Callable[..., FluidExecutor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fluid.engine.scheduling._WORTH_TRYING_S", 0.0)  # it is tried however little there is to do
+    monkeypatch.setattr("fluid.engine.tuning.WORTH_TRYING_S", 0.0)  # it is tried however little there is to do
     (tmp_path / "signs").mkdir()
     config = {"folder": str(tmp_path / "signs")}
     executor = make(devices=1, max_packing=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median_low
 
+from fluid.engine import tuning
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
@@ -13,10 +14,6 @@ from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import TOLERANCE, stretch_of
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
-
-#: Iterations at a width below which it is not tried if nobody knows it: one goes by before a width can be looked at,
-#: one is looked at, and what those may cost must be made up for by the others.
-_LEAST_TO_TRY = 4
 
 
 class Estimates:
@@ -71,7 +68,9 @@ class Estimates:
         One whose state is in a lane goes on there at once: it tries while it runs, and need not wait for further lanes.
         """
         at_that_width = trial.progress.left - (trial.state is TrialState.RUNNING)
-        return width <= self.facts(trial).tried or (at_that_width >= _LEAST_TO_TRY and trial.residence.lane is None)
+        return width <= self.facts(trial).tried or (
+            at_that_width >= tuning.LEAST_TO_TRY and trial.residence.lane is None
+        )
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""

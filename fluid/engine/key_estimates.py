@@ -6,16 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median_low
 
+from fluid.engine import tuning
 from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
-
-#: Below this many seconds an iteration is mostly the lane's own overhead, and says nothing about packing.
-_TOO_SHORT_TO_PACK = 1e-3
-#: The first iterations at each co-residency or width are all learnt from, later ones only now and then.
-_OBSERVE_ALL = 64
-_OBSERVE_EVERY = 8
-#: Starts and saves that say how long the next will take: the first in a process load what the others find there.
-_LATEST = 5
 
 
 @dataclass(slots=True)
@@ -41,8 +34,8 @@ class KeyEstimate:
     tried: int = 1
     memory: MemoryNeed | None = None
     #: Seconds that the latest starts of its trials took, from checkpoints or afresh, and the latest saves.
-    starts: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    saves: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    starts: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
+    saves: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     #: (co-residents, width) -> iterations seen.
     observed: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -56,7 +49,7 @@ class KeyEstimate:
         """Counts an iteration; returns whether the profile should hear of it."""
         seen = self.observed.get((co_residents, width), 0)
         self.observed[co_residents, width] = seen + 1
-        return seen < _OBSERVE_ALL or seen % _OBSERVE_EVERY == 0
+        return seen < tuning.OBSERVE_ALL or seen % tuning.OBSERVE_EVERY == 0
 
     def update(self, profile: Profile, *, trying_pays: bool = True) -> bool:
         """Reads the figures off the profile, which learnt something; returns whether c or d changed.
@@ -76,7 +69,7 @@ class KeyEstimate:
         return before != (self.packing, self.width)
 
     def _packing(self, profile: Profile, pace: float, trying_pays: bool) -> int:
-        if pace < _TOO_SHORT_TO_PACK:
+        if pace < tuning.TOO_SHORT_TO_PACK_S:
             return 1
         limit, measured = profile.packing_limit(self.key, self.max_packing), profile.measured_packing(self.key)
         tries = trying_pays or self.packing > measured  # what has been begun is brought to an end

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 
+from fluid.engine import tuning
 from fluid.engine.core import SessionState
 from fluid.engine.records import TrialRecord
 from fluid.planning.preemption import Demand, choose_preemptions
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
-
-#: Trials that wait, per device, up to which anybody can be pressed: with more, the end of all is far.
-_MOST_WAITING = 2
 
 
 class Preemptions:
@@ -37,7 +35,7 @@ class Preemptions:
         self._due = math.inf
         if not self._wanted or len(core.occupancy) < 2 or core.resizing:
             return []
-        if not 0 < len(scheduling.queue) <= _MOST_WAITING * len(core.occupancy):
+        if not 0 < len(scheduling.queue) <= tuning.MOST_WAITING * len(core.occupancy):
             return []
         running = [core.trials.by_row[row] for row in scheduling.running]
         waiting = [core.trials.by_row[row] for row in scheduling.queue]

@@ -6,17 +6,13 @@ least recently used one leaves first, to host memory, or to disk where that is f
 
 from __future__ import annotations
 
+from fluid.engine import tuning
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Save, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, TrialSaved
 from fluid.engine.records import TrialRecord
 from fluid.trialgroup import TrialState
-
-#: How many more states than usual a device keeps of trials that cannot be saved, before it lets them go.
-_PINNED_ALLOWANCE = 8
-#: How many more it keeps of trials whose bytes are known to fit: each also takes some of the host's memory.
-_MEASURED_ALLOWANCE = 32
 
 
 class Residency:
@@ -49,12 +45,12 @@ class Residency:
         trials = [core.trials[trial_id] for _, trial_id in kept]
         known = [bounded and core.lanes.kept_bytes(lane_id, trial_id) > 0.0 for lane_id, trial_id in kept]
         limit = core.lanes.resident_limit
-        for measured, allowance in ((True, _MEASURED_ALLOWANCE), (False, 1)):
+        for measured, allowance in ((True, tuning.MEASURED_ALLOWANCE), (False, 1)):
             alike = [trial for trial, is_known in zip(trials, known, strict=True) if is_known is measured]
             savable = [trial for trial in alike if trial.spec.can_save and not trial.residence.saving]
             self._evict_oldest(savable, len(savable) - limit * allowance)
         pinned = [trial for trial in trials if not trial.spec.can_save]
-        self._evict_oldest(pinned, len(pinned) - limit * _PINNED_ALLOWANCE)
+        self._evict_oldest(pinned, len(pinned) - limit * tuning.PINNED_ALLOWANCE)
 
     def evict_excess(self) -> None:
         """Evicts states that can be fetched back until what is known to be on devices fits there."""

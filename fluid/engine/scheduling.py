@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from fluid.engine import tuning
 from fluid.engine.estimates import Estimates
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lanes import Lanes
@@ -27,14 +28,6 @@ from fluid.planning.runtime_model import TOLERANCE, stretch_of
 from fluid.planning.start_queue import StartQueue
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.trialgroup import TrialState
-
-#: A trial about to end still has some work left, to the planner.
-_LEAST_HEIGHT = 1e-9
-#: Seconds of work left per device below which packing is not tried any further: a lane for one more trial costs up to
-#: half a second of the processor, and what was tried must be made up for by what is left.
-_WORTH_TRYING_S = 5.0
-#: How much longer a trial has to be than what others lead to in order to start before those: paces are estimates.
-_LONG = 1.1
 
 
 class Scheduling:
@@ -150,7 +143,7 @@ class Scheduling:
 
     def _trying_pays(self) -> bool:
         """Whether there is enough left to do for one more co-resident to be tried, which takes a lane to be started."""
-        return self.work.total >= _WORTH_TRYING_S * len(self.occupancy)
+        return self.work.total >= tuning.WORTH_TRYING_S * len(self.occupancy)
 
     def pop_ramp_changes(self) -> bool:
         """Whether what is known of a key that is being measured changed since this was last asked."""
@@ -282,7 +275,9 @@ class Scheduling:
     def _is_pressing(self, trial: TrialRecord) -> bool:
         """Whether more is to follow from a trial, or it is by itself longer than all that follows from any."""
         path = self.work.longest_path
-        return path > 0.0 and (trial.progress.follow_up_iterations > 0 or self.work.by_row[trial.row] > _LONG * path)
+        return path > 0.0 and (
+            trial.progress.follow_up_iterations > 0 or self.work.by_row[trial.row] > tuning.OVERTAKES * path
+        )
 
     def withdraw(self, trial: TrialRecord) -> None:
         """Takes a trial out of the queue, if it is there."""
@@ -420,7 +415,7 @@ class Scheduling:
         if self._cluster is None:
             self._cluster = Cluster(tuple(self.occupancy.devices), self._watermark)
         return Instance.build(
-            [max(self.estimates.height(trial), _LEAST_HEIGHT) for trial in trials],
+            [max(self.estimates.height(trial), tuning.LEAST_HEIGHT_S) for trial in trials],
             self._cluster,
             alpha=[fact.alpha for fact in facts],
             beta=[fact.beta for fact in facts],

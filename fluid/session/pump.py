@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from fluid.backends.base import Backend
+from fluid.engine import tuning
 from fluid.engine.commands import Notice, TrialNotice
 from fluid.engine.events import DeviceAdded, Event, Tick, TrialStarted
 from fluid.engine.state import EngineState
@@ -25,10 +26,6 @@ from fluid.errors import FluidError
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.run_folder import RunFolder
 
-#: How long the engine waits for the submitter's answer to what ended before it resizes trials, in seconds.
-_SETTLING = 0.005
-#: So many of the latest set-ups tell how long one takes; longest that it makes anybody wait, in seconds.
-_SETUPS, _LONGEST_SETUP = 5, 1.0
 #: How often a waiting call looks whether the pump is still there to answer it, in seconds.
 _PUMP_CHECK = 1.0
 
@@ -60,7 +57,7 @@ class Pump:
         self._telling = False
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         #: Seconds that the latest trials took to be set up.
-        self._setups: deque[float] = deque([0.0], maxlen=_SETUPS)
+        self._setups: deque[float] = deque([0.0], maxlen=tuning.LATEST_SETUPS)
         self.began = backend.now()
         self._closing = False
         self._broken: BaseException | None = None
@@ -164,9 +161,9 @@ class Pump:
         if not self._state.wants_tick:
             return None
         if not self._state.only_spreads:
-            return _SETTLING
-        idle_until = self._state.changed_at + min(statistics.median_low(self._setups), _LONGEST_SETUP)
-        return max(_SETTLING, idle_until - self._backend.now())
+            return tuning.SETTLING_S
+        idle_until = self._state.changed_at + min(statistics.median_low(self._setups), tuning.LONGEST_SETUP_S)
+        return max(tuning.SETTLING_S, idle_until - self._backend.now())
 
     def _answer_calls(self) -> bool:
         answered = False

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from ray.tune import Checkpoint
 
 from fluid._clock import MonotonicClock
+from fluid.engine import tuning
 from fluid.integrations.ray_tune.private_api import (
     DONE,
     RESULT_DUPLICATE,
@@ -31,8 +32,6 @@ from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedT
 RESULT, SAVED = "result", "saved"
 #: The entry of a config with all that a trial is made of.
 JOB = "job"
-#: A checkpoint that may not be wanted is made if it costs at most this share of the work since the last one.
-_CHEAP = 0.1
 _STATE = "tune.pkl"
 _FILES = "state"
 #: What a trainable in this process would take for a fresh start after it was restored for the controller.
@@ -163,7 +162,7 @@ class LaneTrial:
         iteration = self._trainable._iteration
         if self._saves.due(iteration, done):
             return True
-        return iteration in self._saves.likely and (self._save_cost or 0.0) <= _CHEAP * self._work
+        return iteration in self._saves.likely and (self._save_cost or 0.0) <= tuning.CHEAP_SAVE * self._work
 
     def _save(self) -> Any:
         begun = self._clock.now()

@@ -1,0 +1,57 @@
+"""Heuristics: the numbers by which the engine decides, each with its reason and the benchmark that shows its effect.
+
+None of them is needed for a correct schedule. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+# -- measuring (benchmarks/packing.py, benchmarks/engine.py) ------------------------------------------------
+
+#: Weight of a trial's newest iteration in its pace. Half: a trial whose pace changes is followed within a few
+#: iterations, and one outlier is forgotten as fast.
+PACE_SMOOTHING = 0.5
+#: The profile learns from so many of a key's first iterations at each co-residency or width: an overhead is then known
+#: to a few percent. benchmarks/engine.py shows what learning from all of them would cost.
+OBSERVE_ALL = 64
+#: Later on, the profile learns from one iteration in so many, in order to follow drift.
+OBSERVE_EVERY = 8
+#: A median over so many of the latest starts and saves predicts the next one: the first in a process also load modules.
+LATEST_TIMES = 5
+
+# -- packing and widening (benchmarks/packing.py, benchmarks/stragglers.py) ---------------------------------
+
+#: Below this many seconds an iteration is mostly the lane's own overhead, and says nothing about packing.
+TOO_SHORT_TO_PACK_S = 1e-3
+#: Work left per device below which no further co-resident is tried: a lane for it costs up to half a second of the
+#: processor (benchmarks/overhead.py), which the work left must repay.
+WORTH_TRYING_S = 5.0
+#: Fewest iterations left for which an unmeasured width is worth trying: one is lost to warm-up, one is measured, the
+#: rest must repay both.
+LEAST_TO_TRY = 4
+#: A trial about to end has at least this much work left, to the planner: heights are positive.
+LEAST_HEIGHT_S = 1e-9
+
+# -- order and preemption (benchmarks/ray_tune.py, workload hyperband) --------------------------------------
+
+#: A trial overtakes a rung's critical path only if it is 10% longer, because paces are estimates.
+OVERTAKES = 1.1
+#: With more trials waiting per device, none is preempted: each device has further work to fill gaps with, and looking
+#: for preemptions costs time (benchmarks/engine.py).
+MOST_WAITING = 2
+
+# -- kept states (benchmarks/ray_tune.py, workload pbt) -----------------------------------------------------
+
+#: A device keeps so many times ``resident_limit`` states of trials that cannot be saved: dropping one loses its trial.
+PINNED_ALLOWANCE = 8
+#: A device keeps so many times ``resident_limit`` states whose bytes are known to fit: they also take host memory.
+MEASURED_ALLOWANCE = 32
+#: A checkpoint that may not be needed is saved if that takes at most this share of the work since the last one.
+CHEAP_SAVE = 0.1
+
+# -- waiting for the submitter (benchmarks/ray_tune.py, benchmarks/stragglers.py) ---------------------------
+
+#: The submitter has this long to answer what ended before the engine resizes trials.
+SETTLING_S = 0.005
+#: An idle device is kept free for the median of so many of the latest set-ups, and not longer than this.
+LATEST_SETUPS = 5
+LONGEST_SETUP_S = 1.0
