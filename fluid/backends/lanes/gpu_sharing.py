@@ -35,7 +35,7 @@ class LaneSharing:
         program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
 
     Attributes:
-        guard: of the daemon, to be closed; ``None`` where there is none.
+        watchdog: of the daemon, to be closed; ``None`` without a daemon.
 
     Raises:
         InvalidFieldError: MPS was asked for and cannot be had.

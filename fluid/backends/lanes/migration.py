@@ -12,13 +12,13 @@ OfTrial = StartTrial | RunIteration | Pause | Save | StopTrial | Call | Resize
 
 
 @dataclass(slots=True)
-class _Move:
+class _Migration:
     """One trial on its way.
 
     Attributes:
-        begun: when its resize was asked for, seconds.
-        restoring: it has left its old lane.
-        waiting: commands that came meanwhile.
+        begun: when the engine asked for it, seconds.
+        restoring: whether the trial has left its old lane.
+        waiting: commands that came before that.
     """
 
     command: Resize
@@ -31,51 +31,52 @@ class Migrations:
     """The trials that are between two lanes."""
 
     def __init__(self) -> None:
-        self._migrations: dict[str, _Move] = {}
+        self._migrations: dict[str, _Migration] = {}
 
     def begin(self, command: Resize, now: float) -> Save:
         """Begins a move; returns the command for the old lane."""
-        self._migrations[command.trial_id] = _Move(command, now)
+        self._migrations[command.trial_id] = _Migration(command, now)
         return Save(command.trial_id, command.old_lane_ids, drop=True)
 
-    def hold(self, command: OfTrial) -> bool:
-        """Keeps a command for a trial that has not left its old lane yet; returns whether it did."""
-        move = self._migrations.get(command.trial_id)
-        if move is None or move.restoring:
-            return False
-        move.waiting.append(command)
-        return True
+    def is_leaving(self, trial_id: str) -> bool:
+        """Whether a trial that migrates has not left its old lane yet, so that its commands are to be held."""
+        migration = self._migrations.get(trial_id)
+        return migration is not None and not migration.restoring
+
+    def hold(self, command: OfTrial) -> None:
+        """Keeps a command until its trial, which is leaving a lane, is in the new one."""
+        self._migrations[command.trial_id].waiting.append(command)
 
     def translate(self, event: Event) -> tuple[Event, Sequence[OfTrial]]:
         """Looks at what lanes report.
 
         Returns:
-            The event the engine is to see in its place, and the commands that go on with the move.
+            The event the engine is to see in its place, and the commands that go on with the migration.
         """
         if not isinstance(event, (TrialSaved, TrialStarted, TrialFailed)):
             return event, ()
-        move = self._migrations.get(event.trial_id)
-        if move is None:
+        migration = self._migrations.get(event.trial_id)
+        if migration is None:
             return event, ()
         if isinstance(event, TrialFailed):
             del self._migrations[event.trial_id]
             return event, ()
-        command = move.command
+        command = migration.command
         if isinstance(event, TrialSaved):
-            if not event.dropped or move.restoring:
+            if not event.dropped or migration.restoring:
                 return event, ()
-            move.restoring = True
+            migration.restoring = True
             start = StartTrial(command.trial_id, command.lane_ids, command.iterations, event.checkpoint)
             # For the engine it has not left: it is saved, and that is worth knowing.
-            return replace(event, dropped=False), [start, *move.waiting]
-        if event.lane_id != command.lane_ids[0] or not move.restoring:
+            return replace(event, dropped=False), [start, *migration.waiting]
+        if event.lane_id != command.lane_ids[0] or not migration.restoring:
             return event, ()
         del self._migrations[event.trial_id]
-        return ResizeDone(event.at, event.trial_id, event.at - move.begun), ()
+        return ResizeDone(event.at, event.trial_id, event.at - migration.begun), ()
 
     def lane_lost(self, lane_id: int) -> None:
         """Gives up the moves from or to a lane that is gone: the engine hears of the lane."""
-        for trial_id, move in list(self._migrations.items()):
-            here = move.command.lane_ids if move.restoring else move.command.old_lane_ids
+        for trial_id, migration in list(self._migrations.items()):
+            here = migration.command.lane_ids if migration.restoring else migration.command.old_lane_ids
             if lane_id in here:
                 del self._migrations[trial_id]

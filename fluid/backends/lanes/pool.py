@@ -6,15 +6,15 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.backends.base import LaneExited, Launcher, Watchdog
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
-from fluid.backends.lanes.elastic import ElasticTrials
-from fluid.backends.lanes.migration import Migrations
+from fluid.backends.lanes.device_faults import DeviceFaults
 from fluid.backends.lanes.registry import Registry
-from fluid.backends.lanes.translate import message_of, to_event
+from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import (
     Call,
     Command,
@@ -49,7 +49,7 @@ class LanePool:
         grace: seconds a lane has to end by itself before it is killed.
         process_group: what the lanes of one trial talk through: ``"torch"`` or ``"horovod"``.
         clock: for the driver; lanes have their own.
-        guard: of what all lanes depend on, if there is such a thing; the pool owns it from now on.
+        watchdog: of what all lanes depend on, such as an MPS daemon; the pool owns it from now on.
     """
 
     def __init__(
@@ -67,22 +67,16 @@ class LanePool:
         self._grace = grace
         self._clock = clock or MonotonicClock()
         self._registry = Registry(launcher.preload)
-        self._migrations = Migrations()
-        self._elastic = ElasticTrials(self, process_group)
         self._lanes = LaneConnections(launcher)
+        self._router = TrialRouter(self._lanes, self._registry, self._clock, process_group)
         #: Every lane there ever was.
         self._lane_ids: set[int] = set()
         self._events: list[Event] = []
         self._latest = self._clock.now()
         self._owner = os.getpid()
         self._closed = False
-        self._watchdog = watchdog
-        #: Deaths that are not told before the guard has looked, and lanes that are not started before it is ready.
-        self._deaths: list[LaneLost] = []
-        self._postponed: list[StartLane] = []
+        self._faults = DeviceFaults(watchdog, self.wake)
         _pools.add(self)
-        if watchdog is not None:
-            watchdog.start(self.wake)
 
     # -- the interface of a backend ------------------------------------------------------------------------
 
@@ -105,7 +99,7 @@ class LanePool:
     def forget(self, trial_id: str) -> None:
         """Says that no command will name a trial any more; its checkpoints are deleted."""
         self._registry.forget(trial_id)
-        self._elastic.forget(trial_id)
+        self._router.forget(trial_id)
         one_per_host = {lane.host: lane for lane in self._lanes if not lane.leaving}
         for lane in one_per_host.values():
             self._lanes.put(lane, m.DeleteCheckpoints(trial_id))
@@ -156,8 +150,7 @@ class LanePool:
             try:
                 self._launcher.close()
             finally:
-                if self._watchdog is not None:
-                    self._watchdog.close()
+                self._faults.close()
                 self._lanes.close()
 
     # -- commands ------------------------------------------------------------------------------------------
@@ -166,91 +159,33 @@ class LanePool:
         """Refuses what this backend cannot do. A lane that was there and has died is no error: it was reported."""
         if isinstance(command, StartLane):
             if command.device_id not in self._devices:
-                raise FluidError(f"{command}: there is no such device")
+                raise FluidError(f"{command}: there is no device {command.device_id}")
             if command.lane_id in self._lane_ids:
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
         if not isinstance(command, (StopLane, *_OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
-        lane_ids = (command.lane_id,) if isinstance(command, StopLane) else command.lane_ids
-        several = len(lane_ids) > 1 or (isinstance(command, Resize) and len(command.old_lane_ids) > 1)
-        if several and not isinstance(command, (StopLane, StopTrial)) and not self.is_elastic(command.trial_id):
-            raise FluidError(f"{command}: this trial can run in one lane only")
-        for lane_id in lane_ids:
+        for lane_id in (command.lane_id,) if isinstance(command, StopLane) else command.lane_ids:
             if lane_id not in self._lane_ids and lane_id not in started:
                 raise FluidError(f"{command}: lane {lane_id} was never started")
-        if isinstance(command, (StartTrial, Resize)) and command.trial_id not in self._registry:
-            raise FluidError(f"{command}: the trial was not registered")
+        if not isinstance(command, StopLane):
+            self._router.check(command)
 
     def _execute(self, command: Command) -> None:
         if isinstance(command, StartLane):
             self._start_lane(command)
         elif isinstance(command, StopLane):
-            lane = self._lanes.get(command.lane_id)
-            if lane is not None:
-                self._let_go(lane)
-                self._elastic.lane_lost(command.lane_id)
-        elif (
-            isinstance(command, _OfTrial) and not self._migrations.hold(command) and not self._elastic.execute(command)
-        ):
-            if not isinstance(command, Resize):
-                self._pass_on(command)
-            elif command.old_lane_ids[0] in self._lanes:
-                self._pass_on(self._migrations.begin(command, self._clock.now()))
-
-    def _pass_on(self, command: StartTrial | RunIteration | Pause | Save | StopTrial | Call) -> None:
-        if isinstance(command, StartTrial):
-            self.set_up(command.lane_ids[0], command)
-            return
-        # The first lane answers for all, but each is rid of a trial by itself.
-        for lane_id in command.lane_ids if isinstance(command, StopTrial) else command.lane_ids[:1]:
-            self.send(lane_id, message_of(command))
-
-    # -- what trials in several lanes need -----------------------------------------------------------------
-
-    def is_up(self, lane_id: int) -> bool:
-        """Whether a lane is there, and not told to end."""
-        return lane_id in self._lanes and not self._lanes[lane_id].leaving
-
-    def is_elastic(self, trial_id: str) -> bool:
-        """Whether a trial can span several devices."""
-        return self._registry.is_elastic(trial_id)
-
-    def set_up(self, lane_id: int, command: StartTrial, membership: m.Membership | None = None) -> None:
-        """Has a lane set a trial up; with ``membership``, as one of several."""
-        if self.is_up(lane_id):
-            lane = self._lanes[lane_id]
-            key, config = self._registry.look_up(command.trial_id)
-            if key not in lane.known:
-                lane.known.add(key)
-                self._lanes.put(lane, self._registry.shipment(key))
-            start = message_of(command, key, config)
-            self._lanes.put(
-                lane, start._replace(membership=membership) if isinstance(start, m.StartResident) else start
-            )
-
-    def send(self, lane_id: int, message: Any) -> None:
-        """Sends a lane a message, if it is up."""
-        if self.is_up(lane_id):
-            self._lanes.put(self._lanes[lane_id], message)
-
-    def obey(self, command: Command) -> None:
-        """Carries a command out that was checked before."""
-        self._execute(command)
-
-    def report(self, event: Event) -> None:
-        """Has :meth:`poll` return an event."""
-        self._events.append(event)
+            self._stop_lane(command.lane_id)
+        elif isinstance(command, _OfTrial):
+            self._events += self._router.execute(command)
 
     # -- lanes ---------------------------------------------------------------------------------------------
 
     def _start_lane(self, command: StartLane) -> None:
         self._lane_ids.add(command.lane_id)
         self._lanes.add(command.lane_id)
-        if self._watchdog is None or self._watchdog.is_ready:
+        if not self._faults.postpones(command):
             self._launch(command)
-        else:
-            self._postponed.append(command)
 
     def _launch(self, command: StartLane) -> None:
         lane = self._lanes[command.lane_id]
@@ -261,6 +196,12 @@ class LanePool:
             return
         if connected is not None:
             self._lanes.connect(connected)
+
+    def _stop_lane(self, lane_id: int) -> None:
+        lane = self._lanes.get(lane_id)
+        if lane is not None:
+            self._let_go(lane)
+            self._events += self._router.lane_leaves(lane_id)
 
     def _let_go(self, lane: LaneConnection) -> None:
         if not lane.leaving:
@@ -278,8 +219,8 @@ class LanePool:
         for lane in waited.readable:
             self._receive(lane)
         self._kill_overdue()
-        if self._watchdog is not None and not self._closed:
-            self._handle_device_fault(self._watchdog)
+        if not self._closed:
+            self._handle_device_fault()
         self._lanes.flush()
         return waited.woken
 
@@ -322,73 +263,47 @@ class LanePool:
     def _take_in(self, lane: LaneConnection, message: Any) -> None:
         if isinstance(message, m.LaneWarm) and lane.host != "localhost":
             lane.offset = self._clock.now() - message.at
-        if isinstance(message, m.FromMember):
-            if not lane.leaving:
-                self._elastic.hear(lane.lane_id, message, message.at + lane.offset)
-            return
-        event = to_event(message, lane.lane_id, lane.host, message.at + lane.offset)
-        event, commands = self._migrations.translate(event)
-        if not lane.leaving:
-            self._events.append(event)
-            self._elastic.follow(event)
-        for command in commands:
-            self._execute(command)
+        self._events += self._router.hear(lane, message)
 
     def _lost(self, lane: LaneConnection, reason: str) -> None:
         self._lanes.remove(lane)
-        self._migrations.lane_lost(lane.lane_id)
+        self._router.lane_is_gone(lane.lane_id)
         if not lane.leaving:
             culprit = self._launcher.culprit(lane.lane_id)
-            lost = LaneLost(self._clock.now(), lane.lane_id, reason, culprit)
-            if self._watchdog is None:
-                self._events.append(lost)
-            else:
-                # Its successor is of no use if what lanes depend on has failed with it.
-                self._watchdog.request_check()
-                (self._deaths if self._watchdog.is_checking else self._events).append(lost)
-            self._elastic.lane_lost(lane.lane_id)
+            self._events += self._faults.report(LaneLost(self._clock.now(), lane.lane_id, reason, culprit))
+            self._events += self._router.lane_leaves(lane.lane_id)
 
-    def _handle_device_fault(self, watchdog: Watchdog) -> None:
-        """Ends all lanes if what they depend on has failed, and goes on once that is clear, or started again.
-
-        Lanes that died before that was found out are the suspects, by the trials that ran in them; the trials of
-        those that are ended are not to blame.
-        """
-        looking, problem = (
-            watchdog.is_checking,
-            watchdog.problem,
-        )  # In this order: it ends to look once it has found one.
+    def _handle_device_fault(self) -> None:
+        """Ends all lanes if what they depend on has failed, and goes on once it was started again."""
+        problem, is_clear = self._faults.look()
         if problem:
             for lane in self._lanes:
                 self._drain(lane)
                 self._launcher.kill(lane.lane_id)
                 if lane.lane_id in self._lanes:
                     self._end_for(problem, lane)
-            watchdog.restart()
-        if problem or not looking:
-            self._events += self._deaths
-            self._deaths.clear()
-        if self._postponed and watchdog.is_ready:
-            postponed, self._postponed = self._postponed, []
-            for command in postponed:
-                if command.lane_id in self._lanes:
-                    self._launch(command)
+            self._faults.restart()
+        if is_clear:
+            self._events += self._faults.due_deaths()
+        for command in self._faults.due_launches():
+            if command.lane_id in self._lanes:
+                self._launch(command)
 
     def _end_for(self, problem: str, lane: LaneConnection) -> None:
-        died = lane.kill_at is not None and not lane.leaving  # only what became of it is not known yet
-        leaving, lane.leaving = lane.leaving, lane.leaving or not died
+        """Ends a lane because of a fault outside it; one that had died before is a suspect as any other."""
+        has_died = lane.kill_at is not None and not lane.leaving  # Only how it ended is not known yet.
+        leaving, lane.leaving = lane.leaving, lane.leaving or not has_died
         self._lost(lane, "closed its connection")
-        if not leaving and not died:
+        if not leaving and not has_died:
             self._events.append(LaneLost(self._clock.now(), lane.lane_id, problem, blameless=True))
 
     def _take(self) -> list[Event]:
         """Hands events out in order of time, which never goes back: an engine relies on it."""
         events, self._events = self._events, []
         events.sort(key=lambda event: event.at)  # Stable, and those of one lane are in order.
-        for index, event in enumerate(events):
-            if event.at < self._latest:
-                object.__setattr__(event, "at", self._latest)  # Nobody else has seen it yet.
-            self._latest = events[index].at
+        if events:
+            events = not_before(events, self._latest)
+            self._latest = events[-1].at
         return events
 
     # -- waiting -------------------------------------------------------------------------------------------
@@ -417,6 +332,11 @@ class LanePool:
             self._closed = True
             self._launcher.abandon()
             self._lanes.close()
+
+
+def not_before(events: Sequence[Event], earliest: float) -> list[Event]:
+    """Returns events, which are in order of time, with times before ``earliest`` set to that."""
+    return [event if event.at >= earliest else replace(event, at=earliest) for event in events]
 
 
 _pools: weakref.WeakSet[LanePool] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Commands of the engine to messages for lanes, and messages from lanes to events for the engine."""
+"""One command of the engine to one message for a lane, and one message of a lane to one event for the engine."""
 
 from __future__ import annotations
 
@@ -28,20 +28,33 @@ from fluid.trainables.pickling import Packed
 _log = logging.getLogger(__name__)
 
 
-def message_of(
-    command: StartTrial | RunIteration | Pause | Save | StopTrial | Call, key: int = -1, config: bytes = b""
-) -> m.StartResident | m.RunResident | m.PauseResident | m.SaveResident | m.ReleaseResident | m.CallResident:
-    """Returns the message that has a lane carry out a command.
+def start_message(
+    command: StartTrial, key: int, config: bytes, membership: m.Membership | None = None
+) -> m.StartResident:
+    """Returns the message that starts a trial in a lane.
 
     Args:
         command: what the engine wants.
-        key: of the trial's trainable, to start it.
-        config: the trial's pickled config, to start it.
+        key: of the trial's trainable.
+        config: the trial's pickled config.
+        membership: for a trial in several lanes, of which the lane is to be a member.
     """
-    if isinstance(command, StartTrial):
-        checkpoint = command.checkpoint
-        path, iteration = (None, 0) if checkpoint is None else (checkpoint.path, checkpoint.iteration)
-        return m.StartResident(command.trial_id, key, config, command.iterations, path, iteration)
+    checkpoint = command.checkpoint
+    return m.StartResident(
+        command.trial_id,
+        key,
+        config,
+        command.iterations,
+        checkpoint=None if checkpoint is None else checkpoint.path,
+        iteration=0 if checkpoint is None else checkpoint.iteration,
+        membership=membership,
+    )
+
+
+def message_of(
+    command: RunIteration | Pause | Save | StopTrial | Call,
+) -> m.RunResident | m.PauseResident | m.SaveResident | m.ReleaseResident | m.CallResident:
+    """Returns the message by which a lane carries out a command for a trial that it has."""
     if isinstance(command, RunIteration):
         return m.RunResident(command.trial_id, command.iterations)
     if isinstance(command, Pause):
@@ -58,8 +71,8 @@ def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
 
     Args:
         message: one of those from a lane to the driver.
-        lane_id: who sent it.
-        host: name of its machine.
+        lane_id: the lane that sent it.
+        host: name of the lane's machine.
         at: when, on the driver's clock, seconds.
     """
     return _EVENTS[type(message)](message, lane_id, host, at)
@@ -77,39 +90,42 @@ def metrics_of(metrics: Any) -> Any:
 
 
 def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -> IterationDone:
-    metrics = metrics_of(message.metrics)
-    memory = None if message.memory is None else MemoryNeed(*message.memory)
     return IterationDone(
         at,
         message.trial_id,
         lane_id,
-        message.iteration,
-        message.seconds,
-        metrics,
-        memory,
-        message.finished,
-        message.busy,
+        iteration=message.iteration,
+        seconds=message.seconds,
+        metrics=metrics_of(message.metrics),
+        memory=None if message.memory is None else MemoryNeed(*message.memory),
+        finished=message.finished,
+        busy=message.busy,
     )
 
 
 def _saved(message: m.ResidentSaved, lane_id: int, host: str, at: float) -> TrialSaved:
-    checkpoint = Checkpoint(message.iteration, message.path, host, message.in_memory)
-    return TrialSaved(at, message.trial_id, lane_id, checkpoint, message.dropped, message.seconds)
+    checkpoint = Checkpoint(message.iteration, message.path, host=host, in_memory=message.in_memory)
+    return TrialSaved(at, message.trial_id, lane_id, checkpoint, dropped=message.dropped, seconds=message.seconds)
 
 
 def _failed(message: m.ResidentFailed, lane_id: int, host: str, at: float) -> TrialFailed:
-    failure = Failure(message.kind, message.message, message.traceback, message.exception)
-    return TrialFailed(at, message.trial_id, lane_id, failure)
+    return TrialFailed(at, message.trial_id, lane_id, _failure(message))
 
 
 def _called(message: m.ResidentCalled, lane_id: int, host: str, at: float) -> TrialCalled:
-    failure = None if message.raised is None else Failure(*message.raised)
-    return TrialCalled(at, message.trial_id, lane_id, message.call_id, message.result, failure)
+    failure = None if message.raised is None else _failure(message.raised)
+    return TrialCalled(at, message.trial_id, lane_id, message.call_id, result=message.result, failure=failure)
+
+
+def _failure(raised: m.ResidentFailed | m.Raised) -> Failure:
+    return Failure(raised.kind, raised.message, traceback=raised.traceback, exception=raised.exception)
 
 
 _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes),
-    m.ResidentStarted: lambda x, lane_id, host, at: TrialStarted(at, x.trial_id, lane_id, x.iteration, x.seconds),
+    m.ResidentStarted: lambda x, lane_id, host, at: TrialStarted(
+        at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds
+    ),
     m.ResidentIterated: _iterated,
     m.ResidentPaused: lambda x, lane_id, host, at: TrialPaused(at, x.trial_id, lane_id, x.iteration),
     m.ResidentSaved: _saved,

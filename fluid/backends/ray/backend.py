@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fluid.backends.lanes.backend import LaneBackend, make_run_folder, modules_to_load, require_lane_options
 from fluid.backends.lanes.gpu_sharing import Sharing
-from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
+from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
 from fluid.backends.ray.cluster import RayDevices
 from fluid.backends.ray.folders import HERE, Session, host_of
 from fluid.backends.ray.launcher import RayLauncher
@@ -82,7 +82,7 @@ class RayBackend(LaneBackend):
             raise
         super().__init__(LanePool(self._devices.devices, self._launcher, grace=grace, process_group=process_group))
         self._launcher.on_change(self._pool.wake)
-        #: No event may be older than this.
+        #: No event may be older than this: lanes may report what happened before a device was lost.
         self._floor = 0.0
         # Before Ray ends itself, which is told so later on but was told so first.
         atexit.register(self._finalizer)
@@ -131,13 +131,13 @@ class RayBackend(LaneBackend):
         deaths = [event for event in events if isinstance(event, LaneLost)]
         lost, back = self._launcher.changes(knock=bool(deaths) and self._devices.spread)
         if not lost and not back:
-            return self._not_before_floor(events)
+            return not_before(events, self._floor)
         self._floor = now = max(self.now(), events[-1].at if events else 0.0)
         self._pool.add_devices(back)
         # A device that is lost is reported before its lanes: nobody is to try another lane there.
         rest = [event for event in events if not isinstance(event, LaneLost)]
         changes = [*(DeviceLost(now, index) for index in lost), *(DeviceAdded(now, device) for device in back)]
-        return self._not_before_floor(rest) + changes + [replace(event, at=now) for event in deaths]
+        return not_before(rest, now) + changes + [replace(event, at=now) for event in deaths]
 
     def close(self) -> None:
         """Ends every lane and gives the devices back. Closing twice is harmless."""
@@ -151,14 +151,6 @@ class RayBackend(LaneBackend):
             if host != HERE and command.checkpoint.in_memory and self._devices.is_gone(host):
                 return replace(command, checkpoint=None)
         return command
-
-    def _not_before_floor(self, events: list[Event]) -> list[Event]:
-        """Lanes may have reported what happened before a device was lost, and time must not go back."""
-        for event in events:
-            if event.at >= self._floor:
-                break
-            object.__setattr__(event, "at", self._floor)  # Nobody else has seen it yet.
-        return events
 
 
 def _with_fate(event: Event) -> Event:

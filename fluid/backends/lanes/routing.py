@@ -1,0 +1,134 @@
+"""Commands about trials to messages for lanes, and messages of lanes to events.
+
+A trial is in one lane, or between two of them (:mod:`fluid.backends.lanes.migration`), or it trains in several
+(:mod:`fluid.backends.lanes.elastic`): that decides what its commands mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fluid._clock import Clock
+from fluid.backends.lanes.connections import LaneConnection, LaneConnections
+from fluid.backends.lanes.elastic import ElasticTrials
+from fluid.backends.lanes.elastic_actions import PoolAction, SetUpMember, ToLane
+from fluid.backends.lanes.migration import Migrations, OfTrial
+from fluid.backends.lanes.registry import Registry
+from fluid.backends.lanes.translate import message_of, start_message, to_event
+from fluid.engine.commands import Resize, StartTrial, StopTrial
+from fluid.engine.events import Event
+from fluid.errors import FluidError
+from fluid.lane import messages as m
+
+
+class TrialRouter:
+    """Knows where each trial of a pool is, and so which lanes a command is for.
+
+    Args:
+        lanes: the connections.
+        registry: what the trials are.
+        clock: the driver's.
+        process_group: what the lanes of one trial communicate through: ``"torch"`` or ``"horovod"``.
+    """
+
+    def __init__(self, lanes: LaneConnections, registry: Registry, clock: Clock, process_group: str) -> None:
+        self._lanes = lanes
+        self._registry = registry
+        self._clock = clock
+        self._migrations = Migrations()
+        self._elastic = ElasticTrials(lanes.is_up, registry.is_elastic, clock, process_group)
+        self._events: list[Event] = []
+
+    def check(self, command: OfTrial) -> None:
+        """Refuses a command that its trial cannot follow.
+
+        Raises:
+            FluidError: the trial was not registered, or cannot run in several lanes.
+        """
+        several = len(command.lane_ids) > 1 or (isinstance(command, Resize) and len(command.old_lane_ids) > 1)
+        if several and not isinstance(command, StopTrial) and not self._registry.is_elastic(command.trial_id):
+            raise FluidError(f"{command}: this trial can run in one lane only")
+        if isinstance(command, (StartTrial, Resize)) and command.trial_id not in self._registry:
+            raise FluidError(f"{command}: the trial was not registered")
+
+    def execute(self, command: OfTrial) -> list[Event]:
+        """Carries a command out, or keeps it for later; returns what the engine is to know at once."""
+        self._execute(command)
+        return self._take()
+
+    def hear(self, lane: LaneConnection, message: Any) -> list[Event]:
+        """Takes a message of a lane; returns what the engine is to know. A lane that was told to end is not heard."""
+        at = message.at + lane.offset
+        if isinstance(message, m.FromMember):
+            if not lane.leaving:
+                self._perform(self._elastic.hear(lane.lane_id, message, at))
+            return self._take()
+        event, commands = self._migrations.translate(to_event(message, lane.lane_id, lane.host, at))
+        if not lane.leaving:
+            self._events.append(event)
+            self._perform(self._elastic.follow(event))
+        for command in commands:
+            self._execute(command)
+        return self._take()
+
+    def lane_leaves(self, lane_id: int) -> list[Event]:
+        """Goes on without a lane that was lost or told to end: trials in several lanes do not count on it any more."""
+        self._perform(self._elastic.lane_lost(lane_id))
+        return self._take()
+
+    def lane_is_gone(self, lane_id: int) -> None:
+        """Gives up migrations from or to a lane of which no message will come any more."""
+        self._migrations.lane_lost(lane_id)
+
+    def forget(self, trial_id: str) -> None:
+        """Forgets a trial that no command will name again."""
+        self._elastic.forget(trial_id)
+
+    def _execute(self, command: OfTrial) -> None:
+        if self._migrations.is_leaving(command.trial_id):
+            self._migrations.hold(command)
+        elif self._elastic.concerns(command):
+            self._perform(self._elastic.execute(command))
+        else:
+            self._elastic.count(command)
+            self._execute_in_one_lane(command)
+
+    def _execute_in_one_lane(self, command: OfTrial) -> None:
+        if isinstance(command, StartTrial):
+            self._set_up(command.lane_ids[0], command)
+        elif isinstance(command, StopTrial):
+            for lane_id in command.lane_ids:  # Each says for itself that it is rid of the trial.
+                self._lanes.send(lane_id, message_of(command))
+        elif isinstance(command, Resize):
+            old = command.old_lane_ids[0]
+            if old in self._lanes:
+                self._lanes.send(old, message_of(self._migrations.begin(command, self._clock.now())))
+        else:
+            self._lanes.send(command.lane_ids[0], message_of(command))
+
+    def _perform(self, actions: Iterable[PoolAction]) -> None:
+        """Does what a trial in several lanes asks for, in order."""
+        for action in actions:
+            if isinstance(action, ToLane):
+                self._lanes.send(action.lane_id, action.message)
+            elif isinstance(action, SetUpMember):
+                self._set_up(action.lane_id, action.command, action.membership)
+            elif isinstance(action, Event):
+                self._events.append(action)
+            else:
+                self._execute(action)
+
+    def _set_up(self, lane_id: int, command: StartTrial, membership: m.Membership | None = None) -> None:
+        """Tells a lane to set a trial up; with ``membership``, as a member."""
+        if self._lanes.is_up(lane_id):
+            lane = self._lanes[lane_id]
+            key, config = self._registry.look_up(command.trial_id)
+            if key not in lane.known:
+                lane.known.add(key)
+                self._lanes.put(lane, self._registry.shipment(key))
+            self._lanes.put(lane, start_message(command, key, config, membership))
+
+    def _take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
