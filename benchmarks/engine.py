@@ -59,6 +59,7 @@ from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.session.results import Result, TrialListener
+from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 
 TRIALS = 1_000
@@ -234,7 +235,7 @@ def lane_turns(turns: int) -> list[float]:
         backend.execute([StartLane(0, 0)])
         _wait_for(backend, lambda event: isinstance(event, LaneReady))
         for name in names:
-            backend.register(name, Idle, {})
+            backend.register(name, payload_of(Idle, {}))
             backend.execute([StartTrial(name, (0,), 1)])
             _wait_for(backend, lambda event: isinstance(event, IterationDone))
         for turn in range(turns):

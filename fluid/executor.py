@@ -38,6 +38,7 @@ from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession, read_session
 from fluid.session.run_folder import RunFolder
 from fluid.session.status import Status, eta_of, status_of
+from fluid.trainables.payload import PayloadCache, TrialPayload
 from fluid.trainables.trainable import can_save, is_elastic
 from fluid.trialgroup import Trial, TrialGroup
 
@@ -121,6 +122,7 @@ class FluidExecutor:
         )
         facts = {"planner": planner, "packing": packing, "lane_policy": lane_policy or DEFAULT_POLICY}
         self._groups = itertools.count()
+        self._payloads = PayloadCache()
         self._closing = False
         self._pump = Pump(self._state, self._backend, self.folder, facts)
         atexit.register(self.close)
@@ -144,19 +146,17 @@ class FluidExecutor:
         trials = group.active
         if not trials:
             raise InvalidFieldError("group", group.name, "has no active trial")
-        self._refuse_taken(trials)
+        payloads = {trial: self._payloads.payload_of(trial.trainable, trial.config) for trial in trials}
         group_id = f"{next(self._groups)}"
         handle = TrialGroupHandle(group_id, group, self._controls(), listener)
-        specs = tuple(self._register(trial) for trial in trials)
+        specs = tuple(map(self._spec, trials))
+
+        def accepted() -> None:
+            self._pump.handles[group_id] = handle
+            self._take_in(group_id, handle, payloads)
 
         def submit() -> None:
-            self.folder.write_trials(group_id, group.name, trials, group.search)
-            self._pump.handles[group_id] = handle
-            try:
-                self._pump.handle(GroupSubmitted(self._backend.now(), group_id, specs))
-            except BaseException:
-                del self._pump.handles[group_id]
-                raise
+            self._pump.handle(GroupSubmitted(self._backend.now(), group_id, specs), accepted=accepted)
 
         self._pump.call(submit)
         return handle
@@ -216,10 +216,8 @@ class FluidExecutor:
 
     def close(self) -> None:
         """Ends all lanes, and waits until they are gone. Trials that have not ended are broken off."""
-        if self._closing:
-            return
-        if self._view is not None:
-            self._view.close()  # first, so that it can still ask how things stand
+        if self._view is not None and not self._closing:
+            self._view.close()  # First, so that it can still ask how things stand.
         self._closing = True
         with contextlib.suppress(ValueError):
             _in_force.remove(self)
@@ -237,14 +235,13 @@ class FluidExecutor:
 
     # -- calls, from the user's threads --------------------------------------------------------------------
 
-    def _refuse_taken(self, trials: list[Trial]) -> None:
-        """Refuses ids that are taken, before the backend is told anything about them."""
-        taken = self._pump.call(lambda: [trial.id for trial in trials if self._state.is_taken(trial.id)])
-        if taken:
-            raise InvalidFieldError("trial_id", taken[0], "is taken by another trial of this session")
+    def _take_in(self, group_id: str, handle: TrialGroupHandle, payloads: dict[Trial, TrialPayload]) -> None:
+        """Makes trials that the engine has accepted known to the backend, and writes them."""
+        for trial, payload in payloads.items():
+            self._backend.register(trial.id, payload)
+        self.folder.write_trials(group_id, handle.name, payloads, handle.search)
 
-    def _register(self, trial: Trial) -> TrialSpec:
-        self._backend.register(trial.id, trial.trainable, trial.config)
+    def _spec(self, trial: Trial) -> TrialSpec:
         elastic = is_elastic(trial.trainable)
         return TrialSpec(
             trial.id,
@@ -272,23 +269,29 @@ class FluidExecutor:
         """Tells the engine of the groups of an earlier session."""
         for event in left.events(self._backend.now()):
             name, trials = left.groups[event.group_id]
-            for trial in trials.values():
-                self._backend.register(trial.id, trial.trainable, trial.config)
+            payloads = {trial.id: self._payloads.payload_of(trial.trainable, trial.config) for trial in trials.values()}
             handle = TrialGroupHandle(event.group_id, TrialGroup(trials.values(), name), self._controls())
             ended = {history.trial.trial_id: history.ended for history in event.trials if history.ended}
             handle.take_over(ended, left.recovered.failures)
             self._pump.handles[event.group_id] = handle
-            self._pump.handle(event)
+
+            def register(payloads: dict[str, TrialPayload] = payloads) -> None:
+                for trial_id, payload in payloads.items():
+                    self._backend.register(trial_id, payload)
+
+            self._pump.handle(event, accepted=register)
         self._groups = itertools.count(len(self._pump.handles))
 
     def _add(self, group_id: str, trials: list[Trial]) -> None:
-        self._refuse_taken(trials)
-        specs = [self._register(trial) for trial in trials]
+        payloads = {trial: self._payloads.payload_of(trial.trainable, trial.config) for trial in trials}
+        specs = list(map(self._spec, trials))
 
         def add() -> None:
             handle, now = self._pump.handles[group_id], self._backend.now()
-            self.folder.write_trials(group_id, handle.name, trials, handle.search)
-            self._pump.handle(*(TrialAdded(now, group_id, spec) for spec in specs))
+            self._pump.handle(
+                *(TrialAdded(now, group_id, spec) for spec in specs),
+                accepted=lambda: self._take_in(group_id, handle, payloads),
+            )
             self._pump.tell(*(partial(handle.reopen, trial.id) for trial in trials))
 
         self._pump.call(add)
@@ -314,7 +317,7 @@ class FluidExecutor:
         def forget() -> None:
             known = self._state.trials.get(trial_id)
             self._pump.handle(TrialForgotten(self._backend.now(), trial_id))
-            self._backend.forget(trial_id)
+            self._pump.tell(partial(self._backend.forget, trial_id))
             if known is not None:
                 self._pump.tell(partial(self._pump.handles[known.group_id].drop, trial_id))
 

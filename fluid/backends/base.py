@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.resources import Device
+from fluid.trainables.payload import TrialPayload
 
 
 @runtime_checkable
 class Backend(Protocol):
     """What runs the engine's commands.
 
-    One thread calls it, but for ``wake`` and ``register``, which may be called from any.
+    One thread calls it, but for ``wake``, which may be called from any.
     """
 
     def devices(self) -> list[Device]:
@@ -34,13 +35,8 @@ class Backend(Protocol):
         """Returns the time, seconds, on the clock of the events."""
         ...
 
-    def register(self, trial_id: str, trainable: Any, config: Mapping[str, Any]) -> None:
-        """Says what a trial is, before a command names it; a later call replaces what was said.
-
-        Raises:
-            InvalidFieldError: trainable or config cannot be used or pickled.
-            MissingDependencyError: the trainable needs a package that is not installed.
-        """
+    def register(self, trial_id: str, payload: TrialPayload) -> None:
+        """Says what a trial is, before a command names it."""
         ...
 
     def forget(self, trial_id: str) -> None:

@@ -312,7 +312,7 @@ class TrialGroupHandle:
             return
         try:
             result = None if answer.result is None else pickle.loads(answer.result)
-        except Exception as error:  # Whatever a __reduce__ may raise, or a module that only the lane has.
+        except BaseException as error:  # Its class may be known to the lane only, or its __reduce__ raise SystemExit.
             failure = Failure("error", f"what it returned cannot be read here: {error}")
             future.set_exception(CallFailedError(answer.trial_id, method, failure))
         else:
@@ -322,7 +322,7 @@ class TrialGroupHandle:
         """Tells the listener; its errors are its own."""
         try:
             method(*facts)
-        except Exception:
+        except BaseException:  # Also SystemExit: it must not end the session's thread.
             _log.exception("the listener of group %r raised", self.name)
 
     def reopen(self, trial_id: str) -> None:

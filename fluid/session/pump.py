@@ -7,6 +7,7 @@ refused call disturbs nothing.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import statistics
 import threading
@@ -22,9 +23,11 @@ from fluid.engine import tuning
 from fluid.engine.commands import Notice, TrialNotice
 from fluid.engine.events import DeviceAdded, Event, Tick, TrialStarted
 from fluid.engine.state import EngineState
-from fluid.errors import FluidError
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.run_folder import RunFolder
+
+_log = logging.getLogger(__name__)
 
 #: How often a waiting call looks whether the pump is still there to answer it, in seconds.
 _PUMP_CHECK = 1.0
@@ -73,7 +76,7 @@ class Pump:
             FluidError: the pump was closed, or broke.
         """
         if self._closing or self._broken is not None:
-            raise FluidError("the executor is closed") from self._broken
+            raise self._closed_error() from self._broken
         if threading.current_thread() is self._thread:
             return work()
         answer: Future[Any] = Future()
@@ -82,36 +85,72 @@ class Pump:
         while not answer.done():
             wait([answer], timeout=_PUMP_CHECK)
             if not self._thread.is_alive() and not answer.done():
-                raise FluidError("the executor is closed") from self._broken
+                raise self._closed_error() from self._broken
         return answer.result()
 
     def close(self) -> None:
-        """Ends the thread, and with it the backend; waits until both are gone."""
+        """Ends the thread, and with it the backend; waits until both are gone, unless the thread itself calls it."""
         self._closing = True
         self._backend.wake()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _closed_error(self) -> FluidError:
+        why = "" if self._broken is None else f": {self._broken}"
+        return FluidError(f"the executor is closed{why}")
 
     # -- in the pump's thread ------------------------------------------------------------------------------
 
-    def handle(self, *events: Event) -> None:
-        """Gives the engine events, and has done what it says."""
-        commands = self._state.handle(*events)
-        self._folder.journal(events, commands)
-        self._backend.execute([command for command in commands if not isinstance(command, Notice)])
+    def handle(self, *events: Event, accepted: Callable[[], None] | None = None) -> None:
+        """Gives the engine events, and carries out what it decides.
+
+        Args:
+            events: what happened, at one instant.
+            accepted: called when the engine has accepted the events, before its commands are executed.
+
+        Raises:
+            InvalidFieldError: the engine refused an event; nothing has changed.
+            BaseException: anything else that goes wrong. It ends the session, as the engine, the files and the lanes
+                may no longer agree.
+        """
+        if self._broken is not None:
+            raise self._closed_error() from self._broken
+        try:
+            commands = self._state.handle(*events)
+        except InvalidFieldError:
+            raise
+        except BaseException as error:
+            self._broken = error
+            raise
+        with self._ending_on_error():
+            if accepted is not None:
+                accepted()
+            self._folder.journal(events, commands)
+            self._backend.execute([command for command in commands if not isinstance(command, Notice)])
         notices = [command for command in commands if isinstance(command, TrialNotice)]
         self.tell(*(partial(self.handles[notice.group_id].take, notice) for notice in notices))
 
     def tell(self, *news: Callable[[], None]) -> None:
-        """Tells handles the news in order, also where a listener, on hearing them, asks for something."""
+        """Tells handles the news in order, also where a listener that hears them asks for something."""
         self._news += news
         if self._telling:
             return
         self._telling = True
         try:
-            while self._news:
-                self._news.popleft()()
+            with self._ending_on_error():
+                while self._news:
+                    self._news.popleft()()
         finally:
             self._telling = False
+
+    @contextlib.contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        """Ends the session on any error, also where the caller catches it."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = error
+            raise
 
     def _run(self) -> None:
         try:
@@ -120,17 +159,27 @@ class Pump:
             self._write_facts()
             for device in devices:
                 self.handle(DeviceAdded(self._backend.now(), device))
-            while not self._closing:
+            while not self._closing and self._broken is None:
                 self._turn()
         except BaseException as error:
             self._broken = error
-            raise
-        finally:
-            self._backend.close()
-            self._break_off(self._broken or FluidError("the executor was closed"))
-            self._write_facts()  # MPS may have been given up meanwhile.
-            self._folder.write_profile(self._state.profile)
-            self._folder.close()
+        if self._broken is not None:
+            _log.error("the session has ended early: %r", self._broken, exc_info=self._broken)
+        try:
+            self._end(self._broken or FluidError("the executor was closed"))
+        except BaseException:
+            _log.exception("the session could not be closed in order")
+
+    def _end(self, reason: BaseException) -> None:
+        """Ends everything, each part also where another one fails: the last callback first."""
+        with contextlib.ExitStack() as rest:
+            rest.callback(self._folder.close)
+            rest.callback(lambda: self._folder.write_profile(self._state.profile))
+            rest.callback(self._write_facts)  # The backend may have given MPS up meanwhile.
+            rest.callback(self._backend.close)
+            for handle in reversed(self.handles.values()):
+                rest.callback(handle.break_off, reason)
+            rest.callback(self._refuse_calls)
 
     def _write_facts(self) -> None:
         how = getattr(self._backend, "sharing", None)
@@ -142,6 +191,8 @@ class Pump:
     def _turn(self) -> None:
         """One round: the user's calls, then what the backend reports, then a tick if one is due."""
         answered = self._answer_calls()
+        if self._broken is not None:
+            return
         until = self._until_tick()
         begun = self._backend.now()
         events = self._backend.poll(until)
@@ -170,9 +221,13 @@ class Pump:
         for work, answer in self._waiting_calls():
             answered = True
             try:
-                answer.set_result(work())
+                result = work()
             except BaseException as error:
                 answer.set_exception(error)
+            else:
+                answer.set_result(result)
+            if self._broken is not None:
+                break
         return answered
 
     def _waiting_calls(self) -> Iterator[tuple[Callable[[], Any], Future[Any]]]:
@@ -180,8 +235,6 @@ class Pump:
             while True:
                 yield self._calls.get_nowait()
 
-    def _break_off(self, error: BaseException) -> None:
+    def _refuse_calls(self) -> None:
         for _, answer in self._waiting_calls():
-            answer.set_exception(FluidError("the executor is closed"))
-        for handle in self.handles.values():
-            handle.break_off(error)
+            answer.set_exception(self._closed_error())

@@ -101,6 +101,6 @@ def exception_of(failure: Failure) -> BaseException | None:
         return None
     try:
         exception = pickle.loads(failure.exception)
-    except Exception:  # Its class may be in a module that only the lane has, or have an __init__ of its own mind.
+    except BaseException:  # Its class may be known to the lane only, or its __reduce__ may raise SystemExit.
         return None
     return exception if isinstance(exception, BaseException) else None

@@ -11,7 +11,7 @@ from fluid.engine.events import Checkpoint, GroupRecovered
 from fluid.engine.journal import Recovered, replay
 from fluid.errors import InvalidFieldError
 from fluid.lane.checkpoint_store import settled_path
-from fluid.session.payloads import read_payloads
+from fluid.session.run_folder import read_trials
 from fluid.trialgroup import Trial
 
 #: Seconds to wait for the processes of the killed session to bring their checkpoints to disk.
@@ -77,7 +77,7 @@ def read_session(run_dir: str | Path) -> LeftSession:
         raise InvalidFieldError("run_dir", str(run_dir), "is not the folder of a session: it has no journal.jsonl")
     recovered = replay((folder / "journal.jsonl").read_text(encoding="utf-8").splitlines())
     groups: dict[str, tuple[str, dict[str, Trial]]] = {}
-    for group_id, name, trial in read_payloads(folder):
+    for group_id, name, trial in read_trials(folder):
         # One that was written down and then refused, or was forgotten, is not in the journal.
         if group_id in recovered.groups:
             trials = groups.setdefault(group_id, (name, {}))[1]

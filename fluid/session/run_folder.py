@@ -1,12 +1,12 @@
-"""The folder of one session: what was decided, what came of it, and what is needed to go on after a crash.
+"""The folder of one session: its journal, its results, and what is needed to resume it after a crash.
 
 session.json      what the session is: version, planner, devices, when it began
-journal.jsonl     one line per thing that happened, as fluid.engine.journal encodes it, in order
+journal.jsonl     one line per event and decision, as fluid.engine.journal encodes it, in order
 results.jsonl     one line per finished iteration: group, trial, iteration, metrics, seconds, width, devices, at
-trials.jsonl      one line per group: group, name, what it is about; one per trial: group, trial, config (as JSON where
-                  it can be), and by what name reports show it
+trials.jsonl      one line per group: group, name, search; one per trial: group, trial, config (as JSON where
+                  possible), and the name by which reports show it
 payloads.pkl      trainables and configs, pickled, for resuming
-profile.json      what was measured, written at the end
+profile.json      measured overheads and paces, written at the end
 logs/             what trials printed
 """
 
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -25,19 +26,23 @@ from fluid._version import __version__
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
 from fluid.engine.journal import encode
+from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
-from fluid.session.payloads import PayloadWriter
+from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Search, Trial
 
 DEFAULT_HOME = "~/fluid_runs"
 FORMAT = 1
+_PAYLOADS = "payloads.pkl"
+#: What JSON has a form for.
+_SCALARS = (bool, int, float, str)
 
 
 class RunFolder:
-    """Writes a session's files. Lines are written whole, and flushed before the commands they tell of take effect.
+    """Writes a session's files. Lines are written whole, and flushed before the engine's commands are executed.
 
     Args:
-        path: the folder; it exists and is empty.
+        path: the folder; it exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,8 +52,10 @@ class RunFolder:
         self._journal = _open(path / "journal.jsonl")
         self._results = _open(path / "results.jsonl")
         self._trials = _open(path / "trials.jsonl")
-        self._payloads = PayloadWriter(path)
-        #: Groups whose trials were written.
+        self._payloads: IO[bytes] = (path / _PAYLOADS).open("ab")
+        #: Trainables written so far, by their pickles: each is written once, before the first trial that has it.
+        self._trainables: dict[bytes, int] = {}
+        #: Groups whose line was written.
         self._groups: set[str] = set()
 
     @classmethod
@@ -62,17 +69,24 @@ class RunFolder:
         return cls(folder)
 
     def write_session(self, **facts: Any) -> None:
-        """Writes what the session is; what was written before is replaced."""
+        """Writes what the session is, in place of what was written before."""
         content = {"format": FORMAT, "fluid": __version__, "began": self._began, "pid": os.getpid(), **facts}
         (self.path / "session.json").write_text(json.dumps(content, indent=1, default=repr), encoding="utf-8")
 
-    def write_trials(self, group_id: str, name: str, trials: list[Trial], search: Search | None = None) -> None:
-        """Writes trials as they were submitted, and once what their group is.
+    def write_trials(
+        self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload], search: Search | None = None
+    ) -> None:
+        """Writes submitted trials, and the line of their group before the first of them.
 
-        Raises:
-            InvalidFieldError: a trainable or config cannot be pickled; nothing is written then.
+        Args:
+            group_id: the group's id.
+            name: its name.
+            trials: the trials, each with its pickles.
+            search: what its search algorithm said of it.
         """
-        self._payloads.write(group_id, name, trials)
+        frames = [frame for trial, payload in trials.items() for frame in self._frames(group_id, name, trial, payload)]
+        self._payloads.write(b"".join(map(pickle.dumps, frames)))
+        self._payloads.flush()
         if group_id not in self._groups:
             self._groups.add(group_id)
             self._trials.write(_line({"group": group_id, "name": name, **({} if search is None else asdict(search))}))
@@ -81,7 +95,7 @@ class RunFolder:
         self._trials.flush()
 
     def journal(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        """Writes what happened and what was decided."""
+        """Writes what happened and what the engine decided."""
         items: list[Event | Command] = [*events, *commands]
         entries = [entry for item in items if (entry := encode(item)) is not None]
         if entries:
@@ -101,9 +115,56 @@ class RunFolder:
         for file in (self._journal, self._results, self._trials, self._payloads):
             file.close()
 
+    def _frames(self, group_id: str, name: str, trial: Trial, payload: TrialPayload) -> Iterator[dict[str, Any]]:
+        """What ``payloads.pkl`` gets for a trial: the trainable, if it is new, then the trial."""
+        pickled = payload.trainable.pickled
+        if pickled not in self._trainables:
+            self._trainables[pickled] = len(self._trainables)
+            yield {"trainable": self._trainables[pickled], "pickled": pickled}
+        fields = {
+            "budget": trial.budget,
+            "priority": trial.priority,
+            "trial_id": trial.id,
+            "profile_key": trial.key,
+            "max_width": trial.max_width,
+            "memory": trial.memory,
+            "retry_errors": trial.retry_errors,
+            "follow_up_iterations": trial.follow_up_iterations,
+        }
+        yield {
+            "group": group_id,
+            "name": name,
+            "uses": self._trainables[pickled],
+            "config": payload.config,
+            "fields": fields,
+        }
+
+
+def read_trials(folder: Path) -> Iterator[tuple[str, str, Trial]]:
+    """Gives (group id, group name, trial) in the order written; a last entry that was cut off is skipped.
+
+    Raises:
+        InvalidFieldError: the folder has no such file.
+    """
+    path = folder / _PAYLOADS
+    if not path.is_file():
+        raise InvalidFieldError("run_dir", str(folder), f"has no {_PAYLOADS}, so it cannot be resumed")
+    trainables: dict[int, Any] = {}
+    with path.open("rb") as file:
+        while True:
+            try:
+                frame = pickle.load(file)
+            except (EOFError, pickle.UnpicklingError):
+                return
+            if "pickled" in frame:
+                trainables[frame["trainable"]] = pickle.loads(frame["pickled"])
+            else:
+                trial = Trial(trainables[frame["uses"]], pickle.loads(frame["config"]), **frame["fields"])
+                yield frame["group"], frame["name"], trial
+
 
 def _facts(trial: Trial) -> dict[str, Any]:
-    """What reports tell of a trial."""
+    """What reports show of a trial."""
     if trial.shown is None:
         return {"config": dict(trial.config), "key": trial.key}
     shown = {"shown": trial.shown.trial_id, "iterations": trial.shown.iterations, "metrics": trial.shown.metrics}
@@ -128,15 +189,35 @@ def _open(path: Path) -> IO[str]:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(entry, default=_plain) + "\n"
+    """An entry as one line of JSON; values that JSON does not have are written as their text."""
+    try:
+        return json.dumps(entry, default=_plain) + "\n"
+    except Exception:  # A key that is no string, a cycle, or whatever an object's own methods raise.
+        return json.dumps({name: _plain_tree(value) for name, value in entry.items()}) + "\n"
+
+
+def _plain_tree(value: Any, depth: int = 20) -> Any:
+    """A value of the types that JSON has: keys become text, and what nests deeper than ``depth`` too."""
+    if depth and isinstance(value, Mapping):
+        return {_text(key): _plain_tree(inner, depth - 1) for key, inner in value.items()}
+    if depth and isinstance(value, (list, tuple)):
+        return [_plain_tree(inner, depth - 1) for inner in value]
+    return value if value is None or isinstance(value, _SCALARS) else _plain(value)
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch as numbers, anything else as its text."""
-    item = getattr(value, "item", None)
-    if callable(item):
-        try:
-            return item()
-        except (TypeError, ValueError, RuntimeError):
-            return repr(value)
-    return repr(value)
+    """A scalar of NumPy or PyTorch as a number, anything else as its text."""
+    try:
+        number = value.item()
+    except Exception:  # It has no such method, or it is a user's own.
+        return _text(value)
+    return number if isinstance(number, _SCALARS) else _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return repr(value)
+    except Exception:  # A user's own __repr__.
+        return f"<{type(value).__name__}>"

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import CodeType, ModuleType
@@ -29,6 +30,8 @@ _WRAPPERS = frozenset({"ray"})
 _MOST_OBJECTS = 500
 #: Bytes of an exception that is sent to the driver; one that carries more does so in its traceback only.
 _LARGEST_EXCEPTION = 1 << 20
+#: Held while modules are pickled by value, which the pickler is told for the whole process.
+_BY_VALUE = threading.RLock()
 
 
 def dump_trainable(trainable: Any, dumps: Callable[[Any], bytes] | None = None, pickler: Any = cloudpickle) -> bytes:
@@ -42,7 +45,7 @@ def dump_trainable(trainable: Any, dumps: Callable[[Any], bytes] | None = None, 
     Raises:
         InvalidFieldError: it cannot be pickled.
     """
-    with ExitStack() as stack:
+    with _BY_VALUE, ExitStack() as stack:
         for name in sorted(_Walk(trainable).modules):
             module = sys.modules.get(name)
             if module is not None and not _can_be_imported(name):

@@ -34,6 +34,7 @@ from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import make_planner
 from fluid.resources import Device
+from fluid.trainables.payload import payload_of
 from fluid.trainables.pickling import dump_arguments
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
@@ -136,7 +137,7 @@ class Real:
         return float(self._backend.now())
 
     def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None:
-        self._backend.register(trial_id, spreading() if elastic else Sleeper, {"seconds": seconds})
+        self._backend.register(trial_id, payload_of(spreading() if elastic else Sleeper, {"seconds": seconds}))
 
     def add_devices(self, devices: list[Device]) -> None:
         self._backend.add_devices(devices)

@@ -6,9 +6,9 @@ import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fluid.backends.lanes.pool import LanePool
 from fluid.elastic.messages import require_process_group
@@ -17,6 +17,7 @@ from fluid.engine.events import Event
 from fluid.errors import require_number, require_one_of
 from fluid.lane.policy import POLICIES
 from fluid.resources import Device
+from fluid.trainables.payload import TrialPayload
 
 _Self = TypeVar("_Self", bound="LaneBackend")
 
@@ -53,9 +54,9 @@ class LaneBackend:
         """Returns the time, seconds, on the clock of the events."""
         return self._pool.now()
 
-    def register(self, trial_id: str, trainable: Any, config: Mapping[str, Any]) -> None:
+    def register(self, trial_id: str, payload: TrialPayload) -> None:
         """Says what a trial is: see :meth:`fluid.backends.base.Backend.register`."""
-        self._pool.register(trial_id, trainable, config)
+        self._pool.register(trial_id, payload)
 
     def forget(self, trial_id: str) -> None:
         """Says that no command will name a trial any more; its checkpoints are deleted."""

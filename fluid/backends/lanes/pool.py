@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -31,6 +31,7 @@ from fluid.engine.events import Event, LaneLost
 from fluid.errors import FluidError
 from fluid.lane import messages as m
 from fluid.resources import Device
+from fluid.trainables.payload import TrialPayload
 
 #: Seconds a lane has to end by itself before it is killed.
 DEFAULT_GRACE_S = 2.0
@@ -92,9 +93,9 @@ class LanePool:
         """Returns the time, seconds, on the clock of the events."""
         return self._clock.now()
 
-    def register(self, trial_id: str, trainable: Any, config: Mapping[str, Any]) -> None:
+    def register(self, trial_id: str, payload: TrialPayload) -> None:
         """Says what a trial is: see :meth:`fluid.backends.base.Backend.register`."""
-        self._registry.register(trial_id, trainable, config)
+        self._registry.register(trial_id, payload)
 
     def forget(self, trial_id: str) -> None:
         """Says that no command will name a trial any more; its checkpoints are deleted."""

@@ -84,7 +84,7 @@ def metrics_of(metrics: Any) -> Any:
         return metrics
     try:
         return pickle.loads(metrics.payload)
-    except Exception as error:  # Whatever a __reduce__ may raise, or a module that only the lane has.
+    except BaseException as error:  # A __reduce__ may raise SystemExit; this thread gets no KeyboardInterrupt.
         _log.warning("some metrics cannot be read by the driver and are left out: %s", error)
         return metrics.plain
 

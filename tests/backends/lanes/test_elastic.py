@@ -33,6 +33,7 @@ from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  
 from fluid.executor import FluidExecutor  # noqa: E402
 from fluid.session.handle import TrialGroupHandle  # noqa: E402
 from fluid.session.results import Result  # noqa: E402
+from fluid.trainables.payload import payload_of  # noqa: E402
 from fluid.trainables.pickling import dump_arguments  # noqa: E402
 from fluid.trialgroup import Trial, TrialGroup  # noqa: E402
 
@@ -281,7 +282,7 @@ def seen(drive: Any) -> list[IterationDone]:
 
 def test_a_trial_trains_in_several_lanes_from_the_start(three: Any) -> None:
     lanes = tuple(three.lanes(0, 1, 2))
-    three.backend.register("a", Paced, {})
+    three.backend.register("a", payload_of(Paced, {}))
     three.do(StartTrial("a", lanes, 3))
     assert three.of(TrialStarted, "a").lane_id == lanes[0]
     done = train(three, "a", 3)
@@ -293,7 +294,7 @@ def test_a_trial_trains_in_several_lanes_from_the_start(three: Any) -> None:
 
 def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
     a, b, c = three.lanes(0, 1, 2)
-    three.backend.register("a", Paced, {})
+    three.backend.register("a", payload_of(Paced, {}))
     three.do(StartTrial("a", (a, b), MANY))
     assert three.of(TrialStarted, "a").iteration == 0
     done = train(three, "a", 3)
@@ -319,7 +320,7 @@ def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_trial_moves_between_lanes_that_have_nothing_in_common(three: Any, ahead: bool) -> None:
     a, b, c = three.lanes(0, 1, 2)
-    three.backend.register("a", Paced, {})
+    three.backend.register("a", payload_of(Paced, {}))
     three.do(StartTrial("a", (a,), MANY))
     done = train(three, "a", 2)
     three.do(Pause("a", (a,), (b, c) if ahead else ()))
@@ -338,7 +339,7 @@ def test_a_trial_moves_between_lanes_that_have_nothing_in_common(three: Any, ahe
 
 def test_a_trial_is_fetched_although_a_widening_of_it_was_called_off(three: Any) -> None:
     a, b, _ = three.lanes(0, 1, 2)
-    three.backend.register("a", Paced, {})
+    three.backend.register("a", payload_of(Paced, {}))
     three.do(StartTrial("a", (a,), 2))
     three.of(TrialStarted, "a")
     three.do(Pause("a", (a,), (a, b)))  # as it comes to its end; it is done, and nobody resizes it
@@ -356,20 +357,20 @@ def test_a_trial_is_fetched_although_a_widening_of_it_was_called_off(three: Any)
 
 def test_a_rank_that_raises_fails_the_trial_and_no_lane(three: Any) -> None:
     a, b, _ = three.lanes(0, 1, 2)
-    three.backend.register("a", Paced, {"raises_at": 2})
+    three.backend.register("a", payload_of(Paced, {"raises_at": 2}))
     three.do(StartTrial("a", (a, b), MANY))
     failed = three.of(TrialFailed, "a")
     assert failed.lane_id == b and failed.failure.message == "ValueError: on purpose"
     three.do(StopTrial("a", (a,)))
     assert three.of(TrialReleased, "a").lane_id == a
-    three.backend.register("b", Paced, {})
+    three.backend.register("b", payload_of(Paced, {}))
     three.do(StartTrial("b", (b, a), 2))
     as_alone(train(three, "b", 2))
 
 
 def test_who_is_left_waits_to_be_told_how_to_go_on(three: Any) -> None:
     a, b, c = three.lanes(0, 1, 2)
-    three.backend.register("a", Paced, {})
+    three.backend.register("a", payload_of(Paced, {}))
     three.do(StartTrial("a", (a, b, c), MANY))
     done = train(three, "a", 2)
     os.kill(done[-1].metrics["pids"][0], signal.SIGKILL)
@@ -386,6 +387,6 @@ def test_who_is_left_waits_to_be_told_how_to_go_on(three: Any) -> None:
 
 def test_what_is_not_elastic_cannot_be_in_several_lanes(three: Any) -> None:
     a, b, _ = three.lanes(0, 1, 2)
-    three.backend.register("a", Rigid, {})
+    three.backend.register("a", payload_of(Rigid, {}))
     with pytest.raises(FluidError, match="one lane only"):
         three.do(StartTrial("a", (a, b), 1))

@@ -27,6 +27,7 @@ from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.mps import MpsDaemon
 from fluid.resources import Device
+from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,7 +89,7 @@ def test_lanes_and_nobody_else_become_clients(backend: LocalBackend, make_drive:
     assert backend.sharing == Sharing("mps")
     lanes = drive.lanes(0, 1)
     for index, lane in enumerate(lanes):
-        backend.register(f"t{index}", Probe, {})
+        backend.register(f"t{index}", payload_of(Probe, {}))
         drive.do(StartTrial(f"t{index}", (lane,), 1))
         seen = drive.of(IterationDone, f"t{index}").metrics
         assert seen["CUDA_MPS_PIPE_DIRECTORY"] == daemon_of(backend).pipe_folder
@@ -102,7 +103,7 @@ def test_lanes_and_nobody_else_become_clients(backend: LocalBackend, make_drive:
 def test_lanes_are_no_clients_unless_that_is_asked_for(make_drive: Callable[..., Any]) -> None:
     drive = make_drive(1)
     assert drive.backend.sharing == Sharing("timeslice")
-    drive.backend.register("t", Probe, {})
+    drive.backend.register("t", payload_of(Probe, {}))
     (lane,) = drive.lanes(0)
     drive.do(StartTrial("t", (lane,), 1))
     assert drive.of(IterationDone, "t").metrics["CUDA_VISIBLE_DEVICES"] == ""
@@ -112,7 +113,7 @@ def test_a_device_that_comes_later_is_shared_by_time_slices(backend: LocalBacken
     """The daemon serves the devices it was started for."""
     drive = type(make_drive())(backend)
     backend.add_devices([Device(7, kind="cpu")])
-    backend.register("t", Probe, {})
+    backend.register("t", payload_of(Probe, {}))
     (lane,) = drive.lanes(7)
     drive.do(StartTrial("t", (lane,), 1))
     assert "CUDA_MPS_PIPE_DIRECTORY" not in drive.of(IterationDone, "t").metrics
@@ -183,12 +184,12 @@ def test_after_a_fault_all_lanes_are_ended_and_come_back(backend: LocalBackend, 
 def test_a_lane_that_dies_without_a_fault_takes_nobody_along(backend: LocalBackend, make_drive: Any) -> None:
     drive = type(make_drive())(backend)
     one, other = drive.lanes(0, 1)
-    backend.register("t", Probe, {})
+    backend.register("t", payload_of(Probe, {}))
     drive.do(StartTrial("t", (one,), 1))
     os.kill(drive.of(IterationDone, "t").metrics["pid"], signal.SIGKILL)
     lost = drive.until(LaneLost)
     assert (lost.lane_id, lost.reason, lost.blameless) == (one, "was killed by SIGKILL", False)
-    backend.register("u", Probe, {})
+    backend.register("u", payload_of(Probe, {}))
     drive.do(StartTrial("u", (other,), 1))
     drive.of(IterationDone, "u")
     assert daemon_of(backend).restarts == 0
@@ -206,7 +207,7 @@ def test_a_daemon_that_dies_is_noticed_though_no_lane_says_so(
     assert sorted(event.lane_id for event in lost) == lanes
     assert all(event.blameless and event.culprit is None for event in lost)
     assert "was killed by SIGKILL" in lost[0].reason
-    drive.backend.register("t", Probe, {})
+    drive.backend.register("t", payload_of(Probe, {}))
     (lane,) = drive.lanes(0)  # It is not started before the daemon is back.
     drive.do(StartTrial("t", (lane,), 1))
     assert drive.of(IterationDone, "t").metrics["CUDA_MPS_PIPE_DIRECTORY"] == daemon.pipe_folder
@@ -225,7 +226,7 @@ def test_lanes_share_by_time_slices_once_it_cannot_be_started_again(
     drive.until(LaneLost)
     drive.until(LaneLost)
     (lane,) = drive.lanes(0)
-    drive.backend.register("t", Probe, {})
+    drive.backend.register("t", payload_of(Probe, {}))
     drive.do(StartTrial("t", (lane,), 1))
     assert "CUDA_MPS_PIPE_DIRECTORY" not in drive.of(IterationDone, "t").metrics
     sharing = drive.backend.sharing

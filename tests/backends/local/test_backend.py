@@ -46,6 +46,7 @@ from fluid.engine.events import (
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.gpu.nvml import Gpu
 from fluid.resources import Device
+from fluid.trainables.payload import payload_of
 
 MANY = 10**9
 
@@ -99,7 +100,7 @@ def two(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def start(drive: Any, trial_id: str, lane: int, iterations: int, trainable: Any = Counter, **config: Any) -> None:
-    drive.backend.register(trial_id, trainable, config)
+    drive.backend.register(trial_id, payload_of(trainable, config))
     drive.do(StartTrial(trial_id, (lane,), iterations))
 
 
@@ -355,7 +356,9 @@ def test_a_saved_trial_goes_on_as_if_nothing_had_happened(drive: Any, package: s
     if package != "random":
         pytest.importorskip(package)
     if package == "torch":
-        drive.backend.register("a", Draws, {"packages": [package]})  # Before there are lanes: loaded for all.
+        drive.backend.register(
+            "a", payload_of(Draws, {"packages": [package]})
+        )  # Before there are lanes: loaded for all.
     first, second = drive.lanes(0, 1)
     start(drive, "a", first, 2, Draws, packages=[package])
     drive.of(IterationDone, "a", iteration=2)
@@ -439,7 +442,7 @@ def test_a_later_session_finds_what_was_in_memory(make_drive: Callable[..., Any]
         assert not Path(checkpoint.path).exists()
     drive = make_drive(1, run_dir=tmp_path)
     drive.lanes(0)
-    drive.backend.register("a", Counter, {})
+    drive.backend.register("a", payload_of(Counter, {}))
     drive.do(StartTrial("a", (0,), 1, checkpoint))
     assert drive.of(IterationDone, "a").metrics["count"] == checkpoint.iteration + 1
 
@@ -456,18 +459,18 @@ def test_what_cannot_be_pickled_is_refused(drive: Any) -> None:
                 return super().step()
 
     with pytest.raises(InvalidFieldError, match="cannot be pickled") as trainable:
-        drive.backend.register("a", Locked, {})
+        drive.backend.register("a", payload_of(Locked, {}))
     assert (trainable.value.field, trainable.value.value) == ("trainable", Locked)
     with pytest.raises(InvalidFieldError) as config:
-        drive.backend.register("a", Counter, {"rate": 0.1, "lock": lock})
+        drive.backend.register("a", payload_of(Counter, {"rate": 0.1, "lock": lock}))
     assert (config.value.field, config.value.value) == ("config['lock']", lock)
     with pytest.raises(InvalidFieldError):
-        drive.backend.register("a", 7, {})
+        drive.backend.register("a", payload_of(7, {}))
 
 
 def test_bad_commands_are_refused_before_any_is_carried_out(drive: Any) -> None:
     (lane,) = drive.lanes(0)
-    drive.backend.register("a", Counter, {})
+    drive.backend.register("a", payload_of(Counter, {}))
     good = StartTrial("a", (lane,), 1)
     for bad, reason in [
         (StartTrial("a", (lane, 1), 1), "one lane only"),
@@ -480,7 +483,7 @@ def test_bad_commands_are_refused_before_any_is_carried_out(drive: Any) -> None:
     ]:
         with pytest.raises(FluidError, match=reason):
             drive.do(good, bad)
-    drive.backend.register("b", Counter, {})
+    drive.backend.register("b", payload_of(Counter, {}))
     drive.do(StartTrial("b", (lane,), 1))
     drive.of(IterationDone, "b")
     assert not any(getattr(event, "trial_id", "b") == "a" for event in drive.seen)
@@ -598,8 +601,8 @@ class Endless(Parent):
 
 pids = []
 with LocalBackend(2, preload=[], grace=0.2) as backend:
-    backend.register("a", Parent, {})
-    backend.register("b", Endless, {})
+    backend.register("a", payload_of(Parent, {}))
+    backend.register("b", payload_of(Endless, {}))
     backend.execute([StartLane(0, 0), StartLane(1, 1), StartTrial("a", (0,), 1), StartTrial("b", (1,), 1)])
     while True:
         for event in backend.poll(None):
@@ -714,7 +717,7 @@ def test_torch_is_loaded_once_for_all_lanes(make_drive: Callable[..., Any]) -> N
             }
 
     drive = make_drive(1)
-    drive.backend.register("a", Torch, {})
+    drive.backend.register("a", payload_of(Torch, {}))
     drive.lanes(0)
     drive.do(StartTrial("a", (0,), 1))
     metrics = drive.of(IterationDone, "a").metrics
@@ -723,7 +726,7 @@ def test_torch_is_loaded_once_for_all_lanes(make_drive: Callable[..., Any]) -> N
 
 
 def test_lane_ready_comes_before_its_trials(drive: Any) -> None:
-    drive.backend.register("a", Counter, {})
+    drive.backend.register("a", payload_of(Counter, {}))
     drive.do(StartLane(0, 0), StartTrial("a", (0,), 1))
     drive.of(IterationDone, "a")
     assert isinstance(drive.seen[0], LaneReady)
@@ -731,7 +734,7 @@ def test_lane_ready_comes_before_its_trials(drive: Any) -> None:
 
 def test_a_checkpoint_that_is_gone_fails_the_trial(drive: Any) -> None:
     (lane,) = drive.lanes(0)
-    drive.backend.register("a", Counter, {})
+    drive.backend.register("a", payload_of(Counter, {}))
     drive.do(StartTrial("a", (lane,), 1, Checkpoint(3, "/nowhere/a/00000003-0-1")))
     assert "FileNotFoundError" in drive.of(TrialFailed, "a").failure.message
 
@@ -739,7 +742,7 @@ def test_a_checkpoint_that_is_gone_fails_the_trial(drive: Any) -> None:
 def test_it_closes_itself_when_it_is_let_go(processes: Any) -> None:
     backend = LocalBackend(1, preload=[])
     backend.execute([StartLane(0, 0)])
-    backend.register("a", Parent, {})
+    backend.register("a", payload_of(Parent, {}))
     backend.execute([StartTrial("a", (0,), 1)])
     events: list[Any] = []
     while not any(isinstance(event, IterationDone) for event in events):
@@ -764,7 +767,7 @@ def test_what_a_module_loads_late_is_loaded_ahead(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(local, "_LATE", {"late_user": ("late_part",)})
     drive = make_drive(1)
-    drive.backend.register("a", names_a_late_loader, {})
+    drive.backend.register("a", payload_of(names_a_late_loader, {}))
     drive.do(StartLane(0, 0), StartTrial("a", (0,), 1))
     assert drive.of(IterationDone, "a").metrics == {"loaded": True, "by": "late_user"}
 

@@ -32,6 +32,7 @@ from fluid.engine.events import (
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.resources import Device
+from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 
 ray = pytest.importorskip("ray")
@@ -100,7 +101,7 @@ class Drive:
         return numbers
 
     def start(self, trial_id: str, lane: int, iterations: int, *checkpoint: Checkpoint, **config: Any) -> None:
-        self.backend.register(trial_id, Counter, config)
+        self.backend.register(trial_id, payload_of(Counter, config))
         self.do(StartTrial(trial_id, (lane,), iterations, *checkpoint))
 
     def until(self, kind: Any, **fields: Any) -> Any:
@@ -275,7 +276,7 @@ def test_the_next_lane_is_warm(make: Callable[..., Drive]) -> None:
     # It comes without being asked for, and is told what to load.
     eventually(lambda: drive.backend.poll(0.01) or any(a.socket is not None for a in launcher._actors.values()))
     spares = [actor.number for actor in launcher._actors.values() if actor.lane_id is None]
-    drive.backend.register("a", Counter, {})
+    drive.backend.register("a", payload_of(Counter, {}))
     (lane,) = drive.lanes(1)
     assert launcher._by_lane[lane].number in spares
     drive.start("a", lane, 1)
@@ -321,7 +322,7 @@ class Pid:
 if __name__ == "__main__":
     with RayBackend(2, run_dir=sys.argv[1]) as backend:
         backend.execute([StartLane(0, 0)])
-        backend.register("a", Pid, {})
+        backend.register("a", payload_of(Pid, {}))
         backend.execute([StartTrial("a", (0,), 10**9 if sys.argv[2] == "run" else 1)])
         while not (done := [event for event in backend.poll(60) if isinstance(event, IterationDone)]):
             pass
