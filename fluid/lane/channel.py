@@ -1,4 +1,4 @@
-"""A lane's end of its connection to the driver: batched sending, and dying with the driver."""
+"""A lane's end of its connection to the driver: sends in batches, and ends the lane with the driver."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, Protocol
 from fluid._clock import Clock
 from fluid.lane.messages import decode, encode
 
-#: A message waits no longer than this for others to be sent with.
+#: Longest that a message waits for others to share its batch, seconds.
 _OLDEST_S = 0.005
-#: Nor does it wait for more than this many: a driver that is behind must not fall further behind.
+#: Most messages of a batch: a driver that lags behind must not get larger ones.
 _LARGEST_BATCH = 64
-#: After this many looks that found nothing to send, the watcher sleeps until it is woken.
-_IDLE_LOOKS = 20
-#: Poll for the other end having closed; that the whole connection broke is told in any case.
+#: After this many checks without a pending message, the watcher sleeps until it is woken.
+_IDLE_CHECKS = 20
+#: Poll event for the other end having closed; a broken connection is reported in any case.
 _HANGUP = getattr(select, "POLLRDHUP", 0)
 
 
 class Connection(Protocol):
-    """What a lane needs of ``multiprocessing.connection.Connection``; a socket or pipe lies below."""
+    """What a lane needs of ``multiprocessing.connection.Connection``: messages over a socket or a pipe."""
 
     def send_bytes(self, buf: bytes, /) -> None:
         """Sends a whole message; blocks until the system has taken it."""
@@ -35,7 +35,7 @@ class Connection(Protocol):
         ...
 
     def fileno(self) -> int:
-        """The descriptor, to wait on."""
+        """The file descriptor, to wait on."""
         ...
 
     def close(self) -> None:
@@ -44,15 +44,15 @@ class Connection(Protocol):
 
 
 class Channel:
-    """Sends in batches and receives.
+    """Sends and receives messages in batches.
 
-    A thread watches the connection. It sends what has waited too long, while the main thread is busy in a
-    trial, and calls ``on_hangup`` when the driver is gone, which the main thread may be too busy to notice.
+    A second thread, the watcher, sends pending messages while the main thread is busy in a trial, and calls
+    ``on_hangup`` when the driver is gone.
 
     Args:
         connection: to the driver.
-        clock: tells how long a message has waited.
-        on_hangup: called in the watcher's thread; must end the process.
+        clock: measures how long a message has been pending.
+        on_hangup: called in the watcher's thread when the driver is gone; must end the process.
     """
 
     def __init__(self, connection: Connection, clock: Clock, on_hangup: Callable[[], None]) -> None:
@@ -63,21 +63,21 @@ class Channel:
         self._readable.register(connection.fileno(), select.POLLIN)
         self._lock = threading.Lock()
         self._pending: list[Any] = []
-        #: When the oldest pending message was put there.
+        #: When the oldest pending message came.
         self._since = 0.0
         self._wake_reader, self._wake_writer = os.pipe()
-        #: Whether the watcher waits for a byte in the pipe, and not for time to pass.
+        #: Whether the watcher waits for a byte in the pipe, and not for a timeout.
         self._asleep = False
-        #: Told of each message that the watcher reads, where it does.
-        self._overhear: Callable[[Any], None] | None = None
-        #: What it has read.
+        #: Called with each message that the watcher reads; ``None`` while the main thread reads.
+        self._preview: Callable[[Any], None] | None = None
+        #: Messages that the watcher has read.
         self._ahead: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         # A sub-process of a trial must not keep the connection open after this process has died.
         os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._watch, name="fluid-lane-watcher", daemon=True).start()
 
     def send(self, message: Any, *, at_once: bool = True) -> None:
-        """Sends a message, or, unless ``at_once``, keeps it a few milliseconds for others to join it."""
+        """Sends a message; unless ``at_once``, it may wait a few milliseconds for others to share its batch."""
         with self._lock:
             if not self._pending:
                 self._since = self._clock.now()
@@ -90,33 +90,33 @@ class Channel:
             os.write(self._wake_writer, b"x")
 
     def flush(self) -> None:
-        """Sends whatever is kept."""
+        """Sends all pending messages."""
         if self._pending:
             with self._lock:
                 self._flush_locked()
 
     def receive(self, *, block: bool) -> list[Any]:
-        """Returns the messages that arrived as one batch; an empty list if none did and ``block`` is not set.
+        """Returns the messages that have arrived as one batch; an empty list if there are none and not ``block``.
 
         Raises:
             EOFError, OSError: the driver is gone.
         """
         if block:
             self.flush()
-        if self._overhear is not None:
+        if self._preview is not None:
             return self._read_so_far(block)
         if not block and not self._readable.poll(0):
             return []
         return decode(self._connection.recv_bytes())
 
     def read_ahead(self, preview: Callable[[Any], None]) -> None:
-        """Has the watcher read messages from now on, also while the main thread is busy.
+        """Makes the watcher read messages from now on, so that they are seen while the main thread is busy.
 
         Args:
-            overhear: called with each, in the watcher's thread, before :meth:`receive` returns it.
+            preview: called with each message, in the watcher's thread, before :meth:`receive` returns it.
         """
-        if self._overhear is None:
-            self._overhear = preview
+        if self._preview is None:
+            self._preview = preview
             os.write(self._wake_writer, b"x")
 
     def _read_so_far(self, block: bool) -> list[Any]:
@@ -127,10 +127,10 @@ class Channel:
         return messages
 
     def _read(self) -> None:
-        assert self._overhear is not None
+        assert self._preview is not None
         messages = decode(self._connection.recv_bytes())
         for message in messages:
-            self._overhear(message)
+            self._preview(message)
         self._ahead.put(messages)
 
     def _flush_locked(self) -> None:
@@ -145,11 +145,11 @@ class Channel:
         idle = 0
         while True:
             idle = 0 if self._pending else idle + 1
-            if idle > _IDLE_LOOKS:
-                # Set before looking again: a message that comes in between is either seen here or wakes.
+            if idle > _IDLE_CHECKS:
+                # Set before the second check: a message that comes in between is either seen here or wakes.
                 self._asleep = True
                 self._asleep = not self._pending
-            if self._overhear is not None:
+            if self._preview is not None:
                 poller.modify(self._connection.fileno(), _HANGUP | select.POLLIN)
             for descriptor, happened in poller.poll(None if self._asleep else _OLDEST_S * 1000):
                 if descriptor == self._wake_reader:
@@ -168,7 +168,7 @@ class Channel:
         return True
 
     def _flush_if_old(self) -> None:
-        # If the lock is taken, the main thread is sending: nothing to do.
+        # If the lock is taken, the main thread is sending.
         if self._pending and self._lock.acquire(blocking=False):
             try:
                 if self._pending and self._clock.now() - self._since >= _OLDEST_S:

@@ -1,13 +1,13 @@
-"""Where a lane keeps checkpoints: host memory first, disk where that is full.
+"""A lane's store of checkpoints: in host memory, and on disk where that is full.
 
-Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. Where it is full, those
-that were written longest ago go to disk, and whoever looks for one finds it there. A checkpoint is written under
-another name and then renamed: a lane killed while it saves leaves the older one untouched. The last two of a trial
-are kept, because the driver may act on the last but one while it has not heard of the last.
+Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. When it is full, the oldest
+checkpoints move to disk, and readers find them there. A checkpoint is written under a temporary name and then renamed:
+a lane that is killed while it saves leaves the older one intact. The last two of a trial are kept, because the driver
+may use the last but one until the message about the last has arrived.
 
-A trial may go on in another lane before the one it leaves has heard of it, which may save it once more then: after
-calls that are made again elsewhere. So what is of a later iteration, or being read, is not deleted; and where a
-checkpoint is gone, another one of the same iteration will do.
+A trial may continue in another lane while the lane it leaves saves it once more, after calls that are repeated in the
+new lane. So a checkpoint of a later iteration, or one that is being read, is not deleted; and a reader whose checkpoint
+is gone takes another one of the same iteration.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import NamedTuple
 
 from fluid.lane.messages import folder_name, trials_folder
 
-#: Free share of the RAM disk that checkpoints leave to others, such as data loaders.
+#: Share of the RAM disk that checkpoints leave free for other uses, such as data loaders.
 _RESERVE = 0.1
 
 
 class Stored(NamedTuple):
-    """A checkpoint that was written."""
+    """Where a checkpoint was written."""
 
     path: str
     in_memory: bool
 
 
 class CheckpointStore:
-    """The checkpoints of one lane.
+    """Writes, finds and deletes the checkpoints of one lane's trials.
 
     Args:
-        lane_id: makes names unique among lanes.
+        lane_id: part of the checkpoints' names, which are unique among lanes.
         run_folder: folder of the run, on disk.
         memory_folder: folder on a RAM disk; empty if there is none.
-        memory_bytes: most bytes this lane keeps there.
+        memory_bytes: most bytes that this lane keeps there.
     """
 
     def __init__(self, lane_id: int, run_folder: str, memory_folder: str = "", memory_bytes: float = 0.0) -> None:
@@ -48,20 +48,20 @@ class CheckpointStore:
         self._memory_folder = memory_folder
         self._memory_bytes = memory_bytes
         self._written = 0
-        #: Bytes of what this lane wrote to memory, by path, oldest first; other lanes may have deleted some of it.
+        #: Bytes of the checkpoints that this lane wrote to memory, by path, oldest first; some may be deleted by now.
         self._in_memory: dict[str, int] = {}
-        #: Bytes of each trial's last checkpoint: what its next one is expected to need.
+        #: Bytes of each trial's last checkpoint, the estimate for its next one.
         self._sizes: dict[str, int] = {}
-        #: Name of the checkpoint a trial would go back to; where it is may change.
+        #: Name of the checkpoint from which each trial would be restored; its folder may change.
         self._last: dict[str, str] = {}
 
     def save(self, trial_id: str, iteration: int, write: Callable[[str], None]) -> Stored:
-        """Writes a checkpoint and deletes those of the trial that nobody can need any more.
+        """Writes a checkpoint and deletes the trial's obsolete ones.
 
         Args:
-            trial_id: whose.
+            trial_id: the trial.
             iteration: iterations it has done.
-            write: fills the empty folder it is given; called again if memory turns out to be too small.
+            write: fills the empty folder it is given; called a second time, for disk, if memory is too small.
 
         Raises:
             Exception: what ``write`` raised when writing to disk.
@@ -70,7 +70,7 @@ class CheckpointStore:
         name = f"{iteration:08d}-{self._lane_id}-{self._written}"
         stored = self._save_in_memory(trial_id, name, write)
         if stored is None:
-            folder, _ = _fill(self._disk(trial_id), name, write)
+            folder, _ = _write_atomically(self._disk(trial_id), name, write)
             stored = Stored(folder, False)
         self._delete_older(trial_id, iteration, {name, self._last.get(trial_id, "")})
         self._last[trial_id] = name
@@ -78,24 +78,25 @@ class CheckpointStore:
 
     @contextmanager
     def reading(self, path: str) -> Iterator[str]:
-        """Gives the folder of a checkpoint, which stays where it is meanwhile.
+        """Yields the folder of a checkpoint, and keeps it in place meanwhile.
 
-        One in memory goes to disk where others need the room, or when its driver ends, see :func:`settle`.
+        Checkpoints in memory move to disk when space is needed and when the driver ends, see
+        :func:`persist_checkpoints`.
         """
-        on_disk = settled_path(path, self._run_folder)
-        for place in _as_good_as(path, on_disk):
-            with hold(place) as held:
+        on_disk = disk_path(path, self._run_folder)
+        for place in _equivalent_paths(path, on_disk):
+            with locked_for_reading(place) as held:
                 if held:
                     yield place
                     return
-        yield on_disk  # whoever reads it says what is missing
+        yield on_disk  # The reader raises an error that names the missing file.
 
-    def restored(self, trial_id: str, path: str) -> None:
-        """Notes that a trial was restored from ``path``, which must outlive its next save."""
+    def protect(self, trial_id: str, path: str) -> None:
+        """Keeps the checkpoint from which a trial was restored until after its next save."""
         self._last[trial_id] = os.path.basename(path)
 
-    def released(self, trial_id: str) -> None:
-        """Forgets what is only of use while the trial is resident; its checkpoints stay."""
+    def forget_resident(self, trial_id: str) -> None:
+        """Drops the records that matter only while the trial is resident; its checkpoints stay."""
         self._sizes.pop(trial_id, None)
         self._last.pop(trial_id, None)
 
@@ -107,16 +108,16 @@ class CheckpointStore:
                 self._in_memory.pop(path, None)
             with suppress(OSError):
                 os.rmdir(root)
-        self.released(trial_id)
+        self.forget_resident(trial_id)
 
     def _save_in_memory(self, trial_id: str, name: str, write: Callable[[str], None]) -> Stored | None:
-        """Returns None if it does not fit."""
+        """Writes a checkpoint to memory; returns ``None`` if it does not fit."""
         if not self._make_room(self._sizes.get(trial_id, 0)):
             return None
         try:
-            path, size = _fill(self._memory(trial_id), name, write)
+            path, size = _write_atomically(self._memory(trial_id), name, write)
         except Exception:
-            # Out of space shows as one error or another. If it was not that, writing to disk raises it again.
+            # Lack of space raises various errors. Any other error is raised again by writing to disk.
             return None
         self._sizes[trial_id] = size
         if not self._make_room(size, of_which_written=size):
@@ -126,7 +127,7 @@ class CheckpointStore:
         return Stored(path, True)
 
     def _make_room(self, size: int, of_which_written: int = 0) -> bool:
-        """Has the oldest checkpoints of this lane go to disk until there is room in memory for one of that size."""
+        """Moves the oldest checkpoints of this lane to disk until one of that size fits; returns whether it does."""
         if self._memory_folder and size <= self._memory_bytes:
             for path in list(self._in_memory):
                 if self._has_room(size, of_which_written):
@@ -136,9 +137,9 @@ class CheckpointStore:
         return self._has_room(size, of_which_written)
 
     def _spill(self, path: str) -> bool:
-        """Moves a checkpoint to disk; returns whether it is not in memory any more."""
-        target = os.path.dirname(settled_path(path, self._run_folder))
-        if not _delete(path, first=lambda: _copy(path, target)):  # Somebody reads it, or the disk is full.
+        """Moves a checkpoint to disk; returns whether it has left memory."""
+        target = os.path.dirname(disk_path(path, self._run_folder))
+        if not _delete(path, first=lambda: _copy(path, target)):  # It is being read, or the disk is full.
             return False
         self._in_memory.pop(path, None)
         return True
@@ -163,24 +164,24 @@ class CheckpointStore:
         return _on_disk(self._run_folder, folder_name(trial_id))
 
     def _roots(self, trial_id: str) -> list[str]:
-        """The folders where checkpoints of a trial are."""
+        """The folders that may hold checkpoints of a trial."""
         return [self._memory(trial_id)] * bool(self._memory_folder) + [self._disk(trial_id)]
 
     def _delete_older(self, trial_id: str, iteration: int, kept: set[str]) -> None:
-        """Deletes what a trial has of iterations up to that one, but for what is kept or being read."""
+        """Deletes a trial's checkpoints up to an iteration, except those kept and those being read."""
         for root in self._roots(trial_id):
             for path in _within(root):
                 if os.path.basename(path) not in kept and _iteration_of(path) <= iteration and _delete(path):
                     self._in_memory.pop(path, None)
 
 
-def settle(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
-    """Empties host memory once no lane runs any more: the last checkpoint of each trial goes to disk.
+def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
+    """Empties host memory after the last lane has ended: the last checkpoint of each trial moves to disk.
 
     Args:
         memory_folder: the run's folder in host memory; empty if it has none.
         run_folder: the run's folder on disk.
-        temporary: nobody will go on with this run; both folders are deleted.
+        temporary: whether the run will not be resumed: both folders are then deleted.
     """
     if temporary:
         shutil.rmtree(run_folder, ignore_errors=True)
@@ -195,8 +196,8 @@ def settle(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
         shutil.rmtree(memory_folder, ignore_errors=True)
 
 
-def settled_path(path: str, run_folder: str) -> str:
-    """Where a checkpoint that was in host memory is once it has gone to disk.
+def disk_path(path: str, run_folder: str) -> str:
+    """Returns the path that a checkpoint in host memory has once it has moved to disk.
 
     Args:
         path: of the checkpoint in host memory.
@@ -206,11 +207,11 @@ def settled_path(path: str, run_folder: str) -> str:
 
 
 @contextmanager
-def hold(path: str) -> Iterator[bool]:
-    """Keeps a checkpoint from going to disk; gives whether it is there.
+def locked_for_reading(path: str) -> Iterator[bool]:
+    """Keeps a checkpoint from being moved or deleted; yields whether it exists.
 
     Args:
-        path: of its folder.
+        path: its folder.
     """
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -218,21 +219,21 @@ def hold(path: str) -> Iterator[bool]:
         yield False
         return
     try:
-        with suppress(OSError):  # A disk that knows no locks, from which nothing goes anywhere.
+        with suppress(OSError):  # A disk without locks; checkpoints on disk do not move.
             fcntl.flock(folder, fcntl.LOCK_SH)
-        yield os.path.isdir(path)  # It may just have gone.
+        yield os.path.isdir(path)  # It may have moved before it was locked.
     finally:
         os.close(folder)
 
 
 def _delete(path: str, first: Callable[[], None] = lambda: None) -> bool:
-    """Deletes a checkpoint that nobody reads, when something was done; returns whether it is not there any more."""
+    """Calls ``first`` and deletes a checkpoint, unless it is being read; returns whether it no longer exists."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:  # Another lane has deleted it.
         return True
     try:
-        with suppress(OSError):  # A disk that knows no locks, where nobody reads under one.
+        with suppress(OSError):  # A disk without locks: readers have none either.
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -248,7 +249,7 @@ def _delete(path: str, first: Callable[[], None] = lambda: None) -> bool:
 
 
 def _within(root: str) -> list[str]:
-    """The paths of what is in a folder, newest first; none if it is not there."""
+    """The paths of a folder's entries, newest first; none if the folder does not exist."""
     try:
         with os.scandir(root) as entries:
             return [entry.path for entry in sorted(entries, key=_written_at, reverse=True)]
@@ -259,18 +260,18 @@ def _within(root: str) -> list[str]:
 def _written_at(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat().st_mtime_ns
-    except OSError:  # it has just gone
+    except OSError:  # It has just been deleted.
         return 0
 
 
 def _iteration_of(path: str) -> int:
-    """The iteration of a checkpoint, or of the draft of one; 0 for anything else."""
+    """The iteration of a checkpoint or its draft; 0 for anything else."""
     number = os.path.basename(path).lstrip(".").partition("-")[0]
     return int(number) if number.isdecimal() else 0
 
 
-def _as_good_as(*paths: str) -> Iterator[str]:
-    """Gives these paths of one checkpoint, then the others beside them that are of its iteration, newest first."""
+def _equivalent_paths(*paths: str) -> Iterator[str]:
+    """Yields these paths of one checkpoint, then the others of its iteration in the same folders, newest first."""
     yield from paths
     for path in paths:
         for other in _within(os.path.dirname(path)):
@@ -280,11 +281,11 @@ def _as_good_as(*paths: str) -> Iterator[str]:
 
 
 def _copy(checkpoint: str, target: str) -> None:
-    """Copies a checkpoint to a folder, where it appears as a whole."""
+    """Copies a checkpoint to a folder, atomically."""
     name = os.path.basename(checkpoint)
     os.makedirs(target, mode=0o700, exist_ok=True)
     draft = os.path.join(target, f".{name}")
-    shutil.rmtree(draft, ignore_errors=True)  # Of somebody who was killed at this point.
+    shutil.rmtree(draft, ignore_errors=True)  # Left by a process that was killed at this point.
     shutil.copytree(checkpoint, draft)
     os.rename(draft, os.path.join(target, name))
 
@@ -301,8 +302,8 @@ def _on_disk(run_folder: str, trial: str) -> str:
     return os.path.join(trials_folder(run_folder), trial, "checkpoints")
 
 
-def _fill(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
-    """Has a folder written and moved to its place; returns its path and size in bytes."""
+def _write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
+    """Writes a checkpoint's folder, atomically; returns its path and size in bytes."""
     os.makedirs(root, mode=0o700, exist_ok=True)
     path = os.path.join(root, name)
     draft = os.path.join(root, f".{name}")

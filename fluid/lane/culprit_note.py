@@ -1,4 +1,4 @@
-"""A note, in shared memory, of the trial whose code a lane runs: who is to blame if the lane dies."""
+"""A file in shared memory that names the trial whose code a lane runs: the culprit if the lane dies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _BYTES = 4096
 
 
 class RunningTrialNote:
-    """The lane's end.
+    """The lane's end of the note.
 
     Args:
-        path: a file on a RAM disk or disk; empty for a note that nobody reads.
+        path: the file, best on a RAM disk; empty for no note.
     """
 
     def __init__(self, path: str) -> None:
@@ -29,7 +29,7 @@ class RunningTrialNote:
                 os.close(descriptor)
 
     def write(self, trial_id: str | None) -> None:
-        """Notes that the code of this trial runs now; ``None`` if none does."""
+        """Names the trial whose code runs now; ``None`` for none."""
         if trial_id == self._text or self._map is None:
             return
         text = (trial_id or "").encode("utf-8", "surrogatepass")[: _BYTES - _LENGTH.size]
@@ -38,7 +38,7 @@ class RunningTrialNote:
 
 
 def read_running_trial(path: str) -> str | None:
-    """Returns the trial that the note at ``path`` names; ``None`` if it names none or there is no note."""
+    """Returns the trial that the note at ``path`` names; ``None`` if it names none or does not exist."""
     try:
         with open(path, "rb") as file:
             data = file.read(_BYTES)

@@ -1,29 +1,39 @@
-"""Reading the exceptions that trials raise."""
+"""Describes the exceptions that trials raise."""
 
 from __future__ import annotations
 
+import os
 import traceback
+from types import TracebackType
 
 from fluid.lane.messages import Raised
 from fluid.trainables.pickling import dump_exception
 
 #: Parts of the messages that libraries raise as plain RuntimeError.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")
-#: Characters of a failure's message; the traceback has all of it.
+#: Most characters of a failure's message; the traceback has the whole text.
 _LONGEST_MESSAGE = 500
+_OWN_FOLDER = os.path.dirname(__file__)
 
 
 def describe(error: BaseException) -> Raised:
-    """Reads what the driver is to know of an exception, and lets go of all that its frames hold."""
+    """Describes an exception for the driver, and releases what its frames hold."""
     kind = "out_of_memory" if is_out_of_memory(error) else "error"
-    # The first frame is the lane's own.
-    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+    error.__traceback__ = _without_own_frames(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     raised = Raised(kind, one_line(error), text, dump_exception(error))
-    # The frames hold whatever filled the memory.
+    # The frames hold what filled the memory.
     for cause in causes(error):
         traceback.clear_frames(cause.__traceback__)
     return raised
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Drops the lane's own frames at the start of a traceback, unless all are its own."""
+    rest = trace
+    while rest is not None and os.path.dirname(rest.tb_frame.f_code.co_filename) == _OWN_FOLDER:
+        rest = rest.tb_next
+    return rest or trace
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -31,13 +41,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     for cause in causes(error):
         if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
             return True
-        if isinstance(cause, RuntimeError) and any(part in str(cause) for part in _OUT_OF_MEMORY):
-            return True
+        if isinstance(cause, RuntimeError):
+            text = _text_of(cause)
+            if any(part in text for part in _OUT_OF_MEMORY):
+                return True
     return False
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """Returns an exception and those it was raised from, or while handling which it was raised."""
+    """Returns an exception, its cause or context, and theirs."""
     found: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and not any(cause is known for known in found):
@@ -47,10 +59,14 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an exception's type and message, for people."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "(its message cannot be shown)"
+    """Returns an exception's type and message as one line."""
+    text = " ".join(_text_of(error).split())
     name = type(error).__qualname__
     return f"{name}: {text}"[:_LONGEST_MESSAGE] if text else name
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # The class may be the user's, and its __str__ may raise anything, SystemExit too.
+        return "(its message cannot be shown)"

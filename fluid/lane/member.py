@@ -1,4 +1,4 @@
-"""A lane's part in a trial that trains in several lanes together. PyTorch is loaded only once there is such a trial."""
+"""A lane's part in an elastic trial, which trains in several lanes. PyTorch is loaded only for such a trial."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
 
 _LOOPBACK = "127.0.0.1"
-#: An address that is nobody's, by RFC 5737: which way packets would go to it tells this machine's own.
-_ANYWHERE = ("192.0.2.1", 9)
+#: An address that no machine has (RFC 5737); the route towards it shows this machine's own address.
+_UNASSIGNED = ("192.0.2.1", 9)
 
 Memory = tuple[float, float] | None
 
 
 class LaneMember:
-    """What a lane adds to a resident that is a member.
+    """Makes a resident a member of an elastic trial.
 
     Args:
         trial_id: the resident's.
         trainable: the resident's, an :class:`fluid.elastic.ElasticTrainable` that is set up.
-        terms: on which it takes part.
+        membership: how it takes part.
         host: name of the lane's machine.
-        tell: sends a message to the driver.
+        send_to_driver: sends the driver a message.
         clock: the lane's.
 
     Raises:
-        MissingDependencyError: the process group needs what is not installed.
+        MissingDependencyError: the process group needs a library that is not installed.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class LaneMember:
         self._protocol = MemberProtocol(
             ElasticMember(trainable, make_group(membership.process_group, trainable.device)), self.send, clock
         )
-        #: For the thread that reads ahead.
+        #: Called by the thread that reads ahead; see :meth:`MemberProtocol.preview`.
         self.preview = self._protocol.preview
-        #: Takes messages about generations.
+        #: Handles the messages about generations.
         self.handle = self._protocol.handle
-        #: Leaves its generation, without waiting for anybody.
+        #: Leaves its generation without waiting for the other members.
         self.leave_generation = self._protocol.leave_generation
 
     @property
@@ -80,25 +80,29 @@ class LaneMember:
         return bool(self._trainable.rank == 0)
 
     def send(self, message: Any) -> None:
-        """Tells the controller something."""
+        """Sends the controller a message."""
         memory = self._memory if isinstance(message, MemberIterated) else None
         self._send_to_driver(FromMember(self._clock.now(), self._trial_id, self._epoch, message, memory))
 
     def send_prepared(self, seconds: float) -> None:
-        """Says that it could train now, after so many seconds of being set up."""
+        """Reports that it could train now, after a set-up of so many seconds."""
         self.send(Prepared(self.iteration, own_address(self._host), seconds))
 
     def iterate(self, measure: Callable[[], Memory]) -> Iteration | None:
-        """Runs an iteration together with the other lanes; ``None`` if it came to nothing, because one is gone."""
+        """Runs an iteration together with the other members; returns ``None`` if one of them failed.
 
-        def note() -> None:
+        Args:
+            measure: measures the memory that it took, at its end.
+        """
+
+        def record_memory() -> None:
             self._memory = measure()
 
-        return self._protocol.iterate(note)
+        return self._protocol.iterate(record_memory)
 
 
 def own_address(host: str) -> str:
-    """The address under which other machines reach this one.
+    """Returns the address at which other machines reach this one.
 
     Args:
         host: name of this machine; ``"localhost"`` for the driver's own, which lanes elsewhere know by another name.
@@ -108,6 +112,6 @@ def own_address(host: str) -> str:
     from fluid.elastic.group import own_address_towards
 
     try:
-        return own_address_towards(*_ANYWHERE)
+        return own_address_towards(*_UNASSIGNED)
     except OSError:
         return _LOOPBACK  # Without a network there are no other machines.

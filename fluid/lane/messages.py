@@ -1,7 +1,9 @@
-"""What a driver and a lane tell each other: named tuples, pickled in batches.
+"""The messages between the driver and a lane: named tuples, pickled in batches.
 
-Tuples, because thousands of them pass per second and they pickle several times faster than dataclasses.
-Trials are named by their id; times are seconds on the clock of the lane's machine.
+Tuples, because thousands of them pass per second and pickle several times faster than dataclasses. The driver tells a
+lane what to do with its residents, the trials that it hosts: ``RunResident``, ``PauseResident`` ... The lane reports
+back: ``ResidentIterated``, ``ResidentPaused`` ... Trials are identified by their id; times are seconds on the clock of
+the lane's machine.
 """
 
 from __future__ import annotations
@@ -14,31 +16,32 @@ from urllib.parse import quote
 
 from fluid.lane.policy import DEFAULT_POLICY
 
-#: Longest name of a file, in bytes, that every file system takes, less room for suffixes.
+#: Longest file name that every file system accepts, less room for suffixes, bytes.
 _LONGEST_NAME = 200
 
 
 class LaneOptions(NamedTuple):
-    """What a lane is told when it is started.
+    """The settings with which a lane starts.
 
     Attributes:
         lane_id: its number.
         kind: ``"gpu"`` or ``"cpu"``.
-        visible: what ``CUDA_VISIBLE_DEVICES`` is set to; empty hides every GPU, ``None`` leaves it as it is.
+        visible: value of ``CUDA_VISIBLE_DEVICES``; empty hides every GPU, ``None`` leaves the variable unchanged.
         threads: threads that PyTorch and numeric libraries may use.
-        core: the CPU core it is pinned to; ``None`` leaves that to the system.
+        core: the CPU core that it is pinned to; ``None`` for no pinning.
         host: name of its machine.
         run_folder: folder for the trials' output, logs and checkpoints on disk.
-        memory_folder: folder in host memory for checkpoints; empty if there is none.
-        memory_bytes: how much this lane may keep there.
-        note: file that names the trial whose code runs, for whoever finds the lane dead; empty for none.
-        save_after: a trial is not saved of the lane's own accord before this many seconds of unsaved work.
-        save_ratio: nor before this many times what its last save took.
-        rest_after: one that has come to rest is saved before that, so that another lane can go on with it at once, if
-            its iterations take at least this many seconds, and ``save_ratio`` times what its last save took.
+        memory_folder: folder in host memory for checkpoints; empty for none.
+        memory_bytes: most bytes that this lane may keep there.
+        note: file that names the trial whose code runs, for the driver to read if the lane dies; empty for none.
+        save_after: fewest seconds of unsaved work before the lane checkpoints a trial automatically.
+        save_ratio: fewest seconds of unsaved work for that, as a multiple of the seconds that the last save took.
+        idle_save_after: an idle trial is checkpointed earlier, so that another lane can continue it at once, if its
+            iterations take at least this many seconds, and at least ``save_ratio`` times what its last save took.
         policy: which trial runs next if several have iterations left; see :mod:`fluid.lane.policy`.
-        environment: variables that make it a client of MPS, with which lanes fail together; none without MPS.
-        bounded: whether its device has so much memory and no more; that of a CPU is then measured, too.
+        environment: variables that make the lane a client of MPS, whose clients on a GPU fail together; empty
+            without MPS.
+        bounded: whether the device's memory is limited and so must be measured on a CPU, too.
     """
 
     lane_id: int
@@ -53,19 +56,19 @@ class LaneOptions(NamedTuple):
     note: str = ""
     save_after: float = 1.0
     save_ratio: float = 20.0
-    rest_after: float = 0.1
+    idle_save_after: float = 0.1
     policy: str = DEFAULT_POLICY
     environment: tuple[tuple[str, str], ...] = ()
     bounded: bool = False
 
 
 class Membership(NamedTuple):
-    """On what terms a lane takes part in a trial that trains in several.
+    """How a lane takes part in a trial that trains in several lanes.
 
     Attributes:
-        epoch: tells this membership from earlier ones of the trial; every message from and about it carries the number.
-        process_group: as of :func:`fluid.elastic.make_group.make_group`.
-        takes_over: whether its state comes from another lane, so that it need not restore any of its own accord.
+        epoch: number of this membership; every message from a member carries it, so that late ones are recognised.
+        process_group: name for :func:`fluid.elastic.make_group.make_group`.
+        takes_over: whether it receives its state from another member, so that it need not restore a checkpoint.
     """
 
     epoch: int
@@ -77,7 +80,7 @@ class Membership(NamedTuple):
 
 
 class ShipTrainable(NamedTuple):
-    """A trainable, sent once per lane, and what the lane's ``sys.path`` needs for it."""
+    """A pickled trainable, sent once per lane, and the entries of ``sys.path`` that it needs."""
 
     key: int
     payload: bytes
@@ -85,9 +88,9 @@ class ShipTrainable(NamedTuple):
 
 
 class StartResident(NamedTuple):
-    """Set a trial up and run it; with a checkpoint's path, restore it. Replaces a resident of that id.
+    """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 
-    With ``membership`` it becomes a member, to train together with other lanes: it is set up, says Prepared and waits.
+    With ``membership`` the trial is set up as a member of an elastic trial, answers Prepared and waits.
     """
 
     trial_id: str
@@ -100,34 +103,34 @@ class StartResident(NamedTuple):
 
 
 class RunResident(NamedTuple):
-    """Run a resident for that many iterations more."""
+    """Run a resident for that many more iterations."""
 
     trial_id: str
     iterations: int
 
 
 class PauseResident(NamedTuple):
-    """Run a resident no further, and keep it; where it ``may_move``, it may go on later, and elsewhere."""
+    """Stop running a resident, and keep it. With ``may_move`` another lane may continue it later."""
 
     trial_id: str
     may_move: bool = False
 
 
 class SaveResident(NamedTuple):
-    """Save a resident, and let it go if ``drop``."""
+    """Save a resident; with ``drop``, release it afterwards."""
 
     trial_id: str
     drop: bool
 
 
 class ReleaseResident(NamedTuple):
-    """Let a resident go."""
+    """Clean a resident up and release it."""
 
     trial_id: str
 
 
 class CallResident(NamedTuple):
-    """Call a method of a resident; ``payload`` is what :func:`fluid.trainables.pickling.dump_arguments` made."""
+    """Call a method of a resident; ``payload`` comes from :func:`fluid.trainables.pickling.dump_arguments`."""
 
     trial_id: str
     call_id: int
@@ -136,14 +139,14 @@ class CallResident(NamedTuple):
 
 
 class AdoptResident(NamedTuple):
-    """Make a resident that stands still a member, as it is; answered by Prepared."""
+    """Make an idle resident a member of an elastic trial, with the state it has; answered by Prepared."""
 
     trial_id: str
     membership: Membership
 
 
 class ToMember(NamedTuple):
-    """One of the controller's messages of :mod:`fluid.elastic.messages`, to a member that is in the lane."""
+    """One of the controller's messages of :mod:`fluid.elastic.messages`, for a member in the lane."""
 
     trial_id: str
     message: Any
@@ -156,14 +159,14 @@ class DeleteCheckpoints(NamedTuple):
 
 
 class Shutdown(NamedTuple):
-    """Let all residents go, and end."""
+    """Release all residents, and end."""
 
 
 # -- from a lane to the driver -------------------------------------------------------------------------------
 
 
 class LaneWarm(NamedTuple):
-    """The lane is warm. ``own_bytes`` is the device memory that it takes for itself; 0 where that is not known."""
+    """The lane is ready for trials. ``own_bytes`` is the device memory of its context; 0 where not measured."""
 
     at: float
     pid: int
@@ -180,10 +183,10 @@ class ResidentStarted(NamedTuple):
 
 
 class ResidentIterated(NamedTuple):
-    """An iteration is done, or, if ``metrics`` is ``None``, there was none left to do.
+    """A trial finished an iteration, or, if ``metrics`` is ``None``, had none left to run.
 
-    ``metrics`` are plain values in a dict, or :class:`Packed`. ``memory`` is (persistent, ephemeral) bytes, and
-    ``busy`` what :class:`fluid.lane.busy.BusyMeter` measured.
+    ``metrics`` are plain values in a dict, or :class:`fluid.trainables.pickling.Packed`. ``memory`` is (persistent,
+    ephemeral) bytes, and ``busy`` the share measured by :class:`fluid.lane.device.BusyMeter`.
     """
 
     at: float
@@ -197,7 +200,7 @@ class ResidentIterated(NamedTuple):
 
 
 class ResidentPaused(NamedTuple):
-    """A trial runs no further for now."""
+    """A trial has stopped running for now."""
 
     at: float
     trial_id: str
@@ -224,13 +227,13 @@ class ResidentReleased(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """What the code of a trial raised.
+    """An exception that a trial's code raised.
 
     Attributes:
         kind: ``"error"`` or ``"out_of_memory"``.
         message: one line for people.
         traceback: as text.
-        exception: pickled; ``None`` if it cannot be, or is too large.
+        exception: pickled; ``None`` if it cannot be pickled or is too large.
     """
 
     kind: str
@@ -251,7 +254,7 @@ class ResidentFailed(NamedTuple):
 
 
 class ResidentCalled(NamedTuple):
-    """A method was called; ``result`` is what it returned, pickled, unless it raised."""
+    """The result of a call: ``result`` is what the method returned, pickled, unless it raised."""
 
     at: float
     trial_id: str
@@ -261,7 +264,7 @@ class ResidentCalled(NamedTuple):
 
 
 class FromMember(NamedTuple):
-    """One of a member's messages of :mod:`fluid.elastic.messages`; ``memory`` as in Iterated."""
+    """One of a member's messages of :mod:`fluid.elastic.messages`; ``memory`` as in ResidentIterated."""
 
     at: float
     trial_id: str
@@ -276,25 +279,25 @@ def encode(messages: Sequence[Any]) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> list[Any]:
-    """Reads what :func:`encode` wrote; only for connections that are private to one user."""
+    """Unpickles a batch of messages; only for connections between processes of one user."""
     return list(pickle.loads(data))
 
 
 def folder_name(trial_id: str) -> str:
-    """A name for a trial's folder: the id, if it can be one, else one made from it. Distinct ids differ."""
+    """Returns the name of a trial's folder: its id, escaped and shortened where needed; distinct for distinct ids."""
     name = quote(trial_id, safe=" +=,@#()[]{}").replace(".", "%2E")
     if len(name) <= _LONGEST_NAME:
         return name
-    import hashlib  # Only the rare long name needs it, and every lane would load it.
+    import hashlib  # Needed for long names only; at the top, every lane would load it.
 
     return f"{name[:_LONGEST_NAME]}%{hashlib.sha256(trial_id.encode()).hexdigest()[:32]}"
 
 
 def trials_folder(run_folder: str) -> str:
-    """The folder of the trials' folders."""
+    """Returns the folder that holds the trials' folders."""
     return os.path.join(run_folder, "trials")
 
 
 def trial_folder(run_folder: str, trial_id: str) -> str:
-    """The folder of a trial's output and checkpoints on disk."""
+    """Returns the folder of a trial's output and checkpoints on disk."""
     return os.path.join(trials_folder(run_folder), folder_name(trial_id))

@@ -1,4 +1,4 @@
-"""Which resident a lane runs next, where several have work left. Pure: the lane asks between two iterations."""
+"""The scheduling policies of a lane: which of its residents with iterations left it runs next. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class ResidentWork(NamedTuple):
     """A resident with iterations left to run.
 
     Attributes:
-        key: names it.
-        remaining: predicted seconds until it is done; ``None`` while nothing is known about it.
-        service: seconds it was run for in this lane, on top of what :func:`joining_service` gave it.
+        key: identifies it.
+        remaining: predicted seconds of work left; ``None`` before its first measured iteration.
+        service: seconds it has run in this lane, plus what :func:`joining_service` gave it.
     """
 
     key: Hashable
@@ -27,19 +27,20 @@ def choose(
 ) -> ResidentWork:
     """Returns the resident to run for the next iteration.
 
-    ``"longest_first"``: the one with the longest work left. What is left at any time is then as even and as small in
-    its longest part as it can be, so that, once other devices have room, nothing long is left to run alone at the end.
-    ``"srtf"``: the one with the shortest work left, which makes the mean time until a trial is done the least there
-    is. ``"fair"``: the one that was served least, so that all advance by equal seconds.
+    ``"longest_first"``: the one with the most work left. This keeps the longest remaining work as short as possible,
+    so that no long trial runs alone at the end. ``"srtf"``: the one with the least work left (shortest remaining time
+    first), which minimizes the mean completion time. ``"fair"``: the one with the least service, so that all advance
+    by equal seconds.
 
-    A resident that nothing is known about comes first under ``pack`` and ``srtf``: one iteration tells.
+    Under ``longest_first`` and ``srtf`` a resident whose pace is not measured yet comes first: one iteration
+    measures it.
 
     Args:
         policy: one of :data:`POLICIES`.
-        residents: at least one, in the order in which they came, which decides between equals.
-        current: key of the one that ran last. It runs on unless another one is ahead by more than ``slack``.
-        slack: seconds; 0 switches as often as the policy says. A switch costs the lane something, and under ``pack``
-            and ``fair`` near equals would take turns after every iteration.
+        residents: at least one, in the order in which they came, which breaks ties.
+        current: key of the one that ran last. It continues unless another one is ahead by more than ``slack``.
+        slack: seconds; 0 switches whenever the policy says so. A switch takes time, and under ``longest_first`` and
+            ``fair`` two nearly equal residents would alternate after every iteration.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
@@ -57,9 +58,9 @@ def choose(
 
 
 def joining_service(others: Iterable[ResidentWork]) -> float:
-    """Returns the service that one who joins these is taken to have had, seconds: as much as the least served.
+    """Returns the service that a newcomer starts with, seconds: that of the least served of the others.
 
-    With none at all it would run alone until it had caught up with those that have been there for hours.
+    From 0 it would run alone until it had caught up with residents that have run for hours.
     """
     return min((work.service for work in others), default=0.0)
 
@@ -76,7 +77,7 @@ def _least_served_first(work: ResidentWork) -> float:
     return work.service
 
 
-#: Each gives a resident a rank in seconds; the lowest runs.
+#: Each maps a resident to a rank in seconds; the lowest rank runs.
 POLICIES: dict[str, Callable[[ResidentWork], float]] = {
     "longest_first": _longest_first,
     "srtf": _shortest_first,

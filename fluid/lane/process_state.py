@@ -1,9 +1,10 @@
-"""What of a process's state belongs to the resident whose code runs: random numbers, working directory, output.
+"""The process state of each resident: random number generators, working directory, standard output.
 
-Residents of a lane share one process. Switching from one to another swaps this state, so that each sees the
-process as if it were alone there. Modules are looked up in ``sys.modules``, not imported: in what a trial has
-not loaded it has no state. Not swapped: PyTorch's global flags, the environment, class attributes, and
-threads that a trial left running.
+The residents of a lane share one process. The lane swaps this state when it switches from one to another, so that
+each sees the process as its own. Modules are looked up in ``sys.modules`` and never imported: a trial has no state in
+a module that it has not loaded. Not swapped are PyTorch's global flags, the environment, class attributes, and
+threads that a trial left running. (The standard library's ``redirect_stdout`` replaces ``sys.stdout``, of which
+logging handlers keep references; hence :class:`Output`.)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SEED_BYTES = 16
 
 
 def read_random_state() -> dict[str, Any]:
-    """Returns the state of every global random number generator there is, by module."""
+    """Returns the states of the global random number generators that are loaded, by module."""
     states: dict[str, Any] = {}
     if (module := sys.modules.get("random")) is not None:
         states["random"] = module.getstate()
@@ -33,9 +34,9 @@ def read_random_state() -> dict[str, Any]:
 
 
 def write_random_state(states: dict[str, Any]) -> None:
-    """Puts generators into the state they had; those without one get a fresh seed.
+    """Sets the generators to these states; those without one get a fresh seed.
 
-    A fresh seed, because all lanes are copies of one process, and trials must not share their random numbers.
+    All lanes are forked from one process: without a fresh seed, trials would draw the same random numbers.
     """
     seed = int.from_bytes(os.urandom(_SEED_BYTES), "little")
     if (module := sys.modules.get("random")) is not None:
@@ -62,10 +63,9 @@ def write_random_state(states: dict[str, Any]) -> None:
 
 
 def restore_random_state(states: dict[str, Any]) -> None:
-    """Puts generators into the state they had in another process.
+    """Sets the generators to the states that they had in another process.
 
-    Their modules are imported if need be: a trial that draws from them for the first time later on in this
-    process has done so before.
+    Imports their modules if they are not loaded: the trial has drawn from them before, and may do so again.
     """
     for name in states:
         importlib.import_module(name)
@@ -74,15 +74,19 @@ def restore_random_state(states: dict[str, Any]) -> None:
 
 def _torch() -> Any:
     torch = sys.modules.get("torch")
-    # Half-imported in a trial that failed to import it: it has no generator yet.
+    # A trial that failed to import it leaves a partial module without a generator.
     return torch if hasattr(torch, "default_generator") else None
 
 
-class Context:
+class ProcessState:
     """The process state of one resident.
 
     Attributes:
-        log_path: where its output goes.
+        log_path: the file that receives its output.
+
+    Args:
+        log_path: as above.
+        folder: its working directory at first.
     """
 
     def __init__(self, log_path: str, folder: str) -> None:
@@ -91,28 +95,28 @@ class Context:
         self._random: dict[str, Any] = {}
 
     def enter(self, output: Output) -> None:
-        """Makes the process look as the resident left it."""
+        """Restores the state in which the resident left the process."""
         write_random_state(self._random)
-        with suppress(OSError):  # It may have been deleted since.
+        with suppress(OSError):  # The folder may have been deleted since.
             os.chdir(self._folder)
         output.switch(self.log_path)
 
     def leave(self) -> None:
-        """Notes how the resident leaves the process."""
+        """Records the state in which the resident leaves the process."""
         self._random = read_random_state()
         with suppress(OSError):
             self._folder = os.getcwd()
 
 
 class Output(io.TextIOBase):
-    """Stands for ``sys.stdout`` and ``sys.stderr`` and writes to the log of the resident whose code runs.
+    """Replaces ``sys.stdout`` and ``sys.stderr``; writes to the log of the resident whose code runs.
 
-    One object for the whole life of the lane: a logging handler that one trial set up keeps a reference, and
-    must not write to that trial's log, or to a closed file, once others run. The file is opened when something
-    is written, so silent trials have none, and closed at the switch, so that thousands of residents can write.
+    One object serves for the whole life of the lane: a logging handler that a trial set up keeps a reference to it,
+    and must not write to that trial's log, or to a closed file, while other trials run. The log is opened at the first
+    write, so that silent trials have none, and closed at the switch, so that thousands of residents can have one.
 
     Args:
-        fallback: takes what is written while no trial runs.
+        fallback: receives the output while no trial runs.
     """
 
     def __init__(self, fallback: TextIO) -> None:
@@ -121,7 +125,7 @@ class Output(io.TextIOBase):
         self._file: TextIO | None = None
 
     def switch(self, path: str | None) -> None:
-        """Writes to ``path`` from now on; ``None`` for the fallback."""
+        """Redirects the output to ``path``; ``None`` for the fallback."""
         if path != self._path:
             if self._file is not None:
                 with suppress(OSError):
@@ -129,27 +133,27 @@ class Output(io.TextIOBase):
             self._path, self._file = path, None
 
     def write(self, text: str) -> int:
-        """Writes text, line by line: what a trial printed before it was killed is there."""
+        """Writes text, buffered by line, so that the log is complete even if the trial is killed."""
         try:
             return self._target().write(text)
         except (OSError, ValueError):
-            # A full disk, or a thread that prints during a switch: no reason to fail a trial.
+            # A full disk, or a thread that prints during a switch, must not fail a trial.
             return len(text)
 
     def flush(self) -> None:
-        """Hands buffered text to the system."""
+        """Flushes buffered text."""
         (self._fallback if self._file is None else self._file).flush()
 
     def fileno(self) -> int:
-        """Returns the lane's own output, which sub-processes can write to."""
+        """The descriptor of the lane's own output, for sub-processes."""
         return self._fallback.fileno()
 
     def isatty(self) -> bool:
-        """Returns False."""
+        """False."""
         return False
 
     def writable(self) -> bool:
-        """Returns True."""
+        """True."""
         return True
 
     @property
@@ -159,12 +163,12 @@ class Output(io.TextIOBase):
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        """Output never fails for want of an encoding."""
+        """How characters that cannot be encoded are written."""
         return "backslashreplace"
 
     @property
     def buffer(self) -> Any:
-        """The stream of bytes below."""
+        """The underlying stream of bytes."""
         return self._target().buffer
 
     def _target(self) -> TextIO:

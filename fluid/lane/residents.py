@@ -1,4 +1,7 @@
-"""The trials in a lane: set up, entered, measured, saved and let go. One of them has the process at a time."""
+"""The trials that a lane hosts, its residents: sets them up, runs their code, measures, saves and releases them.
+
+One resident at a time has the process: its random generators, working directory and output are in force.
+"""
 
 from __future__ import annotations
 
@@ -11,212 +14,281 @@ from contextlib import suppress
 from typing import Any
 
 from fluid._clock import Clock
+from fluid.elastic.messages import Join
 from fluid.lane.checkpoint_store import CheckpointStore
 from fluid.lane.culprit_note import RunningTrialNote
-from fluid.lane.device import Meter
-from fluid.lane.messages import LaneOptions, ResidentSaved, ShipTrainable, StartResident, trial_folder
-from fluid.lane.process_state import Context, Output, read_random_state, restore_random_state, write_random_state
+from fluid.lane.device import BusyMeter, MemoryMeter
+from fluid.lane.member import LaneMember
+from fluid.lane.messages import LaneOptions, ResidentIterated, ResidentSaved, ShipTrainable, StartResident, trial_folder
+from fluid.lane.process_state import (
+    Output,
+    ProcessState,
+    read_random_state,
+    restore_random_state,
+    write_random_state,
+)
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
+from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import can_save, make_resident, set_up
 
-#: The file, within a checkpoint, with what belongs to the lane and not to the trainable.
+#: The file, within a checkpoint, with the lane's part of a trial's state.
 _LANE_STATE = "lane.pkl"
 
 
 class Residents:
-    """The trials in a lane, by id.
+    """The trials in a lane, by id. Methods that run a trial's code raise what that code raises.
+
+    Args:
+        options: the lane's.
+        clock: the lane's.
+        output: switched to the log of the trial whose code runs.
+        note: names the trial whose code runs.
+        meter: of the device's memory.
 
     Attributes:
         queue: those with iterations left.
-        current: whose state the process is in.
+        current: the one whose process state is in force.
+        may_hold_cache: whether the lane may hold device memory that no trial uses.
     """
 
     def __init__(
-        self, options: LaneOptions, clock: Clock, output: Output, note: RunningTrialNote, meter: Meter
+        self, options: LaneOptions, clock: Clock, output: Output, note: RunningTrialNote, meter: MemoryMeter
     ) -> None:
         self.queue = WorkQueue()
         self.current: ResidentTrial | None = None
+        self.may_hold_cache = False
         self._options = options
         self._clock = clock
         self._output = output
         self._note = note
         self._meter = meter
+        self._busy = BusyMeter(options.kind, options.threads)
         self._home = os.getcwd()
         self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
         self._payloads: dict[int, bytes] = {}
         self._trainables: dict[int, Any] = {}
-        self._hosted: dict[str, ResidentTrial] = {}
-        #: What saving took last, seconds, by trainable.
+        self._by_id: dict[str, ResidentTrial] = {}
+        #: Seconds of the last save, by trainable.
         self._save_costs: dict[int, float] = {}
-        #: Whether the lane may hold device memory that nobody uses.
-        self._hoards = False
 
     def __iter__(self) -> Iterator[ResidentTrial]:
-        return iter(list(self._hosted.values()))
+        return iter(list(self._by_id.values()))
 
     def get(self, trial_id: str) -> ResidentTrial | None:
-        """The trial of that id, if it is here."""
-        return self._hosted.get(trial_id)
+        """Returns the trial of that id; ``None`` if it is not resident."""
+        return self._by_id.get(trial_id)
 
-    def learn(self, message: ShipTrainable) -> None:
-        """Takes in a trainable that trials are going to be of."""
+    def add_trainable(self, message: ShipTrainable) -> None:
+        """Stores a trainable for the trials that will use it."""
         self._payloads[message.key] = message.payload
         sys.path += [path for path in message.sys_path if path not in sys.path]
 
-    # -- they come and go ----------------------------------------------------------------------------------
+    # -- arriving and leaving ------------------------------------------------------------------------------
 
     def admit(self, trial_id: str) -> ResidentTrial:
-        """Takes in a trial, of which there is nothing yet; one of that id that is here leaves first."""
-        before = self._hosted.get(trial_id)
+        """Adds a trial that is still to be set up; releases a resident of the same id first."""
+        before = self._by_id.get(trial_id)
         if before is not None:
             self.release(before)
         log = os.path.join(trial_folder(self._options.run_folder, trial_id), "output.log")
-        hosted = self._hosted[trial_id] = ResidentTrial(trial_id, Context(log, self._home))
-        return hosted
+        resident = ResidentTrial(trial_id=trial_id, process_state=ProcessState(log, self._home))
+        self._by_id[trial_id] = resident
+        return resident
 
-    def set_up(self, hosted: ResidentTrial, message: StartResident) -> None:
-        """Makes a trial what it is to be, from its checkpoint if it has one.
-
-        Raises:
-            BaseException: what the trial's code raised.
-        """
-        self.enter(hosted)
+    def set_up(self, resident: ResidentTrial, message: StartResident) -> None:
+        """Sets a trial up, and restores it from its checkpoint if it has one."""
+        self.enter(resident)
         trainable = self._trainable(message.key)
-        hosted.key, hosted.save_cost = message.key, self._save_costs.get(message.key, 0.0)
-        self._meter.begin()  # Modules that were just loaded are the lane's, whoever came first.
-        hosted.saves_itself = can_save(trainable)
+        resident.key, resident.save_cost = message.key, self._save_costs.get(message.key, 0.0)
+        self._meter.begin()  # Only now: memory of the modules that were just imported is the lane's.
+        resident.autosaves = can_save(trainable)
         folder = trial_folder(self._options.run_folder, message.trial_id)
-        hosted.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
+        resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
         joins = message.membership is not None and message.membership.takes_over
-        set_up(hosted.body, pickle.loads(message.config), joins=joins)
+        set_up(resident.body, pickle.loads(message.config), joins=joins)
         if message.checkpoint is not None:
-            self._restore(hosted, message.checkpoint)
-            hosted.iteration = message.iteration
-        self.measure(hosted)
+            self._restore(resident, message.checkpoint)
+            resident.iteration = message.iteration
+        self._measure(resident)
 
-    def enter(self, hosted: ResidentTrial) -> None:
-        """Puts the process into a resident's state, if it is not in it."""
-        self._note.write(hosted.trial_id)
-        if self.current is not hosted:
+    def enter(self, resident: ResidentTrial) -> None:
+        """Puts a resident's process state in force."""
+        self._note.write(resident.trial_id)
+        if self.current is not resident:
             if self.current is not None:
-                self.current.context.leave()
-                self._meter.give_back()  # What the one before left over is not this one's.
-            hosted.context.enter(self._output)
-            self.current = hosted
+                self.current.process_state.leave()
+                self._meter.release_cached()  # Memory that the previous trial has freed is not this one's.
+            resident.process_state.enter(self._output)
+            self.current = resident
 
-    def release(self, hosted: ResidentTrial) -> None:
-        """Lets a resident go; what its clean-up raises is in its log."""
-        self.enter(hosted)
+    def release(self, resident: ResidentTrial) -> None:
+        """Cleans a resident up and removes it; what its clean-up raises goes to its log."""
+        self.enter(resident)
         try:
-            if hosted.member is not None:
-                hosted.member.leave_generation()
-            if hosted.body is not None:
-                hosted.body.cleanup()
+            if resident.member is not None:
+                resident.member.leave_generation()
+            if resident.body is not None:
+                resident.body.cleanup()
         except BaseException:
             traceback.print_exc()
-        hosted.body = None
-        self.halt(hosted)
-        del self._hosted[hosted.trial_id]
-        self._store.released(hosted.trial_id)
+        resident.body = None
+        self.halt(resident)
+        del self._by_id[resident.trial_id]
+        self._store.forget_resident(resident.trial_id)
         self._output.switch(None)
         self.current = None
-        self._meter.give_back(collect=True)
+        self._meter.release_cached(collect=True)
 
     def _trainable(self, key: int) -> Any:
         if key not in self._trainables:
             self._trainables[key] = pickle.loads(self._payloads[key])
         return self._trainables[key]
 
-    # -- what they have to do ------------------------------------------------------------------------------
+    # -- iterations left -----------------------------------------------------------------------------------
 
-    def add(self, hosted: ResidentTrial, iterations: int) -> None:
-        """Has a trial run so many iterations more."""
-        if iterations > 0 and hosted.left == 0:
-            self.queue.join(hosted)
-        hosted.left += iterations
+    def add_iterations(self, resident: ResidentTrial, iterations: int) -> None:
+        """Adds to the iterations that a trial has left."""
+        if iterations > 0 and resident.left == 0:
+            self.queue.add(resident)
+        resident.left += iterations
 
-    def ask(self, hosted: ResidentTrial, iterations: int) -> None:
-        """Has a trial run so many iterations, whatever it was asked for before."""
-        self.halt(hosted)
-        self.add(hosted, iterations)
+    def set_iterations(self, resident: ResidentTrial, iterations: int) -> None:
+        """Sets the iterations that a trial has left."""
+        self.halt(resident)
+        self.add_iterations(resident, iterations)
 
-    def halt(self, hosted: ResidentTrial) -> None:
-        """Has a trial run no more iterations."""
-        if hosted.left:
-            hosted.left = 0
-            self.queue.remove(hosted)
+    def halt(self, resident: ResidentTrial) -> None:
+        """Leaves a trial no iterations to run."""
+        if resident.left:
+            resident.left = 0
+            self.queue.remove(resident)
 
-    # -- memory --------------------------------------------------------------------------------------------
+    # -- running their code --------------------------------------------------------------------------------
 
-    @property
-    def hoards(self) -> bool:
-        """Whether the lane may hold device memory that nobody uses."""
-        return self._hoards
+    def iterate(self, resident: ResidentTrial) -> ResidentIterated:
+        """Runs one iteration of a trial that trains alone; returns the report for the driver."""
+        assert resident.body is not None
+        self.enter(resident)
+        self._meter.begin()
+        self._busy.begin()
+        begun = self._clock.now()
+        step = resident.body.step()
+        memory = self._measure(resident)
+        now = self._clock.now()
+        seconds = now - begun
+        busy = self._busy.end(seconds)
+        metrics = None if step.metrics is None else pack_metrics(step.metrics)
+        resident.record_iteration(seconds)
+        if metrics is not None:
+            resident.iteration += 1
+            resident.unsaved += seconds
+        if step.finished:
+            resident.finished = True
+            self.halt(resident)
+        else:
+            resident.left -= 1
+            if not resident.left:
+                self.queue.remove(resident)
+        return ResidentIterated(
+            now, resident.trial_id, resident.iteration, seconds, metrics, memory, step.finished, busy
+        )
 
-    def give_back(self) -> None:
-        """Gives device memory back that nobody uses."""
-        self._hoards = False
-        self._meter.give_back()
+    def iterate_together(self, resident: ResidentTrial, member: LaneMember) -> bool:
+        """Runs one iteration of a trial together with other lanes; returns whether it was completed."""
+        self.enter(resident)
+        self._meter.begin()
+        begun = self._clock.now()
+        done = member.iterate(lambda: self._measure(resident))
+        self.set_iterations(resident, member.left)
+        if done is None:
+            return False
+        resident.iteration, resident.finished = done.iteration, done.finished
+        resident.unsaved += self._clock.now() - begun
+        return True
 
-    def measure(self, hosted: ResidentTrial) -> tuple[float, float] | None:
-        """Returns the bytes that a trial holds, and what it took on top of that; ``None`` where that cannot be told."""
+    def handle_as_member(self, resident: ResidentTrial, member: LaneMember, message: Any) -> None:
+        """Handles a controller's message about a generation."""
+        self.enter(resident)
+        member.handle(message)
+        resident.iteration = member.iteration
+        self.set_iterations(resident, member.left)
+        if isinstance(message, Join) and message.size == 1:
+            resident.member = None  # It trains alone from now on.
+
+    def call(self, resident: ResidentTrial, method: str, payload: bytes) -> bytes:
+        """Calls a method with pickled arguments; returns the pickled result."""
+        assert resident.body is not None
+        begun = self._clock.now()
+        try:
+            self.enter(resident)
+            self._meter.begin()
+            args, kwargs = pickle.loads(payload)
+            result = resident.body.call(method, args, kwargs)
+            self._measure(resident)
+            return dump_result(result)
+        finally:
+            resident.unsaved += self._clock.now() - begun  # The call may have changed the trial.
+
+    def _measure(self, resident: ResidentTrial) -> tuple[float, float] | None:
+        """Ends a measurement; returns the bytes that the trial holds and what it took on top of that, if measured."""
         measured = self._meter.end()
         if measured is None:
             return None
-        self._hoards = True
-        hosted.held += measured[0]
-        return max(0.0, hosted.held), max(0.0, measured[1])
+        self.may_hold_cache = True
+        resident.held += measured[0]
+        return max(0.0, resident.held), max(0.0, measured[1])
+
+    def release_cached(self) -> None:
+        """Returns device memory that no trial uses."""
+        self.may_hold_cache = False
+        self._meter.release_cached()
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
-    def is_due(self, hosted: ResidentTrial) -> bool:
-        """Whether saving a trial costs little against the work it protects.
+    def is_save_due(self, resident: ResidentTrial) -> bool:
+        """Whether saving a trial costs little against the work that the checkpoint protects.
 
-        Or, where it has come to rest, against an iteration: of another trial, for which a lane may have to wait that
-        is to go on with this one.
+        For an idle trial it is enough that saving costs little against one of its iterations: another lane that is to
+        continue it may be waiting for the checkpoint.
         """
-        options, pace = self._options, hosted.pace
-        cost = options.save_ratio * hosted.save_cost
-        if hosted.unsaved >= max(options.save_after, cost):
+        options, pace = self._options, resident.pace
+        cost = options.save_ratio * resident.save_cost
+        if resident.unsaved >= max(options.save_after, cost):
             return True
-        rests = not hosted.left and not hosted.finished and hosted.unsaved > 0.0
-        return rests and pace is not None and pace >= max(options.rest_after, cost)
+        is_idle = not resident.left and not resident.finished and resident.unsaved > 0.0
+        return is_idle and pace is not None and pace >= max(options.idle_save_after, cost)
 
-    def save(self, hosted: ResidentTrial) -> ResidentSaved:
-        """Saves a trial.
-
-        Raises:
-            BaseException: what the trial's code raised, or writing to disk.
-        """
-        assert hosted.body is not None
-        body = hosted.body
-        self.enter(hosted)
+    def save(self, resident: ResidentTrial) -> ResidentSaved:
+        """Saves a trial; also raises the errors of writing to disk."""
+        assert resident.body is not None
+        body = resident.body
+        self.enter(resident)
         begun = self._clock.now()
 
-        def fill(folder: str) -> None:
+        def write(folder: str) -> None:
             random_state = read_random_state()
             body.save(folder)
-            # What saving drew is no part of the training, which must not depend on when it was saved.
+            # Random numbers drawn while saving must not change the training.
             write_random_state(random_state)
             with open(os.path.join(folder, _LANE_STATE), "wb") as file:
-                pickle.dump({"finished": hosted.finished, "random": random_state}, file)
+                pickle.dump({"finished": resident.finished, "random": random_state}, file)
 
-        stored = self._store.save(hosted.trial_id, hosted.iteration, fill)
+        stored = self._store.save(resident.trial_id, resident.iteration, write)
         now = self._clock.now()
-        hosted.save_cost, hosted.unsaved = now - begun, 0.0
-        self._save_costs[hosted.key] = hosted.save_cost
-        return ResidentSaved(now, hosted.trial_id, hosted.iteration, *stored, dropped=False, seconds=now - begun)
+        resident.save_cost, resident.unsaved = now - begun, 0.0
+        self._save_costs[resident.key] = resident.save_cost
+        return ResidentSaved(now, resident.trial_id, resident.iteration, *stored, dropped=False, seconds=now - begun)
 
-    def forget(self, trial_id: str) -> None:
+    def delete_checkpoints(self, trial_id: str) -> None:
         """Deletes every checkpoint of a trial."""
         self._store.delete(trial_id)
 
-    def _restore(self, hosted: ResidentTrial, path: str) -> None:
-        assert hosted.body is not None
+    def _restore(self, resident: ResidentTrial, path: str) -> None:
+        assert resident.body is not None
         with self._store.reading(path) as folder:
-            hosted.body.restore(folder)
-            self._store.restored(hosted.trial_id, folder)
+            resident.body.restore(folder)
+            self._store.protect(resident.trial_id, folder)
             with suppress(FileNotFoundError), open(os.path.join(folder, _LANE_STATE), "rb") as file:
                 state = pickle.load(file)
-                hosted.finished = state["finished"]
+                resident.finished = state["finished"]
                 restore_random_state(state["random"])

@@ -1,29 +1,28 @@
 """The worker program: a warm process, bound to one device, that hosts trials and runs one iteration at a time.
 
-The same code runs under every backend. The driver says what to run; between two iterations the lane looks for
-new messages, so whatever is asked takes effect at the end of the current iteration. Trials stay resident when
-they pause: going on with another one is a look-up.
+The same code runs under every real backend. The driver decides what runs. The lane reads its messages between two
+iterations, so that every request takes effect at the end of the current iteration. A paused trial stays resident:
+switching to another one is a dictionary look-up.
 
-Code of trials runs in the main thread, because gradient mode, autocast and OpenMP are per thread.
+Trials run in the main thread, because gradient mode, autocast and OpenMP are per thread.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import pickle
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, NoReturn
 
 from fluid._clock import Clock, MonotonicClock
-from fluid.elastic.messages import Join, Leave, Left
-from fluid.lane.busy import BusyMeter
+from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
 from fluid.lane.culprit_note import RunningTrialNote
-from fluid.lane.device import bind, make_meter, warm_up
+from fluid.lane.device import bind, make_memory_meter, warm_up
 from fluid.lane.errors import describe
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
@@ -52,24 +51,23 @@ from fluid.lane.messages import (
 from fluid.lane.process_state import Output
 from fluid.lane.residents import Residents
 from fluid.lane.work_queue import ResidentTrial
-from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import elastic_part
 
-#: An iteration shorter than this is reported together with others.
+#: The lane reports iterations shorter than this in batches, seconds.
 _SHORT_S = 0.001
-#: Exit status of a lane whose device cannot be used any more.
+#: Exit status of a lane whose device has failed.
 _UNUSABLE = 70
 
 
 def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], None]) -> None:
-    """Runs a lane until it is told to end or the driver is gone.
+    """Runs a lane until the driver ends it or is gone.
 
     Args:
         connection: to the driver.
-        options: which lane this is.
-        on_hangup: called in another thread when the driver is gone; must end the process, whatever it does.
+        options: its settings.
+        on_hangup: called in another thread when the driver is gone; must end the process at once.
     """
-    # The driver decides what an interrupt means. A handler, because SIG_IGN would pass to sub-processes.
+    # The driver handles interrupts. A handler that does nothing, because sub-processes would inherit SIG_IGN.
     signal.signal(signal.SIGINT, lambda *_: None)
     bind(options)
     own_bytes = warm_up(options)
@@ -84,293 +82,267 @@ def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], 
 
 
 def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
-    """Runs a lane as all that this process does; it leads a process group of its own."""
+    """Runs a lane in a process of its own, which leads a process group."""
     faulthandler.enable()
     serve(connection, options, _end_with_group)
     os._exit(0)
 
 
 def _end_with_group() -> None:
-    """Ends the process in the middle of whatever it does, and those that a trial started."""
+    """Kills the process and those that its trials started."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
+class _UserCode:
+    """Runs a trial's code in a ``with`` block; an exception in the block fails the trial and is not raised again.
+
+    Args:
+        fail: fails the trial.
+
+    Attributes:
+        failed: whether it did.
+    """
+
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        self.failed = False
+        self._fail = fail
+
+    def __enter__(self) -> _UserCode:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if exc is None:
+            return False
+        self.failed = True
+        self._fail(exc)
+        return True
+
+
 class _Lane:
-    """The state of a lane."""
+    """Carries out the driver's messages, and runs the residents' iterations in between."""
 
     def __init__(self, channel: Channel, options: LaneOptions, clock: Clock, output: Output) -> None:
         self._channel = channel
         self._options = options
         self._clock = clock
         self._note = RunningTrialNote(options.note)
-        self._meter = make_meter(options)
-        self._busy = BusyMeter(options.kind, options.threads)
+        self._meter = make_memory_meter(options)
         self._residents = Residents(options, clock, output, self._note, self._meter)
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
-            ShipTrainable: self._residents.learn,
+            ShipTrainable: self._residents.add_trainable,
             StartResident: self._start,
             RunResident: self._run,
             PauseResident: self._pause,
             SaveResident: self._save,
-            ReleaseResident: self._stop,
+            ReleaseResident: self._release,
             CallResident: self._call,
             AdoptResident: self._adopt,
             ToMember: self._to_member,
-            DeleteCheckpoints: lambda message: self._residents.forget(message.trial_id),
+            DeleteCheckpoints: lambda message: self._residents.delete_checkpoints(message.trial_id),
             Shutdown: self._shutdown,
         }
 
     def run(self, own_bytes: float = 0.0) -> None:
         residents = self._residents
-        self._tell(LaneWarm(self._clock.now(), os.getpid(), own_bytes))
+        self._send(LaneWarm(self._clock.now(), os.getpid(), own_bytes))
         while not self._ended:
             try:
-                # What is there to do comes before memory is given back, and that before waiting for more.
-                messages = self._channel.receive(block=not (residents.queue or residents.hoards))
+                # In this order: new messages, then iterations, then memory to release, then waiting for messages.
+                messages = self._channel.receive(block=not (residents.queue or residents.may_hold_cache))
             except (EOFError, OSError):
                 return  # The driver is gone.
             for message in messages:
                 self._handlers[type(message)](message)
             if residents.queue:
                 self._iterate(residents.queue.next(self._options.policy, residents.current))
-            elif residents.hoards and not messages:
+            elif residents.may_hold_cache and not messages:
                 self._channel.flush()
-                residents.give_back()
+                residents.release_cached()
 
-    # -- what the driver asks ------------------------------------------------------------------------------
+    # -- messages of the driver ----------------------------------------------------------------------------
+    # A message about a trial that is not resident is ignored: the trial has failed, and the driver was told.
 
     def _start(self, message: StartResident) -> None:
-        hosted = self._residents.admit(message.trial_id)
+        resident = self._residents.admit(message.trial_id)
         begun = self._clock.now()
-        try:
-            self._residents.set_up(hosted, message)
+        with self._user_code(resident) as code:
+            self._residents.set_up(resident, message)
             if message.membership is not None:
-                self._join_others(hosted, message.membership, self._clock.now() - begun)
-                return
-        except BaseException as error:
-            self._fail(hosted, error)
+                self._become_member(resident, message.membership, self._clock.now() - begun)
+        if code.failed or message.membership is not None:
             return
         now = self._clock.now()
-        started = ResidentStarted(now, message.trial_id, hosted.iteration, now - begun)
-        self._tell(started, at_once=now - begun > _SHORT_S)
-        self._add(hosted, message.iterations)
+        started = ResidentStarted(now, message.trial_id, resident.iteration, now - begun)
+        self._send(started, at_once=now - begun > _SHORT_S)
+        self._add_iterations(resident, message.iterations)
 
     def _run(self, message: RunResident) -> None:
-        hosted = self._residents.get(message.trial_id)
-        if hosted is not None:
-            self._add(hosted, message.iterations)
+        resident = self._residents.get(message.trial_id)
+        if resident is not None:
+            self._add_iterations(resident, message.iterations)
 
     def _pause(self, message: PauseResident) -> None:
-        hosted = self._residents.get(message.trial_id)
-        if hosted is not None:
-            self._residents.halt(hosted)
-            self._tell(ResidentPaused(self._clock.now(), hosted.trial_id, hosted.iteration))
-            if message.may_move and hosted.saves_itself and hosted.member is None:
-                self._save_if_due(hosted)
+        resident = self._residents.get(message.trial_id)
+        if resident is not None:
+            self._residents.halt(resident)
+            self._send(ResidentPaused(self._clock.now(), resident.trial_id, resident.iteration))
+            if message.may_move and resident.autosaves and resident.member is None:
+                self._save_if_due(resident)
 
     def _save(self, message: SaveResident) -> None:
-        hosted = self._residents.get(message.trial_id)
-        if hosted is None:
+        resident = self._residents.get(message.trial_id)
+        if resident is None:
             return
-        try:
-            saved = self._residents.save(hosted)
-        except BaseException as error:
-            self._fail(hosted, error)
+        with self._user_code(resident) as code:
+            saved = self._residents.save(resident)
+        if code.failed:
             return
         if message.drop:
-            self._residents.release(hosted)
-        self._tell(saved._replace(at=self._clock.now(), dropped=message.drop))
+            self._residents.release(resident)
+        self._send(saved._replace(at=self._clock.now(), dropped=message.drop))
 
-    def _stop(self, message: ReleaseResident) -> None:
-        # One that is not here has failed, and that has been reported.
-        hosted = self._residents.get(message.trial_id)
-        if hosted is not None:
-            self._residents.release(hosted)
-            self._tell(ResidentReleased(self._clock.now(), message.trial_id))
+    def _release(self, message: ReleaseResident) -> None:
+        resident = self._residents.get(message.trial_id)
+        if resident is not None:
+            self._residents.release(resident)
+            self._send(ResidentReleased(self._clock.now(), message.trial_id))
 
     def _call(self, message: CallResident) -> None:
-        """Calls a method of a resident; what it raises changes nothing for the trial."""
-        hosted = self._residents.get(message.trial_id)
-        if hosted is None:
+        """Calls a method of a resident; an exception in it goes to the caller, and the trial continues."""
+        resident = self._residents.get(message.trial_id)
+        if resident is None:
             return
-        assert hosted.body is not None
         result = raised = None
-        begun = self._clock.now()
         try:
-            self._residents.enter(hosted)
-            self._meter.begin()
-            args, kwargs = pickle.loads(message.payload)
-            returned = hosted.body.call(message.method, args, kwargs)
-            self._residents.measure(hosted)
-            result = dump_result(returned)
+            result = self._residents.call(resident, message.method, message.payload)
         except BaseException as error:
             raised = describe(error)
-            self._end_if_contagious(raised)
-        now = self._clock.now()
-        hosted.unsaved += now - begun  # It may have changed the trial.
-        called = ResidentCalled(now, hosted.trial_id, message.call_id, result, raised)
+            self._exit_if_device_failed(raised)
+        called = ResidentCalled(self._clock.now(), resident.trial_id, message.call_id, result, raised)
         if raised is None:
-            self._tell(called)
+            self._send(called)
         else:
-            self._tell_raised(called, raised)
-        if hosted.saves_itself and hosted.member is None and not hosted.left:
-            self._save_if_due(hosted)
+            self._send_raised(called, raised)
+        if resident.autosaves and resident.member is None and not resident.left:
+            self._save_if_due(resident)
+
+    def _shutdown(self, message: Shutdown) -> None:
+        for resident in self._residents:
+            self._residents.release(resident)
+        self._channel.flush()
+        self._ended = True
 
     # -- trials in several lanes ---------------------------------------------------------------------------
 
     def _adopt(self, message: AdoptResident) -> None:
-        hosted = self._residents.get(message.trial_id)
-        if hosted is None:
-            return
-        try:
-            self._residents.enter(hosted)
-            self._join_others(hosted, message.membership, 0.0)
-        except BaseException as error:
-            self._fail(hosted, error)
+        resident = self._residents.get(message.trial_id)
+        if resident is not None:
+            with self._user_code(resident):
+                self._residents.enter(resident)
+                self._become_member(resident, message.membership, 0.0)
 
-    def _join_others(self, hosted: ResidentTrial, membership: Membership, seconds: float) -> None:
-        assert hosted.body is not None
-        # A lane that waits for others must hear when one of them is gone.
-        self._channel.read_ahead(self._overhear)
-        trainable, host = elastic_part(hosted.body), self._options.host
-        hosted.member = LaneMember(hosted.trial_id, trainable, membership, host, self._tell, self._clock)
-        hosted.member.send_prepared(seconds)
+    def _become_member(self, resident: ResidentTrial, membership: Membership, seconds: float) -> None:
+        assert resident.body is not None
+        # While this thread waits for other members, another one must read that one of them is gone.
+        self._channel.read_ahead(self._preview)
+        trainable, host = elastic_part(resident.body), self._options.host
+        resident.member = LaneMember(resident.trial_id, trainable, membership, host, self._send, self._clock)
+        resident.member.send_prepared(seconds)
 
-    def _overhear(self, message: Any) -> None:
-        """Called in another thread, as soon as a message has come."""
+    def _preview(self, message: Any) -> None:
+        """Called in another thread as soon as a message has been read."""
         if isinstance(message, ToMember):
-            hosted = self._residents.get(message.trial_id)
-            member = None if hosted is None else hosted.member
+            resident = self._residents.get(message.trial_id)
+            member = None if resident is None else resident.member
             if member is not None:
                 member.preview(message.message)
 
     def _to_member(self, message: ToMember) -> None:
-        hosted = self._residents.get(message.trial_id)
-        if hosted is None or hosted.member is None:
-            return  # It has failed, and that has been reported.
-        member = hosted.member
+        resident = self._residents.get(message.trial_id)
+        if resident is None or resident.member is None:
+            return
+        member = resident.member
         if isinstance(message.message, Leave):
-            self._residents.release(hosted)
+            self._residents.release(resident)
             member.send(Left())
             return
-        try:
-            self._residents.enter(hosted)
-            member.handle(message.message)
-        except BaseException as error:
-            self._fail(hosted, error)
-            return
-        hosted.iteration = member.iteration
-        self._residents.ask(hosted, member.left)
-        if isinstance(message.message, Join) and message.message.size == 1:
-            hosted.member = None  # From now on it trains as others do.
-
-    def _iterate_together(self, hosted: ResidentTrial, member: LaneMember) -> None:
-        self._residents.enter(hosted)
-        self._meter.begin()
-        begun = self._clock.now()
-        try:
-            done = member.iterate(lambda: self._residents.measure(hosted))
-        except BaseException as error:
-            self._fail(hosted, error)
-            return
-        self._residents.ask(hosted, member.left)
-        if done is not None:
-            hosted.iteration, hosted.finished = done.iteration, done.finished
-            hosted.unsaved += self._clock.now() - begun
-            if hosted.saves_itself and member.is_rank_zero:
-                self._save_if_due(hosted)
-
-    def _shutdown(self, message: Shutdown) -> None:
-        for hosted in self._residents:
-            self._residents.release(hosted)
-        self._channel.flush()
-        self._ended = True
+        with self._user_code(resident):
+            self._residents.handle_as_member(resident, member, message.message)
 
     # -- iterations ----------------------------------------------------------------------------------------
 
-    def _add(self, hosted: ResidentTrial, iterations: int) -> None:
-        if hosted.finished:
-            if iterations > 0:
-                nothing = ResidentIterated(self._clock.now(), hosted.trial_id, hosted.iteration, 0.0, None, None, True)
-                self._tell(nothing)
-            return
-        self._residents.add(hosted, iterations)
-
-    def _iterate(self, hosted: ResidentTrial) -> None:
-        assert hosted.body is not None
-        if hosted.member is not None:
-            self._iterate_together(hosted, hosted.member)
-            return
-        self._residents.enter(hosted)
-        self._meter.begin()
-        self._busy.begin()
-        begun = self._clock.now()
-        try:
-            step = hosted.body.step()
-            memory = self._residents.measure(hosted)
+    def _add_iterations(self, resident: ResidentTrial, iterations: int) -> None:
+        if not resident.finished:
+            self._residents.add_iterations(resident, iterations)
+        elif iterations > 0:
             now = self._clock.now()
-            metrics = None if step.metrics is None else pack_metrics(step.metrics)
-        except BaseException as error:
-            self._fail(hosted, error)
-            return
-        seconds = now - begun
-        busy = self._busy.end(seconds)
-        hosted.took(seconds)
-        if metrics is not None:
-            hosted.iteration += 1
-            hosted.unsaved += seconds
-        if step.finished:
-            hosted.finished = True
-            self._residents.halt(hosted)
-        else:
-            hosted.left -= 1
-            if not hosted.left:
-                self._residents.queue.remove(hosted)
-        done = ResidentIterated(now, hosted.trial_id, hosted.iteration, seconds, metrics, memory, step.finished, busy)
-        self._tell(done, at_once=seconds > _SHORT_S)
-        if hosted.saves_itself:
-            self._save_if_due(hosted)
+            self._send(ResidentIterated(now, resident.trial_id, resident.iteration, 0.0, None, None, True))
 
-    def _save_if_due(self, hosted: ResidentTrial) -> None:
-        """Saves a trial of the lane's own accord, where that costs little against the work it protects."""
-        if not self._residents.is_due(hosted):
+    def _iterate(self, resident: ResidentTrial) -> None:
+        if resident.member is not None:
+            self._iterate_together(resident, resident.member)
+            return
+        with self._user_code(resident) as code:
+            done = self._residents.iterate(resident)
+        if code.failed:
+            return
+        self._send(done, at_once=done.seconds > _SHORT_S)
+        if resident.autosaves:
+            self._save_if_due(resident)
+
+    def _iterate_together(self, resident: ResidentTrial, member: LaneMember) -> None:
+        with self._user_code(resident) as code:
+            completed = self._residents.iterate_together(resident, member)
+        if not code.failed and completed and resident.autosaves and member.is_rank_zero:
+            self._save_if_due(resident)
+
+    def _save_if_due(self, resident: ResidentTrial) -> None:
+        """Checkpoints a trial automatically, where that costs little against the work that it protects."""
+        if not self._residents.is_save_due(resident):
             return
         try:
-            saved = self._residents.save(hosted)
-        except Exception:
-            # Not the trial's fault as far as its training goes: it runs on, and nobody relies on a save.
-            hosted.saves_itself = False
+            saved = self._residents.save(resident)
+        except BaseException:
+            # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues.
+            resident.autosaves = False
             traceback.print_exc()
             return
-        self._tell(saved)
+        self._send(saved)
 
-    def _tell(self, message: Any, *, at_once: bool = True) -> None:
-        # The trial's code has returned: before anybody can know, nobody is to blame any more.
+    def _send(self, message: Any, *, at_once: bool = True) -> None:
+        # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.
         self._note.write(None)
         self._channel.send(message, at_once=at_once)
 
-    def _fail(self, hosted: ResidentTrial, error: BaseException) -> None:
-        """Lets a resident go that raised, and tells the driver why."""
-        raised = describe(error)
-        self._end_if_contagious(raised)
-        self._residents.release(hosted)
-        self._tell_raised(ResidentFailed(self._clock.now(), hosted.trial_id, *raised), raised)
+    # -- failures ------------------------------------------------------------------------------------------
 
-    def _tell_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised) -> None:
-        """Tells of an error; ends the process if it is of no use to others any more."""
+    def _user_code(self, resident: ResidentTrial) -> _UserCode:
+        return _UserCode(lambda error: self._fail(resident, error))
+
+    def _fail(self, resident: ResidentTrial, error: BaseException) -> None:
+        """Releases a resident that raised, and reports its failure."""
+        raised = describe(error)
+        self._exit_if_device_failed(raised)
+        self._residents.release(resident)
+        self._send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised)
+
+    def _send_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised) -> None:
+        """Reports an exception; ends the process if its device cannot be used any more."""
         if raised.kind == "out_of_memory":
-            self._meter.give_back(collect=True)
-        self._tell(message)
+            self._meter.release_cached(collect=True)
+        self._send(message)
         if not self._meter.is_usable():
             os._exit(_UNUSABLE)
 
-    def _end_if_contagious(self, raised: Raised) -> None:
-        """Ends the process if what a trial raised may be another lane's doing: the driver finds out whose.
+    def _exit_if_device_failed(self, raised: Raised) -> None:
+        """Ends the process without a report if another lane may have caused the exception.
 
-        A fatal fault of one client of MPS is reported to all of them, and to none as its own.
+        MPS reports a fatal fault of one client to all of them, without naming it: the driver finds the culprit.
         """
         if self._options.environment and raised.kind != "out_of_memory" and not self._meter.is_usable():
             self._channel.flush()

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fluid.lane.member import LaneMember
 from fluid.lane.policy import ResidentWork, choose, joining_service
-from fluid.lane.process_state import Context
+from fluid.lane.process_state import ProcessState
 from fluid.trainables.resident import Resident
 
-#: One that runs is run on unless another one is ahead by more seconds than this: a switch costs something.
+#: The lane keeps running a trial unless another one is ahead by more seconds than this, because a switch takes time.
 SWITCH_SLACK_S = 0.05
+#: Weight of the newest iteration in the moving average of a trial's pace.
+_SMOOTHING = 0.5
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class ResidentTrial:
     """A trial in this lane.
 
     Attributes:
+        process_state: its random generators, working directory and output.
+        body: runs its code; ``None`` before its set-up and after its clean-up.
         key: of its trainable.
         iteration: iterations done.
         left: iterations still to run.
-        finished: it said that it has no more to do; it runs no further, whatever is asked.
-        unsaved: seconds of work since it was saved.
-        save_cost: seconds the last save took; before there was one, the last of a trial of the same trainable.
-        held: bytes it holds on the device between iterations.
-        saves_itself: whether it is saved of the lane's own accord.
-        pace: seconds per iteration, as last seen; ``None`` before the first.
-        member: its part in what several lanes do together; ``None`` where it trains alone.
-        service: seconds it was run for, as :mod:`fluid.lane.policy` counts them.
+        finished: whether it said that it is done; it then runs no more iterations.
+        unsaved: seconds of work since its last checkpoint.
+        save_cost: seconds that its last save took; before the first, that of another trial of its trainable.
+        held: bytes that it holds on the device between iterations.
+        autosaves: whether the lane checkpoints it automatically.
+        pace: seconds per iteration, a moving average; ``None`` before the first.
+        service: seconds it has run, as :mod:`fluid.lane.policy` counts them.
+        member: its part in a trial of several lanes; ``None`` where it trains alone.
     """
 
     trial_id: str
-    context: Context
+    process_state: ProcessState
     body: Resident | None = None
     key: int = -1
     iteration: int = 0
@@ -42,39 +46,49 @@ class ResidentTrial:
     unsaved: float = 0.0
     save_cost: float = 0.0
     held: float = 0.0
-    saves_itself: bool = field(default=False)
+    autosaves: bool = False
     pace: float | None = None
     service: float = 0.0
     member: LaneMember | None = None
 
-    def took(self, seconds: float) -> None:
-        """Notes what an iteration took."""
-        self.pace = seconds if self.pace is None else 0.5 * (self.pace + seconds)
+    def record_iteration(self, seconds: float) -> None:
+        """Updates pace and service after an iteration that took so many seconds."""
+        self.pace = seconds if self.pace is None else self.pace + _SMOOTHING * (seconds - self.pace)
         self.service += seconds
 
     def work(self) -> ResidentWork:
-        """What it has left to do, as the policies see it."""
+        """Its remaining work, for the policies."""
         return ResidentWork(self.trial_id, None if self.pace is None else self.left * self.pace, self.service)
 
 
-class WorkQueue(deque[ResidentTrial]):
-    """Trials with iterations left, in the order in which they came. There is usually one."""
+class WorkQueue:
+    """The trials with iterations left, in the order in which they came. Usually there is one."""
 
-    def join(self, hosted: ResidentTrial) -> None:
-        """Puts a trial in."""
-        if self:
-            hosted.service = joining_service([other.work() for other in self])
-        self.append(hosted)
+    def __init__(self) -> None:
+        self._residents: deque[ResidentTrial] = deque()
+
+    def __len__(self) -> int:
+        return len(self._residents)
+
+    def add(self, resident: ResidentTrial) -> None:
+        """Adds a trial."""
+        if self._residents:
+            resident.service = joining_service([other.work() for other in self._residents])
+        self._residents.append(resident)
+
+    def remove(self, resident: ResidentTrial) -> None:
+        """Removes a trial that is in the queue."""
+        self._residents.remove(resident)
 
     def next(self, policy: str, current: ResidentTrial | None) -> ResidentTrial:
-        """The trial to run for one iteration.
+        """Returns the trial to run for one iteration.
 
         Args:
             policy: one of those of :mod:`fluid.lane.policy`.
             current: the one that ran last.
         """
-        if len(self) == 1:
-            return self[0]
-        works = [hosted.work() for hosted in self]
+        if len(self._residents) == 1:
+            return self._residents[0]
+        works = [resident.work() for resident in self._residents]
         last = None if current is None else current.trial_id
-        return self[works.index(choose(policy, works, current=last, slack=SWITCH_SLACK_S))]
+        return self._residents[works.index(choose(policy, works, current=last, slack=SWITCH_SLACK_S))]

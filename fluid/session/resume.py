@@ -10,7 +10,7 @@ from pathlib import Path
 from fluid.engine.events import Checkpoint, GroupRecovered
 from fluid.engine.journal import Recovered, replay
 from fluid.errors import InvalidFieldError
-from fluid.lane.checkpoint_store import settled_path
+from fluid.lane.checkpoint_store import disk_path
 from fluid.session.run_folder import read_trials
 from fluid.trialgroup import Trial
 
@@ -60,7 +60,7 @@ class LeftSession:
 
     def _find(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """The checkpoint where it lies by now: what is in host memory goes to disk once no lane runs."""
-        on_disk = settled_path(checkpoint.path, str(self.folder)) if checkpoint.in_memory else checkpoint.path
+        on_disk = disk_path(checkpoint.path, str(self.folder)) if checkpoint.in_memory else checkpoint.path
         if os.path.exists(on_disk):
             return replace(checkpoint, path=on_disk, in_memory=False)
         return checkpoint if os.path.exists(checkpoint.path) else None

@@ -104,7 +104,7 @@ def pack_metrics(metrics: Mapping[str, Any]) -> dict[str, Any] | Packed:
         return plain
     try:
         return Packed(cloudpickle.dumps({**plain, **others}), plain)
-    except Exception as error:
+    except BaseException as error:  # Their __reduce__ is the user's, and may raise anything.
         raise TypeError(f"these metrics cannot be pickled: {', '.join(map(str, others))}: {error}") from error
 
 

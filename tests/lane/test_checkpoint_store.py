@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fluid.lane.checkpoint_store import CheckpointStore, settle
+from fluid.lane.checkpoint_store import CheckpointStore, persist_checkpoints
 
 
 def writes(size: int) -> Callable[[str], None]:
@@ -62,7 +62,7 @@ def test_the_last_two_are_kept_also_where_one_has_gone_to_disk(tmp_path: Path) -
     store, other = make(tmp_path, budget=1500), make(tmp_path, budget=1500, lane_id=1)
     first, second = (store.save("a", number, writes(1000)).path for number in (1, 2))
     assert Path(where(other, first)).parts[-4:-2] == ("trials", "a") and os.path.isdir(second)
-    other.restored("a", second)
+    other.protect("a", second)
     store.save("b", 1, writes(1000))  # The second goes to disk while the trial is in the other lane,
     other.save("a", 3, writes(1000))  # of which the driver has not heard yet.
     assert os.path.isdir(where(other, second)) and not os.path.isdir(where(other, first))
@@ -78,7 +78,7 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
 def test_the_checkpoint_a_trial_came_from_is_kept(tmp_path: Path) -> None:
     first, second = make(tmp_path, 1e6, 0), make(tmp_path, 1e6, 1)
     origin, lost = (first.save("a", number, writes(1)).path for number in (1, 2))
-    second.restored("a", origin)
+    second.protect("a", origin)
     saved = second.save("a", 2, writes(1)).path
     assert [os.path.exists(path) for path in (origin, lost, saved)] == [True, False, True]
 
@@ -143,9 +143,9 @@ def test_settling_moves_the_last_ones_to_disk(tmp_path: Path) -> None:
     os.utime(old, (1, 1))
     last = store.save("a", 2, writes(2)).path
     (tmp_path / "memory/a/.draft").mkdir()
-    settle(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
+    persist_checkpoints(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
     assert not (tmp_path / "memory").exists()
     assert Path(where(make(tmp_path, 0), last), "data").stat().st_size == 2
     assert not os.path.exists(where(store, old))
-    settle("", str(tmp_path / "run"), temporary=True)
+    persist_checkpoints("", str(tmp_path / "run"), temporary=True)
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from fluid.gpu.nvml import Gpu
 from fluid.lane import device as lane_device
-from fluid.lane.device import Meter, bind, make_meter, warm_up
+from fluid.lane.device import DeviceMemoryMeter, bind, make_memory_meter, warm_up
 from fluid.lane.messages import LaneOptions
 
 MB = 1e6
@@ -77,7 +77,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 
 
 def test_a_peak_is_what_was_reserved(cuda: Allocator) -> None:
-    meter = Meter("gpu")
+    meter = DeviceMemoryMeter("gpu")
     cuda.allocate(100 * MB)
     meter.begin()
     cuda.allocate(300 * MB)
@@ -87,7 +87,7 @@ def test_a_peak_is_what_was_reserved(cuda: Allocator) -> None:
     cuda.allocate(10 * MB)
     cuda.free(10 * MB)
     assert meter.end() == (0.0, 250 * MB), "tensors took 10 MB, and the rest is there for nobody else"
-    meter.give_back()
+    meter.release_cached()
     meter.begin()
     cuda.allocate(10 * MB)
     cuda.free(10 * MB)
@@ -95,22 +95,22 @@ def test_a_peak_is_what_was_reserved(cuda: Allocator) -> None:
 
 
 def test_memory_is_given_back_only_where_there_is_some(cuda: Allocator) -> None:
-    meter = Meter("gpu")
+    meter = DeviceMemoryMeter("gpu")
     cuda.allocate(100 * MB)
-    meter.give_back()
+    meter.release_cached()
     assert cuda.emptied == 0
     cuda.free(40 * MB)
-    meter.give_back()
+    meter.release_cached()
     assert (cuda.emptied, cuda.reserved) == (1, 60 * MB)
 
 
 @pytest.mark.parametrize("why", ["cpu", "not initialised"])
 def test_nothing_is_measured_without_a_device(cuda: Allocator, why: str) -> None:
     cuda.initialised = why == "cpu"
-    meter = Meter("cpu" if why == "cpu" else "gpu")
+    meter = DeviceMemoryMeter("cpu" if why == "cpu" else "gpu")
     meter.begin()
     assert meter.end() is None
-    meter.give_back(collect=True)
+    meter.release_cached(collect=True)
     assert cuda.emptied == 0 and meter.is_usable()
 
 
@@ -174,7 +174,7 @@ def test_the_environment_comes_before_all_else(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_process_is_measured_where_a_cpu_has_so_much_and_no_more() -> None:
-    meter = make_meter(LaneOptions(0, bounded=True))
+    meter = make_memory_meter(LaneOptions(0, bounded=True))
     meter.begin()
     kept, taken = b"k" * (64 << 20), b"t" * (32 << 20)
     del taken
@@ -182,12 +182,12 @@ def test_the_process_is_measured_where_a_cpu_has_so_much_and_no_more() -> None:
     assert measured is not None and len(kept) == 64 << 20
     assert 60 << 20 < measured[0] < 72 << 20
     assert 28 << 20 < measured[1] < 40 << 20
-    meter.give_back(collect=True)
+    meter.release_cached(collect=True)
     assert meter.is_usable()
 
 
 def test_nothing_is_measured_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = make_meter(LaneOptions(0, bounded=True))
+    meter = make_memory_meter(LaneOptions(0, bounded=True))
     monkeypatch.setattr(lane_device, "_memory_of_process", dict[str, float])
     meter.begin()
     assert meter.end() is None
@@ -195,6 +195,6 @@ def test_nothing_is_measured_where_the_system_does_not_tell(monkeypatch: pytest.
 
 @pytest.mark.parametrize("options", [LaneOptions(0), LaneOptions(0, kind="gpu", bounded=True)])
 def test_others_are_measured_by_their_device(options: LaneOptions) -> None:
-    meter = make_meter(options)
+    meter = make_memory_meter(options)
     meter.begin()
     assert meter.end() is None

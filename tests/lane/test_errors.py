@@ -1,10 +1,14 @@
-"""Reading the exceptions that trials raise."""
+"""Describing the exceptions that trials raise."""
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 
-from fluid.lane.errors import causes, is_out_of_memory, one_line
+from fluid.lane import errors
+from fluid.lane.errors import causes, describe, is_out_of_memory, one_line
 
 
 class OutOfMemoryError(RuntimeError):
@@ -53,3 +57,34 @@ def test_one_line() -> None:
     assert one_line(KeyError()) == "KeyError"
     assert "cannot be shown" in one_line(Mute())
     assert len(one_line(ValueError("x" * 10_000))) == 500
+
+
+class Ends(RuntimeError):
+    """Its message cannot be made."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_a_message_that_cannot_be_made_is_no_error() -> None:
+    assert "cannot be shown" in one_line(Ends())
+    assert not is_out_of_memory(Ends())
+    assert describe(Ends()).kind == "error"
+
+
+def test_the_lanes_own_frames_are_left_out_of_a_traceback() -> None:
+    own = compile("def call(function): function()", f"{os.path.dirname(errors.__file__)}/own.py", "exec")
+    names: dict[str, Any] = {}
+    exec(own, names)
+
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    for failing, shown in ((fail, False), (None, True)):
+        try:
+            names["call"](failing)
+        except Exception as error:
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            text = describe(error).traceback
+            assert ("own.py" in text) is shown
+            assert ("in fail" in text) is not shown

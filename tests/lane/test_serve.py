@@ -308,7 +308,7 @@ def test_a_trial_is_not_saved_for_little(make_lane: Callable[..., Any]) -> None:
 
 
 def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., Any]) -> None:
-    lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
+    lane = make_lane(save_after=1e9, save_ratio=0.0, idle_save_after=0.0)
     lane.start("a", Counter, {}, 3)
     assert [lane.receive(ResidentSaved).iteration, lane.receive(ResidentIterated).iteration] == [3, 1]
     lane.send(call("a", 1))  # It may have changed it.
@@ -320,7 +320,7 @@ def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., A
 
 
 def test_a_trial_that_makes_way_is_saved_as_it_is_unless_it_goes_on_at_once(make_lane: Callable[..., Any]) -> None:
-    lane = make_lane(save_after=1e9, save_ratio=0.0, rest_after=0.0)
+    lane = make_lane(save_after=1e9, save_ratio=0.0, idle_save_after=0.0)
     for name, may_move in (("moved", False), ("makes way", True)):
         lane.start(name, Counter, {}, 10**6)
         lane.receive(ResidentIterated, name)
@@ -331,7 +331,7 @@ def test_a_trial_that_makes_way_is_saved_as_it_is_unless_it_goes_on_at_once(make
     assert not any(isinstance(message, ResidentSaved) for message in lane.messages)
 
 
-@pytest.mark.parametrize("options", [{"rest_after": 9.0}, {"rest_after": 0.0, "save_ratio": 1e9}])
+@pytest.mark.parametrize("options", [{"idle_save_after": 9.0}, {"idle_save_after": 0.0, "save_ratio": 1e9}])
 def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable[..., Any], options: Any) -> None:
     lane = make_lane(save_after=1e9, **options)
     for name in "ab":  # What the first one's save costs is known of the second one.
@@ -339,7 +339,7 @@ def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable
         lane.receive(ResidentIterated, name)
     lane.ask(after="1")
     saved = [message.trial_id for message in lane.messages if isinstance(message, ResidentSaved)]
-    assert saved == ([] if options["rest_after"] else ["a"])
+    assert saved == ([] if options["idle_save_after"] else ["a"])
 
 
 def test_a_trial_that_cannot_be_saved_runs_on(make_lane: Callable[..., Any], tmp_path: Path) -> None:
@@ -349,6 +349,16 @@ def test_a_trial_that_cannot_be_saved_runs_on(make_lane: Callable[..., Any], tmp
     assert "cannot be saved" in (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
     lane.send(SaveResident("a", False))  # Asked for it, it fails.
     assert lane.receive(ResidentFailed).message == "OSError: cannot be saved"
+
+
+def test_an_automatic_save_that_exits_does_not_end_the_lane(make_lane: Callable[..., Any]) -> None:
+    class Exits(Counter):
+        def save_checkpoint(self, folder: str) -> None:
+            raise SystemExit
+
+    lane = make_lane(save_after=0.0, save_ratio=0.0)
+    lane.start("a", Exits, {}, 2)
+    assert [lane.receive(ResidentIterated).iteration for _ in range(2)] == [1, 2]
 
 
 def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) -> None:
@@ -538,6 +548,29 @@ def test_fair_runs_all_alike(make_lane: Callable[..., Any]) -> None:
     assert -4 <= min(leads) < 0 < max(leads) <= 4, "in turns, and none is far ahead"
 
 
+class Refuses:
+    """Cannot be pickled, and wants to end the process."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit
+
+
+class BadMetrics(Counter):
+    """Reports a metric that cannot be pickled."""
+
+    def step(self) -> dict[str, Any]:
+        return {"good": 1, "bad": Refuses()}
+
+
+def test_a_metric_whose_pickling_exits_fails_its_trial_only(lane: Any) -> None:
+    lane.start("b", Counter, {}, 0)
+    lane.start("a", BadMetrics, {}, 1)
+    failed = lane.receive(ResidentFailed, "a")
+    assert failed.message.startswith("TypeError: these metrics cannot be pickled: bad")
+    lane.send(RunResident("b", 1))
+    assert lane.receive(ResidentIterated, "b").iteration == 1
+
+
 # -- faults that are contagious -------------------------------------------------------------------------------------
 
 
@@ -548,9 +581,9 @@ class Faults:
         self.fatal = config["fatal"]
 
     def step(self) -> dict[str, Any]:
-        from fluid.lane.device import Meter
+        from fluid.lane.device import DeviceMemoryMeter
 
-        Meter.is_usable = lambda self: False  # type: ignore[method-assign]
+        DeviceMemoryMeter.is_usable = lambda self: False  # type: ignore[method-assign]
         raise MemoryError if not self.fatal else RuntimeError("CUDA error: unspecified launch failure")
 
 

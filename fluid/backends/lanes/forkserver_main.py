@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from fluid._clock import MonotonicClock
 from fluid.backends.lanes import host_memory
 from fluid.lane import serve as lane
-from fluid.lane.checkpoint_store import settle
+from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
 
 #: As in fluid.backends.lanes.forkserver, which a lane has no use for.
@@ -342,7 +342,7 @@ class ForkServer:
                 break
         # Of a driver that dies the connection ends first, and only then does this process get another parent.
         if not closing or os.getppid() != self._state.driver:
-            settle(self._state.memory_folder, self._state.run_folder, temporary=self._state.temporary)
+            persist_checkpoints(self._state.memory_folder, self._state.run_folder, temporary=self._state.temporary)
         os._exit(0)
 
 

@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
-from fluid.lane.checkpoint_store import settle
+from fluid.lane.checkpoint_store import persist_checkpoints
 
 #: Where the folders are.
 RAM_DISK = "/dev/shm"
@@ -94,7 +94,7 @@ def _sweep(folder: str) -> None:
     try:
         if is_last(lock):
             left = json.loads(os.pread(lock, 1 << 16, 0))
-            settle(folder, left["run_folder"], temporary=left["temporary"])
+            persist_checkpoints(folder, left["run_folder"], temporary=left["temporary"])
     finally:
         os.close(lock)
 

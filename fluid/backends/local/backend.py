@@ -18,7 +18,7 @@ from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.gpu.nvml import Gpu, find_gpus
-from fluid.lane.checkpoint_store import settle
+from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
 from fluid.lane.policy import DEFAULT_POLICY
@@ -219,7 +219,7 @@ class _Launcher:
 
     def _delete_folders(self) -> None:
         shutil.rmtree(self._notes, ignore_errors=True)
-        settle(self._memory_folder, self.run_folder, temporary=self._temporary)
+        persist_checkpoints(self._memory_folder, self.run_folder, temporary=self._temporary)
         self._release_memory()
 
     def _release_memory(self) -> None:

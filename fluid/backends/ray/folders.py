@@ -17,7 +17,7 @@ from io import BytesIO
 from typing import NamedTuple
 
 from fluid.backends.lanes import host_memory
-from fluid.lane.checkpoint_store import hold, settle
+from fluid.lane.checkpoint_store import locked_for_reading, persist_checkpoints
 from fluid.lane.messages import folder_name, trials_folder
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
@@ -102,11 +102,11 @@ class Home:
         """
         if self._lock >= 0:
             if clear and host_memory.is_last(self._lock, _LEAVE_S):
-                settle(self.memory_folder, self.run_folder, temporary=self._temporary)
+                persist_checkpoints(self.memory_folder, self.run_folder, temporary=self._temporary)
             os.close(self._lock)
             self._lock = -1
         elif clear and self._temporary:
-            settle("", self.run_folder, temporary=True)
+            persist_checkpoints("", self.run_folder, temporary=True)
 
 
 def clear_host(session: Session, host: str) -> None:
@@ -145,7 +145,7 @@ def pack(path: str, run_folder: str) -> bytes:
         FileNotFoundError: it is not there any more.
     """
     buffer = BytesIO()
-    with hold(path):
+    with locked_for_reading(path):
         found = locate(path, run_folder)
         if found is None:
             raise FileNotFoundError(f"the checkpoint {path} is not there any more")

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from fluid.lane.busy import BusyMeter
+from fluid.lane.device import BusyMeter
 
 
 def compute(seconds: float) -> None:
