@@ -122,7 +122,7 @@ class Session:
             return
         self._done[trial_id] += 1
         self._left[trial_id] -= 1
-        event = IterationDone(self._now, trial_id, self._lane[trial_id], self._done[trial_id], 1.0)
+        event = IterationDone(self._now, trial_id, self._lane[trial_id], iteration=self._done[trial_id], seconds=1.0)
         if self._left[trial_id]:
             self._schedule(trial_id)
         before = self.seconds
@@ -155,20 +155,22 @@ class Session:
             answers.append(LaneReady(now, command.lane_id))
         elif isinstance(command, StartTrial):
             done = self._done[command.trial_id] = command.checkpoint.iteration if command.checkpoint else 0
-            answers.append(TrialStarted(now, command.trial_id, command.lane_ids[0], done, 0.0))
+            answers.append(TrialStarted(now, command.trial_id, command.lane_ids[0], iteration=done, seconds=0.0))
             self._left[command.trial_id] = 0
             self._run(command.trial_id, command.lane_ids[0], command.iterations)
         elif isinstance(command, RunIteration):
             self._run(command.trial_id, command.lane_ids[0], command.iterations)
         elif isinstance(command, Pause):
             self._left[command.trial_id] = 0
-            answers.append(TrialPaused(now, command.trial_id, command.lane_ids[0], self._done[command.trial_id]))
+            answers.append(
+                TrialPaused(now, command.trial_id, command.lane_ids[0], iteration=self._done[command.trial_id])
+            )
         elif isinstance(command, Resize):
             answers.append(ResizeDone(now, command.trial_id, 0.1, command.lane_ids[0]))
             self._run(command.trial_id, command.lane_ids[0], command.iterations)
         elif isinstance(command, Save):
             checkpoint = Checkpoint(self._done[command.trial_id], "")
-            answers.append(TrialSaved(now, command.trial_id, command.lane_ids[0], checkpoint, command.drop))
+            answers.append(TrialSaved(now, command.trial_id, command.lane_ids[0], checkpoint, dropped=command.drop))
         elif isinstance(command, StopTrial):
             answers += [TrialReleased(now, command.trial_id, lane_id) for lane_id in command.lane_ids]
         elif isinstance(command, ReportEnd) and command.trial_id in self._to_extend:
@@ -236,7 +238,7 @@ def lane_turns(turns: int) -> list[float]:
         _wait_for(backend, lambda event: isinstance(event, LaneReady))
         for name in names:
             backend.register(name, payload_of(Idle, {}))
-            backend.execute([StartTrial(name, (0,), 1)])
+            backend.execute([StartTrial(name, (0,), iterations=1)])
             _wait_for(backend, lambda event: isinstance(event, IterationDone))
         for turn in range(turns):
             going, coming = names[turn % 2], names[1 - turn % 2]

@@ -246,13 +246,13 @@ class FluidExecutor:
         return TrialSpec(
             trial.id,
             trial.budget,
-            trial.priority,
-            trial.key,
-            (trial.max_width or self._state.planner.d) if elastic else 1,
-            trial.memory,
-            can_save(trial.trainable),
-            trial.retry_errors,
-            trial.follow_up_iterations,
+            priority=trial.priority,
+            profile_key=trial.key,
+            max_width=(trial.max_width or self._state.planner.d) if elastic else 1,
+            memory=trial.memory,
+            can_save=can_save(trial.trainable),
+            retry_errors=trial.retry_errors,
+            follow_up_iterations=trial.follow_up_iterations,
         )
 
     def _controls(self) -> Controls:
@@ -301,7 +301,9 @@ class FluidExecutor:
 
     def _extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
         def extend() -> None:
-            self._pump.handle(BudgetExtended(self._backend.now(), trial_id, budget, follow_up_iterations))
+            self._pump.handle(
+                BudgetExtended(self._backend.now(), trial_id, budget, follow_up_iterations=follow_up_iterations)
+            )
             trial = self._state.trials[trial_id]
             if not trial.state.ended:
                 self._pump.tell(partial(self._pump.handles[trial.group_id].reopen, trial_id))
@@ -310,7 +312,9 @@ class FluidExecutor:
 
     def _call_method(self, trial_id: str, call_id: int, method: str, payload: bytes) -> None:
         self._pump.call(
-            lambda: self._pump.handle(CallRequested(self._backend.now(), trial_id, call_id, method, payload))
+            lambda: self._pump.handle(
+                CallRequested(self._backend.now(), trial_id, call_id=call_id, method=method, payload=payload)
+            )
         )
 
     def _forget(self, trial_id: str) -> None:

@@ -157,7 +157,7 @@ class SimulatedBackend:
             elif isinstance(command, Resize):
                 self._resize(command)
             elif isinstance(command, Call) and command.trial_id in self._residents:
-                called = TrialCalled(self.now(), command.trial_id, command.lane_ids[0], command.call_id)
+                called = TrialCalled(self.now(), command.trial_id, command.lane_ids[0], call_id=command.call_id)
                 self._ready.append(called)
 
     def next_at(self) -> float:
@@ -189,7 +189,7 @@ class SimulatedBackend:
         done = command.checkpoint.iteration if command.checkpoint else 0
         self._residents[command.trial_id] = _Resident(self.truth(command.trial_id), command.lane_ids, done=done)
         self._parts[command.trial_id] = set(command.lane_ids)
-        self._ready.append(TrialStarted(self.now(), command.trial_id, command.lane_ids[0], done, 0.0))
+        self._ready.append(TrialStarted(self.now(), command.trial_id, command.lane_ids[0], iteration=done, seconds=0.0))
         self._run(command.trial_id, command.lane_ids, command.iterations)
 
     def _run(self, trial_id: str, lanes: tuple[int, ...], iterations: int) -> None:
@@ -228,7 +228,7 @@ class SimulatedBackend:
         if resident is None:
             return
         lane, checkpoint = command.lane_ids[0], Checkpoint(resident.done, "", in_memory=True)
-        self._ready.append(TrialSaved(self.now(), command.trial_id, lane, checkpoint, command.drop))
+        self._ready.append(TrialSaved(self.now(), command.trial_id, lane, checkpoint, dropped=command.drop))
         if command.drop:
             self._parts[command.trial_id].discard(lane)
             del self._residents[command.trial_id]
@@ -276,7 +276,9 @@ class SimulatedBackend:
         resident.left -= 1
         resident.work = resident.rate = 0.0
         seconds = self.now() - resident.began
-        self._ready.append(IterationDone(self.now(), trial_id, resident.lanes[0], resident.done, seconds))
+        self._ready.append(
+            IterationDone(self.now(), trial_id, resident.lanes[0], iteration=resident.done, seconds=seconds)
+        )
         if self.saves:
             checkpoint = Checkpoint(resident.done, "")
             self._ready.append(TrialSaved(self.now(), trial_id, resident.lanes[0], checkpoint))
@@ -300,7 +302,7 @@ class SimulatedBackend:
         if resident.pausing:
             resident.pausing = False
             resident.left = 0
-            self._ready.append(TrialPaused(self.now(), trial_id, resident.lanes[0], resident.done))
+            self._ready.append(TrialPaused(self.now(), trial_id, resident.lanes[0], iteration=resident.done))
         if resident.stopping:
             self._release(trial_id, resident.stopping)
 

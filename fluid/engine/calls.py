@@ -44,7 +44,9 @@ class Calls:
                 if trial.progress.done < min(call.after, trial.progress.budget):
                     return
                 call.lane_id = lane_id
-                self._core.commands.append(Call(trial.trial_id, (lane_id,), call.call_id, call.method, call.payload))
+                self._core.commands.append(
+                    Call(trial.trial_id, (lane_id,), call_id=call.call_id, method=call.method, payload=call.payload)
+                )
 
     def answered(self, event: TrialCalled) -> TrialRecord | None:
         """Passes an answer on; returns the trial, unless the answer is out of date."""

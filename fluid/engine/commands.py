@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from fluid.engine.events import Checkpoint, Failure
@@ -47,6 +47,7 @@ class StartTrial(Command):
 
     trial_id: str
     lane_ids: tuple[int, ...]
+    _: KW_ONLY
     iterations: int
     checkpoint: Checkpoint | None = None
 
@@ -126,6 +127,7 @@ class Resize(Command):
     trial_id: str
     lane_ids: tuple[int, ...]
     old_lane_ids: tuple[int, ...]
+    _: KW_ONLY
     iterations: int
     done: int | None = None
 
@@ -142,6 +144,7 @@ class Call(Command):
 
     trial_id: str
     lane_ids: tuple[int, ...]
+    _: KW_ONLY
     call_id: int
     method: str
     payload: bytes
@@ -164,6 +167,7 @@ class NoteResize(Notice):
     """
 
     trial_id: str
+    _: KW_ONLY
     at: float
     width: float
     device_ids: tuple[int, ...]
@@ -189,7 +193,7 @@ class TrialNotice(Notice):
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportStart(TrialNotice):
     """The trial begins to run, or goes on after it was done or failed. Not told of one that runs to be called only."""
 
@@ -198,7 +202,7 @@ class ReportStart(TrialNotice):
     device_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report(TrialNotice):
     """Tell whoever submitted the trial about a finished iteration."""
 
@@ -210,7 +214,7 @@ class Report(TrialNotice):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportEnd(TrialNotice):
     """Tell whoever submitted the trial that it ended for now.
 
@@ -225,7 +229,7 @@ class ReportEnd(TrialNotice):
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportCall(TrialNotice):
     """What came of a call.
 

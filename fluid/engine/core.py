@@ -171,25 +171,40 @@ class SessionState:
         """Tells the submitter that a trial begins to run; of one that was woken it knows nothing."""
         if not trial.restored_for_call and not trial.stopping:
             devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])
-            self.commands.append(ReportStart(trial.trial_id, trial.group_id, self.now, trial.placement.width, devices))
+            self.commands.append(
+                ReportStart(
+                    trial.trial_id, trial.group_id, at=self.now, width=trial.placement.width, device_ids=devices
+                )
+            )
 
     def note_resize(self, trial: TrialRecord, seconds: float) -> None:
         """Has it written down that a trial runs at another width."""
         devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])
-        self.commands.append(NoteResize(trial.trial_id, self.now, trial.placement.width, devices, seconds))
+        self.commands.append(
+            NoteResize(trial.trial_id, at=self.now, width=trial.placement.width, device_ids=devices, seconds=seconds)
+        )
 
     def report_end(self, trial: TrialRecord) -> None:
         """Tells the submitter how a trial ended."""
         failure = trial.limits.failure if trial.state is TrialState.FAILED else None
         self.commands.append(
-            ReportEnd(trial.trial_id, trial.group_id, trial.state.value, trial.progress.done, self.now, failure)
+            ReportEnd(
+                trial.trial_id,
+                trial.group_id,
+                state=trial.state.value,
+                iteration=trial.progress.done,
+                at=self.now,
+                failure=failure,
+            )
         )
 
     def report_call(
         self, trial: TrialRecord, call_id: int, result: bytes | None = None, failure: Failure | None = None
     ) -> None:
         """Tells the submitter what came of a call."""
-        self.commands.append(ReportCall(trial.trial_id, trial.group_id, call_id, result, failure, self.now))
+        self.commands.append(
+            ReportCall(trial.trial_id, trial.group_id, call_id=call_id, result=result, failure=failure, at=self.now)
+        )
 
     def refuse_calls(self, trial: TrialRecord) -> None:
         """Answers all calls of a trial that will not run again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from fluid.resources import Device, MemoryNeed
@@ -29,6 +29,7 @@ class TrialSpec:
 
     trial_id: str
     budget: int
+    _: KW_ONLY
     priority: float = 1.0
     profile_key: str = "default"
     max_width: int = 1
@@ -109,6 +110,7 @@ class TrialHistory:
     """
 
     trial: TrialSpec
+    _: KW_ONLY
     budget: int
     reported: int = 0
     checkpoint: Checkpoint | None = None
@@ -147,6 +149,7 @@ class BudgetExtended(Event):
 
     trial_id: str
     iterations: int
+    _: KW_ONLY
     follow_up_iterations: int = 0
 
 
@@ -173,6 +176,7 @@ class CallRequested(Event):
     """
 
     trial_id: str
+    _: KW_ONLY
     call_id: int
     method: str
     payload: bytes
@@ -225,6 +229,7 @@ class LaneLost(Event):
 
     lane_id: int
     reason: str
+    _: KW_ONLY
     culprit: str | None = None
     blameless: bool = False
 
@@ -240,6 +245,7 @@ class TrialStarted(Event):
 
     trial_id: str
     lane_id: int
+    _: KW_ONLY
     iteration: int
     seconds: float
 
@@ -259,6 +265,7 @@ class IterationDone(Event):
 
     trial_id: str
     lane_id: int
+    _: KW_ONLY
     iteration: int
     seconds: float
     metrics: Any = None
@@ -273,6 +280,7 @@ class TrialPaused(Event):
 
     trial_id: str
     lane_id: int
+    _: KW_ONLY
     iteration: int
 
 
@@ -288,6 +296,7 @@ class TrialSaved(Event):
     trial_id: str
     lane_id: int
     checkpoint: Checkpoint
+    _: KW_ONLY
     dropped: bool = False
     seconds: float = 0.0
 
@@ -334,6 +343,7 @@ class TrialCalled(Event):
 
     trial_id: str
     lane_id: int
+    _: KW_ONLY
     call_id: int
     result: bytes | None = None
     failure: Failure | None = None

@@ -242,7 +242,7 @@ class _Replay:
     def _submitted(self, event: GroupSubmitted) -> None:
         self.result.groups[event.group_id] = {}
         for spec in event.trials:
-            self._add(event.group_id, TrialHistory(spec, spec.budget))
+            self._add(event.group_id, TrialHistory(spec, budget=spec.budget))
 
     def _recovered(self, event: GroupRecovered) -> None:
         self.result.groups[event.group_id] = {}
@@ -253,7 +253,7 @@ class _Replay:
     def _added(self, event: TrialAdded) -> None:
         if event.group_id not in self.result.groups:
             raise InvalidFieldError("group_id", event.group_id, "is of no group submitted before")
-        self._add(event.group_id, TrialHistory(event.trial, event.trial.budget))
+        self._add(event.group_id, TrialHistory(event.trial, budget=event.trial.budget))
 
     def _add(self, group_id: str, history: TrialHistory) -> None:
         self._group_of[history.trial.trial_id] = group_id

@@ -60,7 +60,9 @@ class Lifecycle:
         trial.placement.launched, trial.progress.granted = True, trial.limit
         iterations = trial.progress.granted - trial.progress.done
         self._core.commands.append(
-            StartTrial(trial.trial_id, trial.placement.lanes, iterations, trial.residence.checkpoint)
+            StartTrial(
+                trial.trial_id, trial.placement.lanes, iterations=iterations, checkpoint=trial.residence.checkpoint
+            )
         )
 
     def _resume(self, trial: TrialRecord) -> None:
@@ -156,7 +158,14 @@ class Lifecycle:
         width = trial.placement.width if move is None or move.called_off else move.old_width
         core.commands.append(
             Report(
-                trial.trial_id, trial.group_id, event.iteration, event.metrics, event.seconds, width, devices, event.at
+                trial.trial_id,
+                trial.group_id,
+                iteration=event.iteration,
+                metrics=event.metrics,
+                seconds=event.seconds,
+                width=width,
+                device_ids=devices,
+                at=event.at,
             )
         )
 

@@ -94,7 +94,9 @@ class Resizing:
         move.stage = Stage.MOVING
         iterations = trial.progress.granted - trial.progress.done
         core.commands.append(
-            Resize(trial.trial_id, trial.placement.lanes, move.old_lanes, iterations, trial.progress.done)
+            Resize(
+                trial.trial_id, trial.placement.lanes, move.old_lanes, iterations=iterations, done=trial.progress.done
+            )
         )
         return None
 
@@ -195,7 +197,9 @@ class Resizing:
         )
         iterations = trial.progress.granted - trial.progress.done
         core.commands.append(
-            Resize(trial.trial_id, lanes, trial.placement.move.old_lanes, iterations, trial.progress.done)
+            Resize(
+                trial.trial_id, lanes, trial.placement.move.old_lanes, iterations=iterations, done=trial.progress.done
+            )
         )
 
     def _give_back(self, trial: TrialRecord, move: Move) -> None:

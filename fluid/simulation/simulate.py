@@ -202,12 +202,21 @@ class _Run:
                 self._open[trial_id] = _Ask(index, wanted.trial, first, wanted.iterations, stop_after)
                 self._asks.append(self._open[trial_id])
                 if trial_id in self._state.trials:
-                    events.append(BudgetExtended(now, trial_id, wanted.iterations, wanted.follow_up_iterations))
+                    events.append(
+                        BudgetExtended(
+                            now, trial_id, wanted.iterations, follow_up_iterations=wanted.follow_up_iterations
+                        )
+                    )
                 else:
                     width, follow_up_iterations = self._scenario.d, wanted.follow_up_iterations
                     fresh.append(
                         TrialSpec(
-                            trial_id, wanted.iterations, 1.0, trial_id, width, follow_up_iterations=follow_up_iterations
+                            trial_id,
+                            wanted.iterations,
+                            priority=1.0,
+                            profile_key=trial_id,
+                            max_width=width,
+                            follow_up_iterations=follow_up_iterations,
                         )
                     )
             if fresh:

@@ -43,11 +43,11 @@ def until(made: SimulatedBackend, time: float) -> list[Event]:
 
 def test_a_trial_starts_and_iterates() -> None:
     made = backend()
-    made.execute([StartTrial("a", (0,), 2)])
+    made.execute([StartTrial("a", (0,), iterations=2)])
     assert until(made, 9.0) == [
-        TrialStarted(0.0, "a", 0, 0, 0.0),
-        IterationDone(1.0, "a", 0, 1, 1.0),
-        IterationDone(2.0, "a", 0, 2, 1.0),
+        TrialStarted(0.0, "a", 0, iteration=0, seconds=0.0),
+        IterationDone(1.0, "a", 0, iteration=1, seconds=1.0),
+        IterationDone(2.0, "a", 0, iteration=2, seconds=1.0),
     ]
     assert made.next_at() == float("inf")
     assert made.segments == [Segment(0, 0.0, 2.0, (0,), 1.0)]
@@ -55,21 +55,21 @@ def test_a_trial_starts_and_iterates() -> None:
 
 def test_it_goes_on_from_a_checkpoint_and_from_where_it_was() -> None:
     made = backend()
-    made.execute([StartTrial("a", (0,), 1, Checkpoint(4, ""))])
-    assert until(made, 9.0)[-1] == IterationDone(1.0, "a", 0, 5, 1.0)
+    made.execute([StartTrial("a", (0,), iterations=1, checkpoint=Checkpoint(4, ""))])
+    assert until(made, 9.0)[-1] == IterationDone(1.0, "a", 0, iteration=5, seconds=1.0)
     made.execute([RunIteration("a", (0,), 1)])
-    assert until(made, 9.0) == [IterationDone(2.0, "a", 0, 6, 1.0)]
+    assert until(made, 9.0) == [IterationDone(2.0, "a", 0, iteration=6, seconds=1.0)]
 
 
 def test_more_iterations_add_up() -> None:
     made = backend()
-    made.execute([StartTrial("a", (0,), 1), RunIteration("a", (0,), 2)])
+    made.execute([StartTrial("a", (0,), iterations=1), RunIteration("a", (0,), 2)])
     assert len([event for event in until(made, 9.0) if isinstance(event, IterationDone)]) == 3
 
 
 def test_packed_trials_slow_one_another_down_while_they_share_a_device() -> None:
     made = backend(alpha=1.25)
-    made.execute([StartLane(1, 0), StartTrial("a", (0,), 2), StartTrial("b", (1,), 1)])
+    made.execute([StartLane(1, 0), StartTrial("a", (0,), iterations=2), StartTrial("b", (1,), iterations=1)])
     done = [event for event in until(made, 9.0) if isinstance(event, IterationDone)]
     assert [(event.trial_id, event.at) for event in done] == [("a", 1.25), ("b", 1.25), ("a", 2.25)]
     assert {segment.width for segment in made.segments} == {0.5}
@@ -77,34 +77,37 @@ def test_packed_trials_slow_one_another_down_while_they_share_a_device() -> None
 
 def test_a_wide_trial_is_faster_by_what_beta_leaves() -> None:
     made = backend(2, beta=1.25, speed=2.0)
-    made.execute([StartTrial("a", (0, 1), 1)])
-    assert until(made, 9.0)[-1] == IterationDone(0.3125, "a", 0, 1, 0.3125)
+    made.execute([StartTrial("a", (0, 1), iterations=1)])
+    assert until(made, 9.0)[-1] == IterationDone(0.3125, "a", 0, iteration=1, seconds=0.3125)
     assert made.segments == [Segment(0, 0.0, 0.3125, (0, 1), 2.0)]
 
 
 def test_a_pause_takes_effect_between_two_iterations_and_is_always_answered() -> None:
     made = backend()
-    made.execute([StartTrial("a", (0,), 5)])
+    made.execute([StartTrial("a", (0,), iterations=5)])
     until(made, 0.0)
     made.execute([Pause("a", (0,))])
-    assert until(made, 9.0) == [IterationDone(1.0, "a", 0, 1, 1.0), TrialPaused(1.0, "a", 0, 1)]
+    assert until(made, 9.0) == [
+        IterationDone(1.0, "a", 0, iteration=1, seconds=1.0),
+        TrialPaused(1.0, "a", 0, iteration=1),
+    ]
     made.execute([Pause("a", (0,))])
-    assert until(made, 9.0) == [TrialPaused(1.0, "a", 0, 1)]
+    assert until(made, 9.0) == [TrialPaused(1.0, "a", 0, iteration=1)]
     made.execute([RunIteration("a", (0,), 1)])
-    assert until(made, 9.0) == [IterationDone(2.0, "a", 0, 2, 1.0)]
+    assert until(made, 9.0) == [IterationDone(2.0, "a", 0, iteration=2, seconds=1.0)]
 
 
 def test_a_resize_costs_epsilon() -> None:
     made = backend(2, epsilon=0.25)
-    made.execute([StartTrial("a", (0,), 5)])
+    made.execute([StartTrial("a", (0,), iterations=5)])
     until(made, 0.0)
     made.execute([Pause("a", (0,))])
     until(made, 1.0)
-    made.execute([Resize("a", (0, 1), (0,), 2)])
+    made.execute([Resize("a", (0, 1), (0,), iterations=2)])
     assert until(made, 9.0) == [
         ResizeDone(1.25, "a", 0.25, 0),
-        IterationDone(1.75, "a", 0, 2, 0.5),
-        IterationDone(2.25, "a", 0, 3, 0.5),
+        IterationDone(1.75, "a", 0, iteration=2, seconds=0.5),
+        IterationDone(2.25, "a", 0, iteration=3, seconds=0.5),
     ]
     assert made.resizes == 1
     assert made.segments[-1] == Segment(0, 1.0, 2.25, (0, 1), 2.0, pause=0.25)
@@ -112,7 +115,7 @@ def test_a_resize_costs_epsilon() -> None:
 
 def test_every_lane_says_that_a_stopped_trial_has_left_it() -> None:
     made = backend(2)
-    made.execute([StartTrial("a", (0, 1), 5)])
+    made.execute([StartTrial("a", (0, 1), iterations=5)])
     until(made, 0.0)
     made.execute([StopTrial("a", (0, 1))])
     assert until(made, 9.0)[1:] == [TrialReleased(0.5, "a", 0), TrialReleased(0.5, "a", 1)]
@@ -120,12 +123,12 @@ def test_every_lane_says_that_a_stopped_trial_has_left_it() -> None:
 
 def test_the_other_lanes_of_a_wide_trial_let_go_and_the_first_goes_on_alone() -> None:
     made = backend(2)
-    made.execute([StartTrial("a", (0, 1), 1)])
+    made.execute([StartTrial("a", (0, 1), iterations=1)])
     until(made, 9.0)
     made.execute([StopTrial("a", (1,))])
     assert made.poll() == [TrialReleased(0.5, "a", 1)]
     made.execute([RunIteration("a", (0,), 1)])
-    assert until(made, 9.0) == [IterationDone(1.5, "a", 0, 2, 1.0)]
+    assert until(made, 9.0) == [IterationDone(1.5, "a", 0, iteration=2, seconds=1.0)]
 
 
 def test_a_trial_that_is_not_there_is_not_answered_for() -> None:
@@ -136,7 +139,7 @@ def test_a_trial_that_is_not_there_is_not_answered_for() -> None:
 
 def test_a_saved_trial_leaves_if_it_is_told_to() -> None:
     made = backend()
-    made.execute([StartTrial("a", (0,), 1)])
+    made.execute([StartTrial("a", (0,), iterations=1)])
     until(made, 9.0)
     made.execute([Save("a", (0,)), Save("a", (0,), drop=True), Save("a", (0,))])
     saved = made.poll()
@@ -146,17 +149,19 @@ def test_a_saved_trial_leaves_if_it_is_told_to() -> None:
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_lane_that_ends_takes_its_trial_along(restart: bool) -> None:
     made = backend(2)
-    made.execute([StartTrial("a", (0,), 5)])
+    made.execute([StartTrial("a", (0,), iterations=5)])
     until(made, 0.0)
     made.execute([StopLane(0)])
     assert made.next_at() == float("inf")
     if restart:
-        made.execute([StartTrial("a", (1,), 1)])
-        assert until(made, 9.0)[-1] == IterationDone(1.0, "a", 1, 1, 1.0), "nothing is left of its first life"
+        made.execute([StartTrial("a", (1,), iterations=1)])
+        assert until(made, 9.0)[-1] == IterationDone(1.0, "a", 1, iteration=1, seconds=1.0), (
+            "nothing is left of its first life"
+        )
 
 
 def test_every_iteration_may_be_saved() -> None:
     made = SimulatedBackend(lambda _: Truth(1.0), saves=True)
     made.add_devices([Device(0)])
-    made.execute([StartLane(0, 0), StartTrial("a", (0,), 1)])
+    made.execute([StartLane(0, 0), StartTrial("a", (0,), iterations=1)])
     assert until(made, 9.0)[-1] == TrialSaved(1.0, "a", 0, Checkpoint(1, ""))

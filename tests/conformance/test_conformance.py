@@ -212,7 +212,7 @@ class Session:
         """Asks for a call of ``tell``; returns its number."""
         self.calls += 1
         payload = dump_arguments((value,), {})
-        self.tell(CallRequested(self.driver.now(), trial_id, self.calls, "tell", payload))
+        self.tell(CallRequested(self.driver.now(), trial_id, call_id=self.calls, method="tell", payload=payload))
         return self.calls
 
     def answers(self) -> dict[int, ReportCall]:

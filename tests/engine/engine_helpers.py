@@ -133,11 +133,11 @@ class Hand:
         return self.do(StopRequested(self.now, trial_id))
 
     def call(self, trial_id: str, call_id: int = 0) -> list[Command]:
-        return self.do(CallRequested(self.now, trial_id, call_id, "method", b"payload"))
+        return self.do(CallRequested(self.now, trial_id, call_id=call_id, method="method", payload=b"payload"))
 
     def called(self, trial_id: str, lane_id: int, call_id: int = 0, failure: Failure | None = None) -> list[Command]:
         result = b"result" if failure is None else None
-        return self.do(TrialCalled(self.now, trial_id, lane_id, call_id, result, failure))
+        return self.do(TrialCalled(self.now, trial_id, lane_id, call_id=call_id, result=result, failure=failure))
 
     def forget(self, trial_id: str) -> list[Command]:
         return self.do(TrialForgotten(self.now, trial_id))
@@ -149,10 +149,10 @@ class Hand:
         return self.do(LaneReady(self.now, lane_id))
 
     def lose(self, lane_id: int, culprit: str | None = None) -> list[Command]:
-        return self.do(LaneLost(self.now, lane_id, "killed", culprit))
+        return self.do(LaneLost(self.now, lane_id, "killed", culprit=culprit))
 
     def started(self, trial_id: str, iteration: int = 0) -> list[Command]:
-        return self.do(TrialStarted(self.now, trial_id, self.lane(trial_id), iteration, 0.1))
+        return self.do(TrialStarted(self.now, trial_id, self.lane(trial_id), iteration=iteration, seconds=0.1))
 
     def iterate(self, trial_id: str, times: int = 1, **more: Any) -> list[Command]:
         """Has a trial finish iterations, one instant each; returns the commands of the last."""
@@ -160,17 +160,21 @@ class Hand:
         for _ in range(times):
             self.now += 1.0
             done = self.trial(trial_id).progress.done + 1
-            commands = self.do(IterationDone(self.now, trial_id, self.lane(trial_id), done, 1.0, **more))
+            commands = self.do(
+                IterationDone(self.now, trial_id, self.lane(trial_id), iteration=done, seconds=1.0, **more)
+            )
         return commands
 
     def paused(self, trial_id: str) -> list[Command]:
-        return self.do(TrialPaused(self.now, trial_id, self.lane(trial_id), self.trial(trial_id).progress.done))
+        return self.do(
+            TrialPaused(self.now, trial_id, self.lane(trial_id), iteration=self.trial(trial_id).progress.done)
+        )
 
     def saved(
         self, trial_id: str, lane_id: int, iteration: int, *, dropped: bool = False, **more: Any
     ) -> list[Command]:
         checkpoint = Checkpoint(iteration, f"{trial_id}/{iteration}", **more)
-        return self.do(TrialSaved(self.now, trial_id, lane_id, checkpoint, dropped))
+        return self.do(TrialSaved(self.now, trial_id, lane_id, checkpoint, dropped=dropped))
 
     def released(self, trial_id: str, lane_id: int) -> list[Command]:
         return self.do(TrialReleased(self.now, trial_id, lane_id))

@@ -189,7 +189,9 @@ class Session:
             trial_id = self.rng.choice(list(self.state.trials))
             trial = self.state.trials[trial_id]
             follow_up_iterations = self.rng.choice([0, 0, 6])
-            event = BudgetExtended(self.backend.now, trial_id, self.rng.randint(1, 5), follow_up_iterations)
+            event = BudgetExtended(
+                self.backend.now, trial_id, self.rng.randint(1, 5), follow_up_iterations=follow_up_iterations
+            )
             refuse = (
                 trial.stopping
                 or trial.state.value in ("STOPPED", "FAILED")
@@ -214,7 +216,7 @@ class Session:
         trial = self.state.trials[trial_id]
         self._next_call += 1
         payload = f"{trial_id} {self._next_call}".encode()
-        event = CallRequested(self.backend.now, trial_id, self._next_call, "method", payload)
+        event = CallRequested(self.backend.now, trial_id, call_id=self._next_call, method="method", payload=payload)
         if trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.residence.given_up:
             self.refused(event)
             return
@@ -257,7 +259,7 @@ class Session:
             BudgetExtended(0.0, "nobody", 1),
             BudgetExtended(0.0, good.trials[0].trial_id, 0),
             StopRequested(0.0, "nobody"),
-            CallRequested(0.0, "nobody", 1, "method", b""),
+            CallRequested(0.0, "nobody", call_id=1, method="method", payload=b""),
             TrialForgotten(0.0, "nobody"),
             TrialForgotten(0.0, good.trials[0].trial_id),
         ]

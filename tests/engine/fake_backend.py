@@ -136,7 +136,7 @@ class FakeBackend:
         lane.inbox.clear()
         lane.hosted.clear()
         blameless = culprit is None and self.rng.random() < 0.3
-        lane.outbox.append(LaneLost(self.now, lane_id, "killed", culprit, blameless))
+        lane.outbox.append(LaneLost(self.now, lane_id, "killed", culprit=culprit, blameless=blameless))
 
     def work(self, lane_id: int) -> None:
         """One step of a lane: all its messages, then one iteration."""
@@ -170,7 +170,7 @@ class FakeBackend:
             self.progress[command.trial_id] = done
             if not self._fails(lane_id, lane, command.trial_id):
                 lane.hosted[command.trial_id].left = command.iterations
-                lane.outbox.append(TrialStarted(self.now, command.trial_id, lane_id, done, 0.1))
+                lane.outbox.append(TrialStarted(self.now, command.trial_id, lane_id, iteration=done, seconds=0.1))
             return
         if isinstance(command, Resize):
             self._move(lane_id, lane, command)
@@ -184,7 +184,7 @@ class FakeBackend:
             hosted.left += command.iterations
         elif isinstance(command, Pause) and hosted.lanes[0] == lane_id:
             hosted.left = 0
-            lane.outbox.append(TrialPaused(self.now, trial_id, lane_id, hosted.done))
+            lane.outbox.append(TrialPaused(self.now, trial_id, lane_id, iteration=hosted.done))
         elif isinstance(command, StopTrial):
             del lane.hosted[trial_id]
             lane.outbox.append(TrialReleased(self.now, trial_id, lane_id))
@@ -195,7 +195,9 @@ class FakeBackend:
             self.called.setdefault((trial_id, command.call_id), []).append(hosted.done)
             failure = Failure("error", "it raised") if self._happens(self.chances.fail) else None
             result = None if failure else command.payload
-            lane.outbox.append(TrialCalled(self.now, trial_id, lane_id, command.call_id, result, failure))
+            lane.outbox.append(
+                TrialCalled(self.now, trial_id, lane_id, call_id=command.call_id, result=result, failure=failure)
+            )
         elif isinstance(command, Save):
             self._save(lane_id, lane, trial_id, hosted, command.drop)
 
@@ -228,7 +230,7 @@ class FakeBackend:
             del lane.hosted[trial_id]
         in_memory = self.rng.random() < 0.5
         checkpoint = Checkpoint(hosted.done, f"{trial_id}/{hosted.done}", in_memory=in_memory)
-        lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint, drop))
+        lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint, dropped=drop))
 
     def _iterate(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted) -> None:
         if any(peer not in self.lanes or self.lanes[peer].dead for peer in hosted.lanes):
@@ -239,7 +241,9 @@ class FakeBackend:
             hosted.done += not hosted.finished and self.rng.random() < 0.5
             hosted.finished, hosted.left = True, 0
             lane.outbox.append(
-                IterationDone(self.now, trial_id, lane_id, hosted.done, 0.1, metrics=None, finished=True)
+                IterationDone(
+                    self.now, trial_id, lane_id, iteration=hosted.done, seconds=0.1, metrics=None, finished=True
+                )
             )
             return
         hosted.done += 1
@@ -248,7 +252,15 @@ class FakeBackend:
         memory = MemoryNeed(*self.rng.choice(MEASURED)) if self._happens(self.chances.memory) else None
         seconds = self.rng.choice([0.1, 0.11, 0.12])
         lane.outbox.append(
-            IterationDone(self.now, trial_id, lane_id, hosted.done, seconds, {"done": hosted.done}, memory)
+            IterationDone(
+                self.now,
+                trial_id,
+                lane_id,
+                iteration=hosted.done,
+                seconds=seconds,
+                metrics={"done": hosted.done},
+                memory=memory,
+            )
         )
         if self._happens(self.chances.own_save):
             checkpoint = Checkpoint(hosted.done, f"{trial_id}/{hosted.done}")

@@ -251,7 +251,7 @@ def test_what_a_lost_leader_had_answered_and_reported_counts_when_it_is_heard_of
     hand.lose(leader)
     hand.called("a", leader, 7)
     assert hand.answers("a") == [(7, "")]
-    hand.do(IterationDone(hand.now, "a", leader, 3, 1.0))
+    hand.do(IterationDone(hand.now, "a", leader, iteration=3, seconds=1.0))
     hand.resized("a")
     hand.iterate("a", 3)
     assert hand.reports("a") == [1, 2, 3, 4, 5, 6] and hand.end("a") == "DONE"
@@ -264,7 +264,7 @@ def test_what_is_lost_of_a_wide_trial_twice_in_a_row_is_not_counted_in_its_width
     first, second, last = hand.trial("a").placement.lanes
     for lane in (first, second):
         hand.lose(lane)
-    hand.do(IterationDone(hand.now, "a", first, 1, 1.0))
+    hand.do(IterationDone(hand.now, "a", first, iteration=1, seconds=1.0))
     report = only(hand.log, Report)
     assert (report.width, len(report.device_ids)) == (1.0, 1)
     hand.resized("a")
@@ -281,7 +281,7 @@ def test_checkpoints_of_iterations_that_a_trial_does_not_get_to_again_are_not_go
     hand.ready(lane)
     hand.started("a", 0)  # from an older one, as that cannot be read
     hand.now += 1.0
-    hand.do(IterationDone(hand.now, "a", lane, 1, 1.0, finished=True))
+    hand.do(IterationDone(hand.now, "a", lane, iteration=1, seconds=1.0, finished=True))
     assert hand.end("a") == "DONE"
     hand.lose(lane)
     hand.call("a")

@@ -75,7 +75,7 @@ def test_packing_is_tried_one_trial_at_a_time_for_as_long_as_it_pays() -> None:
         for name in running:
             hand.now += seconds
             done = hand.trial(name).progress.done + 1
-            hand.do(IterationDone(hand.now, name, hand.lane(name), done, seconds))
+            hand.do(IterationDone(hand.now, name, hand.lane(name), iteration=done, seconds=seconds))
     assert most == 3
     assert profile.packing_limit("default", 4) == 2
 
@@ -88,7 +88,7 @@ def test_packing_is_not_tried_where_too_little_is_left_to_make_up_for_it() -> No
         for done in range(1, 8):
             hand.tick()
             hand.now += seconds
-            hand.do(IterationDone(hand.now, "a", hand.lane("a"), done, seconds))
+            hand.do(IterationDone(hand.now, "a", hand.lane("a"), iteration=done, seconds=seconds))
         hand.tick()
         assert ("STARTING" in hand.states().values()) == tried
 
@@ -105,7 +105,11 @@ def widths_of(hand: Hand, trial_id: str, seconds: Callable[[float], float]) -> l
         widths.append(trial.placement.width)
         hand.do(
             IterationDone(
-                hand.now, trial_id, hand.lane(trial_id), trial.progress.done + 1, seconds(trial.placement.width)
+                hand.now,
+                trial_id,
+                hand.lane(trial_id),
+                iteration=trial.progress.done + 1,
+                seconds=seconds(trial.placement.width),
             )
         )
     return widths
@@ -182,8 +186,16 @@ def test_which_of_a_keys_trials_is_widened_does_not_count() -> None:
     hand.started("quick")
     hand.started("slow")
     for _ in range(10):
-        hand.do(IterationDone(hand.now, "quick", hand.lane("quick"), hand.trial("quick").progress.done + 1, 1.0))
-        hand.do(IterationDone(hand.now, "slow", hand.lane("slow"), hand.trial("slow").progress.done + 1, 4.0))
+        hand.do(
+            IterationDone(
+                hand.now, "quick", hand.lane("quick"), iteration=hand.trial("quick").progress.done + 1, seconds=1.0
+            )
+        )
+        hand.do(
+            IterationDone(
+                hand.now, "slow", hand.lane("slow"), iteration=hand.trial("slow").progress.done + 1, seconds=4.0
+            )
+        )
     widths_of(hand, "slow", lambda width: 2.2 if width > 1 else 4.0)
     assert hand.trial("slow").placement.width == 2.0
     assert profile.beta("net") == pytest.approx(1.1, rel=0.01)

@@ -31,7 +31,16 @@ from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed
 
-SPEC = TrialSpec("a", 5, 2.0, "key", 4, MemoryNeed(1.0, 2.0), can_save=False, retry_errors=False)
+SPEC = TrialSpec(
+    "a",
+    5,
+    priority=2.0,
+    profile_key="key",
+    max_width=4,
+    memory=MemoryNeed(1.0, 2.0),
+    can_save=False,
+    retry_errors=False,
+)
 
 
 def lines(*items: Event | Command) -> list[str]:
@@ -39,7 +48,16 @@ def lines(*items: Event | Command) -> list[str]:
 
 
 def report(iteration: int, trial_id: str = "a") -> Report:
-    return Report(trial_id, "g", iteration, {"loss": object()}, 1.0, 1.0, (0,), float(iteration))
+    return Report(
+        trial_id,
+        "g",
+        iteration=iteration,
+        metrics={"loss": object()},
+        seconds=1.0,
+        width=1.0,
+        device_ids=(0,),
+        at=float(iteration),
+    )
 
 
 def test_what_was_asked_for_and_how_far_it_came_is_recovered() -> None:
@@ -53,7 +71,9 @@ def test_what_was_asked_for_and_how_far_it_came_is_recovered() -> None:
             TrialSaved(2.5, "a", 0, Checkpoint(2, "a/2", "here", in_memory=True)),
             BudgetExtended(3.0, "a", 4),
             report(1, "b"),
-            ReportEnd("b", "g", "FAILED", 1, 4.0, Failure("error", "no", "tb", b"exception")),
+            ReportEnd(
+                "b", "g", state="FAILED", iteration=1, at=4.0, failure=Failure("error", "no", "tb", b"exception")
+            ),
             StopRequested(5.0, "c"),
         )
     )
@@ -82,14 +102,14 @@ def test_a_checkpoint_that_is_gone_is_replaced_by_a_durable_one() -> None:
 
 
 def test_a_done_trial_that_was_extended_is_not_done() -> None:
-    done = ReportEnd("a", "g", "DONE", 1, 1.0)
+    done = ReportEnd("a", "g", state="DONE", iteration=1, at=1.0)
     entries = lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 1),)), report(1), done, BudgetExtended(2.0, "a", 2))
     (history,) = replay(entries).groups["g"].values()
     assert (history.ended, history.budget) == (None, 3)
 
 
 def test_a_trial_that_ended_of_its_own_accord_is_extended_from_there() -> None:
-    done = ReportEnd("a", "g", "DONE", 2, 1.0)
+    done = ReportEnd("a", "g", state="DONE", iteration=2, at=1.0)
     (history,) = replay(lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 9),)), done)).groups["g"].values()
     assert history.budget == 2
 
@@ -99,9 +119,9 @@ def test_a_trial_that_was_forgotten_does_not_come_back_and_its_id_stays_taken() 
         GroupSubmitted(0.0, "g", (TrialSpec("a", 1), TrialSpec("b", 3))),
         report(1),
         TrialSaved(1.0, "a", 0, Checkpoint(1, "a/1")),
-        ReportEnd("a", "g", "FAILED", 1, 1.0, Failure("error", "no")),
+        ReportEnd("a", "g", state="FAILED", iteration=1, at=1.0, failure=Failure("error", "no")),
         TrialForgotten(2.0, "a"),
-        ReportEnd("a", "g", "STOPPED", 1, 2.0),
+        ReportEnd("a", "g", state="STOPPED", iteration=1, at=2.0),
     )
     for _ in range(2):  # a session that goes on writes what it took over
         recovered = replay(entries)
@@ -118,8 +138,8 @@ def test_a_call_of_an_earlier_session_is_not_made_again() -> None:
     entries = lines(
         GroupSubmitted(0.0, "g", (TrialSpec("a", 1),)),
         report(1),
-        ReportEnd("a", "g", "DONE", 1, 1.0),
-        CallRequested(2.0, "a", 0, "method", b""),
+        ReportEnd("a", "g", state="DONE", iteration=1, at=1.0),
+        CallRequested(2.0, "a", call_id=0, method="method", payload=b""),
     )
     hand = Hand()
     hand.do(*replay(entries).events(0.0))
@@ -136,11 +156,11 @@ def test_what_came_of_a_trial_in_its_submitters_eyes_outlives_it() -> None:
         lines(
             GroupSubmitted(0.0, "g", (TrialSpec("a", 1), TrialSpec("b", 1), TrialSpec("c", 1))),
             report(1),
-            ReportEnd("a", "g", "DONE", 1, 1.0),
+            ReportEnd("a", "g", state="DONE", iteration=1, at=1.0),
             StopRequested(2.0, "a", "DONE"),
-            ReportEnd("a", "g", "STOPPED", 1, 2.0),
+            ReportEnd("a", "g", state="STOPPED", iteration=1, at=2.0),
             TrialForgotten(2.0, "a"),
-            ReportEnd("b", "g", "FAILED", 0, 3.0, Failure("error", "no")),
+            ReportEnd("b", "g", state="FAILED", iteration=0, at=3.0, failure=Failure("error", "no")),
             StopRequested(3.0, "b"),
             TrialForgotten(3.0, "b"),
         )
@@ -154,7 +174,8 @@ def test_what_came_of_a_trial_in_its_submitters_eyes_outlives_it() -> None:
 
 def test_an_entry_names_its_class_and_has_its_fields() -> None:
     (stop, end) = lines(
-        StopRequested(1.0, "a"), ReportEnd("a", "g", "FAILED", 1, 4.0, Failure("error", "no", "tb", b"e"))
+        StopRequested(1.0, "a"),
+        ReportEnd("a", "g", state="FAILED", iteration=1, at=4.0, failure=Failure("error", "no", "tb", b"e")),
     )
     assert json.loads(stop) == {
         "v": journal.VERSION,
@@ -179,7 +200,7 @@ def test_a_field_that_cannot_be_read_is_named_with_its_line() -> None:
 def test_devices_and_resizes_are_told_in_order() -> None:
     happened = [
         DeviceAdded(0.0, Device(0, "here", "gpu", memory_bytes=8.0)),
-        NoteResize("a", 1.0, 2.0, (0, 3), 0.25),
+        NoteResize("a", at=1.0, width=2.0, device_ids=(0, 3), seconds=0.25),
         NoteDeviceLost(3, 2.0),
     ]
     assert replay(lines(*happened)).places == happened
@@ -230,9 +251,9 @@ def test_a_recovered_session_goes_on_and_reports_each_iteration_once() -> None:
         report(2),
         report(1, "b"),
         report(2, "b"),
-        ReportEnd("b", "g", "DONE", 2, 4.0),
+        ReportEnd("b", "g", state="DONE", iteration=2, at=4.0),
         report(1, "c"),
-        ReportEnd("c", "g", "DONE", 1, 5.0),
+        ReportEnd("c", "g", state="DONE", iteration=1, at=5.0),
     )
     hand = Hand(profile=Known(packing=1, width=1))
     hand.do(*replay(entries).events(0.0))

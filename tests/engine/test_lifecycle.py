@@ -67,7 +67,7 @@ def test_a_trial_that_finds_nothing_left_to_do_reports_no_iteration() -> None:
     hand.submit("a", budget=10)
     hand.started("a")
     hand.iterate("a")
-    hand.do(IterationDone(hand.now, "a", hand.lane("a"), 1, 0.0, finished=True))
+    hand.do(IterationDone(hand.now, "a", hand.lane("a"), iteration=1, seconds=0.0, finished=True))
     assert (hand.end("a"), hand.reports("a")) == ("DONE", [1])
 
 
@@ -121,10 +121,10 @@ def test_news_from_a_lane_that_was_left_changes_nothing() -> None:
     lane = hand.lane("a")
     hand.failed("a", lane)
     for stale in (
-        IterationDone(1.0, "a", lane + 17, 7, 1.0),
-        TrialStarted(1.0, "a", lane + 17, 5, 1.0),
+        IterationDone(1.0, "a", lane + 17, iteration=7, seconds=1.0),
+        TrialStarted(1.0, "a", lane + 17, iteration=5, seconds=1.0),
         TrialReleased(1.0, "a", lane + 17),
-        IterationDone(1.0, "nobody", lane, 7, 1.0),
+        IterationDone(1.0, "nobody", lane, iteration=7, seconds=1.0),
     ):
         before = hand.states()
         assert hand.do(stale) == []
@@ -136,7 +136,7 @@ def test_an_iteration_out_of_order_is_an_error_that_tells_the_story() -> None:
     hand.submit("a")
     hand.started("a")
     with pytest.raises(EngineError, match=r"(?s)'a'.*iteration 2 after 0.*QUEUED: submitted.*RUNNING"):
-        hand.do(IterationDone(1.0, "a", 0, 2, 1.0))
+        hand.do(IterationDone(1.0, "a", 0, iteration=2, seconds=1.0))
 
 
 def done_where_another_runs() -> tuple[Hand, int, str]:

@@ -148,4 +148,4 @@ def test_an_answer_that_does_not_fit_is_an_error() -> None:
     hand = too_many()
     hand.tick()
     with pytest.raises(Exception, match="paused at iteration 9 after 1"):
-        hand.do(TrialPaused(hand.now, "c", 2, 9))
+        hand.do(TrialPaused(hand.now, "c", 2, iteration=9))

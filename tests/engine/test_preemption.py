@@ -35,7 +35,7 @@ def test_it_makes_way_when_the_other_is_pressed_and_goes_on_from_its_checkpoint(
     assert pause == Pause(leaving, (lane,)), "it is not to be moved"
     assert none(hand.tick(), Pause), "one at a time"
     hand.iterate(leaving)
-    assert only(hand.paused(leaving), StartTrial) == StartTrial("c", (lane,), 4)
+    assert only(hand.paused(leaving), StartTrial) == StartTrial("c", (lane,), iterations=4)
     assert hand.states() == {leaving: "QUEUED", staying: "RUNNING", "c": "STARTING"}
     hand.saved(leaving, lane, 2)
     hand.started("c")
@@ -86,7 +86,7 @@ def test_one_that_cannot_be_saved_does_not_make_way() -> None:
 
 def test_a_higher_priority_does_not_make_way_for_a_lower_one() -> None:
     hand = Hand(devices=2, **ALONE)
-    specs = [TrialSpec(trial_id, 4, priority) for trial_id, priority in (("a", 2.0), ("b", 2.0), ("c", 1.0))]
+    specs = [TrialSpec(trial_id, 4, priority=priority) for trial_id, priority in (("a", 2.0), ("b", 2.0), ("c", 1.0))]
     hand.do(GroupSubmitted(0.0, "g", tuple(specs)))
     for trial_id in "ab":
         hand.started(trial_id)

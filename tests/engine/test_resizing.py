@@ -29,7 +29,9 @@ def test_a_trial_widens_between_two_iterations() -> None:
     assert only(hand.iterate("a"), Report).width == 1.0, "it still runs where it was"
     resize = only(hand.paused("a"), Resize)
     assert (resize.old_lane_ids, resize.lane_ids, resize.iterations) == ((0,), (0, 1), 7)
-    assert only(hand.resized("a"), NoteResize) == NoteResize("a", hand.now, 2.0, (0, 1), 0.1)
+    assert only(hand.resized("a"), NoteResize) == NoteResize(
+        "a", at=hand.now, width=2.0, device_ids=(0, 1), seconds=0.1
+    )
     report = only(hand.iterate("a"), Report)
     assert (report.width, report.device_ids) == (2.0, (0, 1))
     hand.iterate("a", 6)
@@ -197,7 +199,7 @@ def test_what_cannot_be_saved_is_not_resized() -> None:
 def test_a_pause_out_of_order_is_an_error() -> None:
     hand = widening()
     with pytest.raises(EngineError, match="paused at iteration 7"):
-        hand.do(TrialPaused(hand.now, "a", 0, 7))
+        hand.do(TrialPaused(hand.now, "a", 0, iteration=7))
 
 
 def test_the_cost_of_a_resize_is_measured() -> None:

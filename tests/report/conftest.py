@@ -66,7 +66,7 @@ class Session:
 
     def end(self, trial: str, state: str = "DONE", iteration: int = 1, failure: Failure | None = None) -> None:
         """Writes that a trial ended."""
-        self.happened(ReportEnd(trial, self.group_of[trial], state, iteration, 0.0, failure))
+        self.happened(ReportEnd(trial, self.group_of[trial], state=state, iteration=iteration, at=0.0, failure=failure))
 
     def stop(self, trial: str, outcome: str | None = None) -> None:
         """Writes that a trial was stopped, and what came of it."""

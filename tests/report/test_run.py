@@ -359,7 +359,10 @@ def test_a_resize_is_a_pause_at_the_beginning_of_what_follows(session: Sessions)
         ("a", 3, 4.0, 5.0, 2.0, (0, 1), None),
         ("b", 1, 0.0, 2.0, 1.0, (1,), None),
     )
-    made.happened(NoteResize("a", 2.9, 2.0, (1, 0), 0.5), NoteResize("nobody", 3.0, 2.0, (0, 1), 1.0))
+    made.happened(
+        NoteResize("a", at=2.9, width=2.0, device_ids=(1, 0), seconds=0.5),
+        NoteResize("nobody", at=3.0, width=2.0, device_ids=(0, 1), seconds=1.0),
+    )
     line = load_run(made.close()).timeline
     assert [(s.row, s.start, s.end, s.pause) for s in line.segments] == [
         (0, 0.0, 2.0, 0.0),
@@ -372,7 +375,7 @@ def test_a_resize_is_a_pause_at_the_beginning_of_what_follows(session: Sessions)
 def test_a_resize_that_came_to_nothing_is_no_pause(session: Sessions) -> None:
     made = session({"g": [trial("a", 4)]})
     made.results(("a", 1, 0.0, 2.0, 1.0, (0,), None), ("a", 2, 3.0, 4.0, 1.0, (1,), None))
-    made.happened(NoteResize("a", 2.9, 2.0, (0, 1), 0.5))
+    made.happened(NoteResize("a", at=2.9, width=2.0, device_ids=(0, 1), seconds=0.5))
     assert [s.pause for s in load_run(made.close()).timeline.segments] == [0.0, 0.0]
 
 

@@ -289,7 +289,9 @@ class ElasticTrial:
                 self._outbox.to_lane(self._alone, m.PauseResident(self.trial_id, may_move=not pending.then))
             return
         self._pending, self.left, self._since = None, 0, self._clock.now()
-        self._outbox.report(TrialPaused(self._since, self.trial_id, self._lanes[0], self._controller.iteration))
+        self._outbox.report(
+            TrialPaused(self._since, self.trial_id, self._lanes[0], iteration=self._controller.iteration)
+        )
         self._catch_up()
 
     def _newcomers_are_ready(self) -> bool:
@@ -354,7 +356,9 @@ class ElasticTrial:
         if isinstance(pending, StartTrial):
             self.left = pending.iterations
             seconds = now - self._since
-            self._outbox.report(TrialStarted(now, self.trial_id, self._lanes[0], formed.iteration, seconds))
+            self._outbox.report(
+                TrialStarted(now, self.trial_id, self._lanes[0], iteration=formed.iteration, seconds=seconds)
+            )
         elif isinstance(pending, Resize):
             self._lanes, self.left, self._lost_a_lane = pending.lane_ids, pending.iterations, False
             if pending.done is not None:

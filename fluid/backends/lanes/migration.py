@@ -66,7 +66,9 @@ class Migrations:
             if not event.dropped or migration.restoring:
                 return event, ()
             migration.restoring = True
-            start = StartTrial(command.trial_id, command.lane_ids, command.iterations, event.checkpoint)
+            start = StartTrial(
+                command.trial_id, command.lane_ids, iterations=command.iterations, checkpoint=event.checkpoint
+            )
             # For the engine it has not left: it is saved, and that is worth knowing.
             return replace(event, dropped=False), [start, *migration.waiting]
         if event.lane_id != command.lane_ids[0] or not migration.restoring:

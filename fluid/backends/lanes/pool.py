@@ -271,7 +271,7 @@ class LanePool:
         self._router.lane_is_gone(lane.lane_id)
         if not lane.leaving:
             culprit = self._launcher.culprit(lane.lane_id)
-            self._events += self._faults.report(LaneLost(self._clock.now(), lane.lane_id, reason, culprit))
+            self._events += self._faults.report(LaneLost(self._clock.now(), lane.lane_id, reason, culprit=culprit))
             self._events += self._router.lane_leaves(lane.lane_id)
 
     def _handle_device_fault(self) -> None:

@@ -114,7 +114,7 @@ def _failed(message: m.ResidentFailed, lane_id: int, host: str, at: float) -> Tr
 
 def _called(message: m.ResidentCalled, lane_id: int, host: str, at: float) -> TrialCalled:
     failure = None if message.raised is None else _failure(message.raised)
-    return TrialCalled(at, message.trial_id, lane_id, message.call_id, result=message.result, failure=failure)
+    return TrialCalled(at, message.trial_id, lane_id, call_id=message.call_id, result=message.result, failure=failure)
 
 
 def _failure(raised: m.ResidentFailed | m.Raised) -> Failure:
@@ -127,7 +127,7 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
         at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds
     ),
     m.ResidentIterated: _iterated,
-    m.ResidentPaused: lambda x, lane_id, host, at: TrialPaused(at, x.trial_id, lane_id, x.iteration),
+    m.ResidentPaused: lambda x, lane_id, host, at: TrialPaused(at, x.trial_id, lane_id, iteration=x.iteration),
     m.ResidentSaved: _saved,
     m.ResidentReleased: lambda x, lane_id, host, at: TrialReleased(at, x.trial_id, lane_id),
     m.ResidentFailed: _failed,

@@ -283,7 +283,7 @@ def seen(drive: Any) -> list[IterationDone]:
 def test_a_trial_trains_in_several_lanes_from_the_start(three: Any) -> None:
     lanes = tuple(three.lanes(0, 1, 2))
     three.backend.register("a", payload_of(Paced, {}))
-    three.do(StartTrial("a", lanes, 3))
+    three.do(StartTrial("a", lanes, iterations=3))
     assert three.of(TrialStarted, "a").lane_id == lanes[0]
     done = train(three, "a", 3)
     three.do(RunIteration("a", lanes, 2))
@@ -295,10 +295,10 @@ def test_a_trial_trains_in_several_lanes_from_the_start(three: Any) -> None:
 def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
     a, b, c = three.lanes(0, 1, 2)
     three.backend.register("a", payload_of(Paced, {}))
-    three.do(StartTrial("a", (a, b), MANY))
+    three.do(StartTrial("a", (a, b), iterations=MANY))
     assert three.of(TrialStarted, "a").iteration == 0
     done = train(three, "a", 3)
-    three.do(Call("a", (a,), 1, "tell", dump_arguments((7,), {})))
+    three.do(Call("a", (a,), call_id=1, method="tell", payload=dump_arguments((7,), {})))
     assert three.of(TrialCalled, "a").failure is None
     three.do(Pause("a", (a, b)))
     paused = three.of(TrialPaused, "a")
@@ -309,7 +309,7 @@ def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
     three.do(Save("a", (a, b), drop=True))
     saved = three.until(TrialSaved, lambda event: event.dropped)
     assert saved.checkpoint.iteration == paused.iteration
-    three.do(StartTrial("a", (c, b, a), MANY, saved.checkpoint))
+    three.do(StartTrial("a", (c, b, a), iterations=MANY, checkpoint=saved.checkpoint))
     assert three.of(TrialStarted, "a").iteration == paused.iteration
     done += train(three, "a", 2)
     as_alone(done)
@@ -321,16 +321,16 @@ def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
 def test_a_trial_moves_between_lanes_that_have_nothing_in_common(three: Any, ahead: bool) -> None:
     a, b, c = three.lanes(0, 1, 2)
     three.backend.register("a", payload_of(Paced, {}))
-    three.do(StartTrial("a", (a,), MANY))
+    three.do(StartTrial("a", (a,), iterations=MANY))
     done = train(three, "a", 2)
     three.do(Pause("a", (a,), (b, c) if ahead else ()))
     iteration = three.of(TrialPaused, "a").iteration
     done += seen(three)
     assert iteration == len(done)
-    three.do(Resize("a", (b, c), (a,), 2))
+    three.do(Resize("a", (b, c), (a,), iterations=2))
     assert three.of(ResizeDone, "a").lane_id == b
     done += train(three, "a", 2)
-    three.do(Resize("a", (a,), (b, c), 2))
+    three.do(Resize("a", (a,), (b, c), iterations=2))
     assert three.of(ResizeDone, "a").lane_id == a
     done += train(three, "a", 2)
     as_alone(done)
@@ -340,7 +340,7 @@ def test_a_trial_moves_between_lanes_that_have_nothing_in_common(three: Any, ahe
 def test_a_trial_is_fetched_although_a_widening_of_it_was_called_off(three: Any) -> None:
     a, b, _ = three.lanes(0, 1, 2)
     three.backend.register("a", payload_of(Paced, {}))
-    three.do(StartTrial("a", (a,), 2))
+    three.do(StartTrial("a", (a,), iterations=2))
     three.of(TrialStarted, "a")
     three.do(Pause("a", (a,), (a, b)))  # as it comes to its end; it is done, and nobody resizes it
     iteration = three.of(TrialPaused, "a").iteration
@@ -348,7 +348,7 @@ def test_a_trial_is_fetched_although_a_widening_of_it_was_called_off(three: Any)
     assert iteration == len(done)
     three.do(Save("a", (a,), drop=True))
     saved = three.until(TrialSaved, lambda event: event.dropped)
-    three.do(StartTrial("a", (b, a), 2, saved.checkpoint))
+    three.do(StartTrial("a", (b, a), iterations=2, checkpoint=saved.checkpoint))
     assert three.of(TrialStarted, "a").iteration == saved.checkpoint.iteration == iteration
     as_alone(done + train(three, "a", 2))
     three.do(StopTrial("a", (b, a)))
@@ -358,25 +358,25 @@ def test_a_trial_is_fetched_although_a_widening_of_it_was_called_off(three: Any)
 def test_a_rank_that_raises_fails_the_trial_and_no_lane(three: Any) -> None:
     a, b, _ = three.lanes(0, 1, 2)
     three.backend.register("a", payload_of(Paced, {"raises_at": 2}))
-    three.do(StartTrial("a", (a, b), MANY))
+    three.do(StartTrial("a", (a, b), iterations=MANY))
     failed = three.of(TrialFailed, "a")
     assert failed.lane_id == b and failed.failure.message == "ValueError: on purpose"
     three.do(StopTrial("a", (a,)))
     assert three.of(TrialReleased, "a").lane_id == a
     three.backend.register("b", payload_of(Paced, {}))
-    three.do(StartTrial("b", (b, a), 2))
+    three.do(StartTrial("b", (b, a), iterations=2))
     as_alone(train(three, "b", 2))
 
 
 def test_who_is_left_waits_to_be_told_how_to_go_on(three: Any) -> None:
     a, b, c = three.lanes(0, 1, 2)
     three.backend.register("a", payload_of(Paced, {}))
-    three.do(StartTrial("a", (a, b, c), MANY))
+    three.do(StartTrial("a", (a, b, c), iterations=MANY))
     done = train(three, "a", 2)
     os.kill(done[-1].metrics["pids"][0], signal.SIGKILL)
     assert three.until(LaneLost).lane_id == a
     done += seen(three)
-    three.do(Resize("a", (b, c), (b, c), MANY, len(done)))
+    three.do(Resize("a", (b, c), (b, c), iterations=MANY, done=len(done)))
     assert three.of(ResizeDone, "a").lane_id == b
     done += seen(three)
     done += train(three, "a", 3)
@@ -389,4 +389,4 @@ def test_what_is_not_elastic_cannot_be_in_several_lanes(three: Any) -> None:
     a, b, _ = three.lanes(0, 1, 2)
     three.backend.register("a", payload_of(Rigid, {}))
     with pytest.raises(FluidError, match="one lane only"):
-        three.do(StartTrial("a", (a, b), 1))
+        three.do(StartTrial("a", (a, b), iterations=1))

@@ -25,7 +25,7 @@ class Table:
 
     def start(self, *lanes: int, iterations: int = 5) -> list[PoolAction]:
         """Starts trial a in these lanes; all of them answer as they should."""
-        actions = self.trials.execute(StartTrial("a", lanes, iterations))
+        actions = self.trials.execute(StartTrial("a", lanes, iterations=iterations))
         assert actions == [SetUpMember(lane, actions[0].command, m.Membership(1, "torch")) for lane in lanes]  # type: ignore[union-attr]
         for lane in lanes:
             self.say(lane, Prepared(0, "127.0.0.1", 0.1))
@@ -55,17 +55,17 @@ def table() -> Table:
 
 
 def test_only_wide_commands_of_elastic_trials_concern_it(table: Table) -> None:
-    assert table.trials.concerns(StartTrial("a", (0, 1), 1))
-    assert not table.trials.concerns(StartTrial("a", (0,), 1))
-    assert not table.trials.concerns(StartTrial("b", (0, 1), 1))
+    assert table.trials.concerns(StartTrial("a", (0, 1), iterations=1))
+    assert not table.trials.concerns(StartTrial("a", (0,), iterations=1))
+    assert not table.trials.concerns(StartTrial("b", (0, 1), iterations=1))
     table.start(0, 1)
     assert table.trials.concerns(RunIteration("a", (0,), 1)), "whatever is asked of a trial in several lanes"
 
 
 def test_a_command_waits_for_the_one_under_way(table: Table) -> None:
-    table.trials.execute(StartTrial("a", (0, 1), 5))
+    table.trials.execute(StartTrial("a", (0, 1), iterations=5))
     assert table.trials.execute(Pause("a", (0, 1))) == []
-    assert table.trials.execute(Call("a", (0,), 1, "tell", b"")) == []
+    assert table.trials.execute(Call("a", (0,), call_id=1, method="tell", payload=b"")) == []
     for lane in (0, 1):
         table.say(lane, Prepared(0, "127.0.0.1", 0.1))
     started, paused, called = table.meet(1, 0, 1)
@@ -81,13 +81,13 @@ def test_the_loss_of_a_lane_answers_a_pause(table: Table) -> None:
     assert table.trials.execute(Pause("a", (0, 1, 2))) == []
     for lane in (0, 2):
         table.say(lane, Broken(1, 0, "lane 1 is gone"))
-    table.trials.execute(Resize("a", (0, 2), (0, 2), 3))
+    table.trials.execute(Resize("a", (0, 2), (0, 2), iterations=3))
     assert [type(action) for action in table.meet(2, 0, 2)] == [ResizeDone, ToLane, ToLane], "it goes on"
 
 
 def test_a_trial_back_in_one_lane_is_handed_back_with_what_waits(table: Table) -> None:
     table.start(0, 1, iterations=0)
-    table.trials.execute(Resize("a", (0,), (0, 1), 4))
+    table.trials.execute(Resize("a", (0,), (0, 1), iterations=4))
     table.trials.execute(RunIteration("a", (0,), 2))
     actions = table.meet(2, 0)
     assert kinds(actions) == [(1, Leave)] and isinstance(actions[1], ResizeDone)
@@ -99,7 +99,7 @@ def test_every_lane_that_a_stopped_trial_leaves_is_told_of_once(table: Table) ->
     table.start(0, 1)
     table.trials.execute(StopTrial("a", (1,)))
     assert table.say(0, MemberIterated(1, 1, {"loss": 1.0}, 0.5)) == [
-        IterationDone(0.0, "a", 0, 1, 0.5, {"loss": 1.0}),
+        IterationDone(0.0, "a", 0, iteration=1, seconds=0.5, metrics={"loss": 1.0}),
     ]
     table.say(0, Halted(1, 1, False))
     assert kinds(table.say(1, Halted(1, 1, False))) == [(0, Join)]
@@ -109,7 +109,7 @@ def test_every_lane_that_a_stopped_trial_leaves_is_told_of_once(table: Table) ->
 
 
 def test_a_trial_that_fails_is_given_up_in_lanes_the_engine_does_not_know_of(table: Table) -> None:
-    table.trials.count(StartTrial("a", (0,), 5))
+    table.trials.count(StartTrial("a", (0,), iterations=5))
     actions = table.trials.execute(Pause("a", (0,), then=(0, 1)))
     assert [action.lane_id for action in actions if isinstance(action, SetUpMember)] == [1]
     actions = table.trials.follow(TrialFailed(1.0, "a", 0, Failure("error", "ValueError: on purpose")))

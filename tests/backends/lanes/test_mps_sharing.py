@@ -90,7 +90,7 @@ def test_lanes_and_nobody_else_become_clients(backend: LocalBackend, make_drive:
     lanes = drive.lanes(0, 1)
     for index, lane in enumerate(lanes):
         backend.register(f"t{index}", payload_of(Probe, {}))
-        drive.do(StartTrial(f"t{index}", (lane,), 1))
+        drive.do(StartTrial(f"t{index}", (lane,), iterations=1))
         seen = drive.of(IterationDone, f"t{index}").metrics
         assert seen["CUDA_MPS_PIPE_DIRECTORY"] == daemon_of(backend).pipe_folder
         assert seen["CUDA_VISIBLE_DEVICES"] == f"GPU-{index}", "by its UUID"
@@ -105,7 +105,7 @@ def test_lanes_are_no_clients_unless_that_is_asked_for(make_drive: Callable[...,
     assert drive.backend.sharing == Sharing("timeslice")
     drive.backend.register("t", payload_of(Probe, {}))
     (lane,) = drive.lanes(0)
-    drive.do(StartTrial("t", (lane,), 1))
+    drive.do(StartTrial("t", (lane,), iterations=1))
     assert drive.of(IterationDone, "t").metrics["CUDA_VISIBLE_DEVICES"] == ""
 
 
@@ -115,7 +115,7 @@ def test_a_device_that_comes_later_is_shared_by_time_slices(backend: LocalBacken
     backend.add_devices([Device(7, kind="cpu")])
     backend.register("t", payload_of(Probe, {}))
     (lane,) = drive.lanes(7)
-    drive.do(StartTrial("t", (lane,), 1))
+    drive.do(StartTrial("t", (lane,), iterations=1))
     assert "CUDA_MPS_PIPE_DIRECTORY" not in drive.of(IterationDone, "t").metrics
 
 
@@ -185,12 +185,12 @@ def test_a_lane_that_dies_without_a_fault_takes_nobody_along(backend: LocalBacke
     drive = type(make_drive())(backend)
     one, other = drive.lanes(0, 1)
     backend.register("t", payload_of(Probe, {}))
-    drive.do(StartTrial("t", (one,), 1))
+    drive.do(StartTrial("t", (one,), iterations=1))
     os.kill(drive.of(IterationDone, "t").metrics["pid"], signal.SIGKILL)
     lost = drive.until(LaneLost)
     assert (lost.lane_id, lost.reason, lost.blameless) == (one, "was killed by SIGKILL", False)
     backend.register("u", payload_of(Probe, {}))
-    drive.do(StartTrial("u", (other,), 1))
+    drive.do(StartTrial("u", (other,), iterations=1))
     drive.of(IterationDone, "u")
     assert daemon_of(backend).restarts == 0
 
@@ -209,7 +209,7 @@ def test_a_daemon_that_dies_is_noticed_though_no_lane_says_so(
     assert "was killed by SIGKILL" in lost[0].reason
     drive.backend.register("t", payload_of(Probe, {}))
     (lane,) = drive.lanes(0)  # It is not started before the daemon is back.
-    drive.do(StartTrial("t", (lane,), 1))
+    drive.do(StartTrial("t", (lane,), iterations=1))
     assert drive.of(IterationDone, "t").metrics["CUDA_MPS_PIPE_DIRECTORY"] == daemon.pipe_folder
     assert daemon.problem() == ""
 
@@ -227,7 +227,7 @@ def test_lanes_share_by_time_slices_once_it_cannot_be_started_again(
     drive.until(LaneLost)
     (lane,) = drive.lanes(0)
     drive.backend.register("t", payload_of(Probe, {}))
-    drive.do(StartTrial("t", (lane,), 1))
+    drive.do(StartTrial("t", (lane,), iterations=1))
     assert "CUDA_MPS_PIPE_DIRECTORY" not in drive.of(IterationDone, "t").metrics
     sharing = drive.backend.sharing
     assert sharing.way == "timeslice" and "operation not permitted" in sharing.why

@@ -101,7 +101,7 @@ def two(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def start(drive: Any, trial_id: str, lane: int, iterations: int, trainable: Any = Counter, **config: Any) -> None:
     drive.backend.register(trial_id, payload_of(trainable, config))
-    drive.do(StartTrial(trial_id, (lane,), iterations))
+    drive.do(StartTrial(trial_id, (lane,), iterations=iterations))
 
 
 # -- running ----------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_a_saved_trial_goes_on_as_if_nothing_had_happened(drive: Any, package: s
     assert not saved.dropped
     drive.do(RunIteration("a", (first,), 3))
     straight = [drive.of(IterationDone, "a", iteration=number).metrics["draws"] for number in (3, 4, 5)]
-    drive.do(StartTrial("a", (second,), 3, saved.checkpoint))
+    drive.do(StartTrial("a", (second,), iterations=3, checkpoint=saved.checkpoint))
     again = [drive.of(IterationDone, "a", lane_id=second) for _ in range(3)]
     assert [event.metrics["draws"] for event in again] == straight
     assert [event.iteration for event in again] == [3, 4, 5]
@@ -380,7 +380,7 @@ def test_a_trial_that_is_dropped_leaves_its_lane(drive: Any, tmp_path: Path) -> 
     drive.do(Save("a", (lane,), drop=True), RunIteration("a", (lane,), 1))
     saved = drive.of(TrialSaved, "a", dropped=True)
     assert (tmp_path / "farewell").exists()
-    drive.do(StartTrial("a", (lane,), 1, saved.checkpoint))
+    drive.do(StartTrial("a", (lane,), iterations=1, checkpoint=saved.checkpoint))
     assert drive.of(TrialStarted, "a", iteration=3)
     assert drive.of(IterationDone, "a", iteration=4).metrics["count"] == 4
 
@@ -398,7 +398,7 @@ def test_a_move_is_told_as_a_resize(drive: Any) -> None:
     start(drive, "a", first, 2)
     drive.of(IterationDone, "a", iteration=2)
     # Commands that follow at once wait until it has arrived.
-    drive.do(Resize("a", (second,), (first,), 1), RunIteration("a", (second,), 1))
+    drive.do(Resize("a", (second,), (first,), iterations=1), RunIteration("a", (second,), 1))
     assert drive.of(TrialSaved, "a").dropped is False
     assert drive.of(ResizeDone, "a").seconds > 0
     moved = [drive.of(IterationDone, "a", lane_id=second) for _ in range(2)]
@@ -414,7 +414,7 @@ def test_a_trial_that_fails_on_its_way(drive: Any) -> None:
     first, second = drive.lanes(0, 1)
     start(drive, "a", first, 1, Stuck)
     drive.of(IterationDone, "a")
-    drive.do(Resize("a", (second,), (first,), 1))
+    drive.do(Resize("a", (second,), (first,), iterations=1))
     assert drive.of(TrialFailed, "a", lane_id=second).failure.message == "OSError: unreadable"
 
 
@@ -443,7 +443,7 @@ def test_a_later_session_finds_what_was_in_memory(make_drive: Callable[..., Any]
     drive = make_drive(1, run_dir=tmp_path)
     drive.lanes(0)
     drive.backend.register("a", payload_of(Counter, {}))
-    drive.do(StartTrial("a", (0,), 1, checkpoint))
+    drive.do(StartTrial("a", (0,), iterations=1, checkpoint=checkpoint))
     assert drive.of(IterationDone, "a").metrics["count"] == checkpoint.iteration + 1
 
 
@@ -471,20 +471,23 @@ def test_what_cannot_be_pickled_is_refused(drive: Any) -> None:
 def test_bad_commands_are_refused_before_any_is_carried_out(drive: Any) -> None:
     (lane,) = drive.lanes(0)
     drive.backend.register("a", payload_of(Counter, {}))
-    good = StartTrial("a", (lane,), 1)
+    good = StartTrial("a", (lane,), iterations=1)
     for bad, reason in [
-        (StartTrial("a", (lane, 1), 1), "one lane only"),
-        (Resize("a", (lane, 1), (lane,), 1), "one lane only"),
-        (StartTrial("b", (lane,), 1), "not registered"),
+        (StartTrial("a", (lane, 1), iterations=1), "one lane only"),
+        (Resize("a", (lane, 1), (lane,), iterations=1), "one lane only"),
+        (StartTrial("b", (lane,), iterations=1), "not registered"),
         (RunIteration("a", (7,), 1), "never started"),
         (StartLane(9, 5), "no such device"),
         (StartLane(lane, 0), "there is, or was"),
-        (Report("a", "g", 1, {}, 0.1, 1.0, (0,), 0.0), "no command for a backend"),
+        (
+            Report("a", "g", iteration=1, metrics={}, seconds=0.1, width=1.0, device_ids=(0,), at=0.0),
+            "no command for a backend",
+        ),
     ]:
         with pytest.raises(FluidError, match=reason):
             drive.do(good, bad)
     drive.backend.register("b", payload_of(Counter, {}))
-    drive.do(StartTrial("b", (lane,), 1))
+    drive.do(StartTrial("b", (lane,), iterations=1))
     drive.of(IterationDone, "b")
     assert not any(getattr(event, "trial_id", "b") == "a" for event in drive.seen)
 
@@ -603,7 +606,8 @@ pids = []
 with LocalBackend(2, preload=[], grace=0.2) as backend:
     backend.register("a", payload_of(Parent, {}))
     backend.register("b", payload_of(Endless, {}))
-    backend.execute([StartLane(0, 0), StartLane(1, 1), StartTrial("a", (0,), 1), StartTrial("b", (1,), 1)])
+    backend.execute([StartLane(0, 0), StartLane(1, 1), StartTrial("a", (0,), iterations=1)])
+    backend.execute([StartTrial("b", (1,), iterations=1)])
     while True:
         for event in backend.poll(None):
             assert not isinstance(event, LaneLost), event
@@ -719,7 +723,7 @@ def test_torch_is_loaded_once_for_all_lanes(make_drive: Callable[..., Any]) -> N
     drive = make_drive(1)
     drive.backend.register("a", payload_of(Torch, {}))
     drive.lanes(0)
-    drive.do(StartTrial("a", (0,), 1))
+    drive.do(StartTrial("a", (0,), iterations=1))
     metrics = drive.of(IterationDone, "a").metrics
     assert metrics == {"was_there": True, "threads": 1, "cuda": False, "value": 0.5}
     assert type(metrics["value"]) is float
@@ -727,7 +731,7 @@ def test_torch_is_loaded_once_for_all_lanes(make_drive: Callable[..., Any]) -> N
 
 def test_lane_ready_comes_before_its_trials(drive: Any) -> None:
     drive.backend.register("a", payload_of(Counter, {}))
-    drive.do(StartLane(0, 0), StartTrial("a", (0,), 1))
+    drive.do(StartLane(0, 0), StartTrial("a", (0,), iterations=1))
     drive.of(IterationDone, "a")
     assert isinstance(drive.seen[0], LaneReady)
 
@@ -735,7 +739,7 @@ def test_lane_ready_comes_before_its_trials(drive: Any) -> None:
 def test_a_checkpoint_that_is_gone_fails_the_trial(drive: Any) -> None:
     (lane,) = drive.lanes(0)
     drive.backend.register("a", payload_of(Counter, {}))
-    drive.do(StartTrial("a", (lane,), 1, Checkpoint(3, "/nowhere/a/00000003-0-1")))
+    drive.do(StartTrial("a", (lane,), iterations=1, checkpoint=Checkpoint(3, "/nowhere/a/00000003-0-1")))
     assert "FileNotFoundError" in drive.of(TrialFailed, "a").failure.message
 
 
@@ -743,7 +747,7 @@ def test_it_closes_itself_when_it_is_let_go(processes: Any) -> None:
     backend = LocalBackend(1, preload=[])
     backend.execute([StartLane(0, 0)])
     backend.register("a", payload_of(Parent, {}))
-    backend.execute([StartTrial("a", (0,), 1)])
+    backend.execute([StartTrial("a", (0,), iterations=1)])
     events: list[Any] = []
     while not any(isinstance(event, IterationDone) for event in events):
         events += backend.poll(60.0)
@@ -768,7 +772,7 @@ def test_what_a_module_loads_late_is_loaded_ahead(
     monkeypatch.setattr(local, "_LATE", {"late_user": ("late_part",)})
     drive = make_drive(1)
     drive.backend.register("a", payload_of(names_a_late_loader, {}))
-    drive.do(StartLane(0, 0), StartTrial("a", (0,), 1))
+    drive.do(StartLane(0, 0), StartTrial("a", (0,), iterations=1))
     assert drive.of(IterationDone, "a").metrics == {"loaded": True, "by": "late_user"}
 
 

@@ -102,7 +102,8 @@ class Drive:
 
     def start(self, trial_id: str, lane: int, iterations: int, *checkpoint: Checkpoint, **config: Any) -> None:
         self.backend.register(trial_id, payload_of(Counter, config))
-        self.do(StartTrial(trial_id, (lane,), iterations, *checkpoint))
+        restored = checkpoint[0] if checkpoint else None
+        self.do(StartTrial(trial_id, (lane,), iterations=iterations, checkpoint=restored))
 
     def until(self, kind: Any, **fields: Any) -> Any:
         """The first event of a kind, with these fields, that was not returned before."""
@@ -323,7 +324,7 @@ if __name__ == "__main__":
     with RayBackend(2, run_dir=sys.argv[1]) as backend:
         backend.execute([StartLane(0, 0)])
         backend.register("a", payload_of(Pid, {}))
-        backend.execute([StartTrial("a", (0,), 10**9 if sys.argv[2] == "run" else 1)])
+        backend.execute([StartTrial("a", (0,), iterations=10**9 if sys.argv[2] == "run" else 1)])
         while not (done := [event for event in backend.poll(60) if isinstance(event, IterationDone)]):
             pass
         print(done[0].metrics["pid"], flush=True)
@@ -439,10 +440,10 @@ def test_what_joins_later_can_be_used(cluster: Any, make: Callable[..., Drive]) 
         # It moves there and back.
         drive.start("a", first, 2)
         drive.until(IterationDone, trial_id="a", iteration=2)
-        drive.do(Resize("a", (second,), (first,), 2))
+        drive.do(Resize("a", (second,), (first,), iterations=2))
         drive.until(ResizeDone)
         assert drive.until(IterationDone, trial_id="a", iteration=4).metrics["count"] == 4
-        drive.do(Resize("a", (first,), (second,), 1))
+        drive.do(Resize("a", (first,), (second,), iterations=1))
         assert drive.until(IterationDone, trial_id="a", iteration=5).metrics["count"] == 5
         drive.backend.close()
     finally:
