@@ -112,7 +112,8 @@ def _converter() -> Converter:
         # cattrs overlooks Annotated where annotations are strings.
         hints = get_type_hints(kind, include_extras=True)
         hooks: dict[str, Any] = {
-            name: override(struct_hook=converter.get_structure_hook(hint)) for name, hint in hints.items()
+            field.name: override(struct_hook=converter.get_structure_hook(hints[field.name]))
+            for field in dataclasses.fields(kind)
         }
         return make_dict_structure_fn(kind, converter, **hooks)
 
