@@ -1,4 +1,4 @@
-"""What Tune's controller takes for the handle of an actor."""
+"""The actor handle that Tune's controller holds for a trial that runs in a lane, where there is no actor of Ray."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import ray
 
 
-class _Method:
-    """Answers ``handle.method.remote()`` at once."""
+class _LocalMethod:
+    """Answers ``handle.method.remote()`` in the driver, at once."""
 
     def __init__(self, answer: Callable[..., Any]) -> None:
         self.remote = answer
 
 
-class StandIn:
-    """Answers the two things that Tune asks of an actor before there is a first result.
+class LocalActorHandle:
+    """Answers the two calls that Tune makes to an actor before its first result.
 
     Args:
         trial_id: Tune's.
@@ -26,8 +26,8 @@ class StandIn:
 
     def __init__(self, trial_id: str) -> None:
         self._trial_id = trial_id
-        self.get_auto_filled_metrics = _Method(self._metrics)
-        self.get_current_ip_pid = _Method(lambda: (ray.util.get_node_ip_address(), os.getpid()))
+        self.get_auto_filled_metrics = _LocalMethod(self._metrics)
+        self.get_current_ip_pid = _LocalMethod(lambda: (ray.util.get_node_ip_address(), os.getpid()))
 
     def _metrics(self, debug_metrics_only: bool = False) -> dict[str, Any]:
         return {

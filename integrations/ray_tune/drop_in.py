@@ -1,6 +1,6 @@
-"""What :mod:`fluid.tune` offers: the names of ``ray.tune``, with ``run`` and ``Tuner`` taking an ``executor``.
+"""The names of :mod:`fluid.tune`: those of ``ray.tune``, with ``run`` and ``Tuner`` taking an ``executor``.
 
-Besides, the schedulers that Tune has not: :class:`SuccessiveHalvingScheduler` and :class:`SyncBOHB`.
+Two schedulers are added that Tune does not have: :class:`SuccessiveHalvingScheduler` and :class:`SyncBOHB`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from ray.tune.schedulers import create_scheduler
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.ray_tune.scheduler import FluidScheduler
-from fluid.integrations.ray_tune.synchronous import SuccessiveHalvingScheduler, SyncBOHB
+from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
+from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
 
 __all__ = [
     *(name for name in ray.tune.__all__ if name not in ("run", "Tuner")),
@@ -34,18 +35,18 @@ def __dir__() -> list[str]:
 
 
 def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **options: Any) -> Any:
-    """``ray.tune.run`` with the trials on Fluid.
+    """Runs a sweep as ``ray.tune.run`` does, with the trials on Fluid.
 
     Args:
         run_or_experiment: as for ``ray.tune.run``.
-        executor: runs the trials; ``None`` for Ray Tune as it is.
+        executor: runs the trials; ``None`` for plain Ray Tune.
         options: as for ``ray.tune.run``.
 
     Returns:
         The ``ExperimentAnalysis`` of ``ray.tune.run``.
 
     Raises:
-        InvalidFieldError: ``executor`` is no FluidExecutor, or Fluid cannot run the sweep from here.
+        InvalidFieldError: ``executor`` is not a FluidExecutor, or this process uses Ray Client.
     """
     if executor is None:
         return ray.tune.run(run_or_experiment, **options)
@@ -59,11 +60,11 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
 
     Args:
         trainable: as for ``ray.tune.Tuner``.
-        executor: runs the trials; ``None`` for Ray Tune as it is.
+        executor: runs the trials; ``None`` for plain Ray Tune.
         options: as for ``ray.tune.Tuner``.
 
     Raises:
-        InvalidFieldError: ``executor`` is no FluidExecutor, or Fluid cannot run the sweep from here.
+        InvalidFieldError: ``executor`` is not a FluidExecutor, or this process uses Ray Client.
     """
 
     def __init__(self, trainable: Any = None, *, executor: FluidExecutor | None = None, **options: Any) -> None:
@@ -78,7 +79,8 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
     def restore(cls, path: str, trainable: Any, *, executor: FluidExecutor | None = None, **options: Any) -> Tuner:
         """``ray.tune.Tuner.restore`` with the trials on Fluid.
 
-        A sweep that was begun under Fluid goes on without an executor too, and one begun without goes on under it.
+        A sweep that was begun under Fluid can be restored without an executor, and one begun without can be restored
+        with one.
         """
         restored = ray.tune.Tuner.restore(path, trainable, **options)
         internal = restored._local_tuner
@@ -90,7 +92,7 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         return cls(_tuner_internal=internal, executor=executor)
 
     def fit(self) -> Any:
-        """``ray.tune.Tuner.fit``."""
+        """Runs the sweep as ``ray.tune.Tuner.fit`` does."""
         if self._executor is None:
             return super().fit()
         with executor_scope(self._executor):
@@ -98,11 +100,11 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
 
 
 def _wrapped(scheduler: Any, executor: FluidExecutor) -> Any:
-    """The user's scheduler in one that brings Fluid in."""
+    """Returns the user's scheduler in a FluidScheduler."""
     if not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     if ray.util.client.ray.is_connected():
-        raise InvalidFieldError("executor", executor, "cannot be used through Ray Client: run this on the cluster")
+        raise InvalidFieldError("executor", executor, "is not supported through Ray Client: run this on the cluster")
     if isinstance(scheduler, str):
         scheduler = create_scheduler(scheduler)
     if isinstance(scheduler, FluidScheduler):

@@ -1,7 +1,7 @@
-"""A trial of Ray Tune's that trains in several lanes: to Tune it stays one trial, with one process.
+"""An elastic trial of Ray Tune over several lanes, which Tune sees as one trial with one process.
 
-Every lane has Tune's Trainable, so that each knows what Tune would, and any of them can go on if others are gone. Rank
-0's is the one that Tune sees: it alone writes checkpoints and files of the trial's, and its results are reported.
+Each lane holds a copy of Tune's Trainable with the same counters, so any of them can continue if others are lost. Tune
+sees that of rank 0, the host: it alone writes checkpoints and the trial's files, and its results are reported.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fluid.elastic.tune import hosts_elastic
-from fluid.integrations.ray_tune.lane_trial import SAVED, LaneTrial, SavableLaneTrial
+from fluid.integrations.ray_tune.lane_trial import SAVED, LaneTrial, LaneTrialSpec, SavableLaneTrial
 from fluid.integrations.ray_tune.private_api import STDERR_FILE, STDOUT_FILE, Trainable, newest_checkpoint_index
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
 from fluid.trainables.trainable import can_save
 
-#: What a Trainable counts and remembers, beside what the user's code does.
-_BOOKS = (
+#: Counters that Tune's Trainable keeps beside the user's state.
+_COUNTERS = (
     "_episodes_total",
     "_iteration",
     "_iterations_since_restore",
@@ -30,10 +30,10 @@ _BOOKS = (
 
 
 class ElasticLaneTrial(SavableLaneTrial):
-    """One whose trainable :func:`fluid.elastic.as_tune_trainable` made.
+    """A lane trial whose trainable :func:`fluid.elastic.as_tune_trainable` made.
 
-    To :class:`fluid.elastic.ElasticMember` it is an :class:`fluid.elastic.ElasticTrainable`: the one within, whose
-    iterations are Tune's, and whose state has Tune's books in it.
+    To :class:`fluid.elastic.ElasticMember` it is a :class:`fluid.elastic.ElasticTrainable`: it delegates to the one in
+    Tune's Trainable, and adds the Trainable's counters to the state.
     """
 
     fluid_elastic = True
@@ -43,20 +43,20 @@ class ElasticLaneTrial(SavableLaneTrial):
         super().setup(config)
 
     def setup_to_join(self, config: dict[str, PickledArguments]) -> None:
-        """Sets up in a lane that takes the state from others: what they began from may be gone by now."""
-        job = self._open(config)
-        quiet = {**job.arguments["config"], STDOUT_FILE: None, STDERR_FILE: None}
-        self._make(job, {**job.arguments, "config": quiet})
+        """Sets up in a lane that receives the state from other lanes; the checkpoint they began from may be deleted."""
+        spec = self._unpickle(config)
+        quiet = {**spec.arguments["config"], STDOUT_FILE: None, STDERR_FILE: None}
+        self._make(spec, {**spec.arguments, "config": quiet})
         self._hosts = False
         self._trainable._storage = None
 
-    def _make(self, job: Any, arguments: Mapping[str, Any]) -> None:
-        given = job.arguments["config"]
+    def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
+        given = spec.arguments["config"]
         self._log_files = given.get(STDOUT_FILE), given.get(STDERR_FILE)
-        self._storage = job.arguments["storage"]
-        super()._make(job, arguments)
+        self._storage = spec.arguments["storage"]
+        super()._make(spec, arguments)
 
-    # -- what a member of several needs --------------------------------------------------------------------
+    # -- the interface of an ElasticTrainable --------------------------------------------------------------
 
     @property
     def _elastic(self) -> Any:
@@ -69,35 +69,35 @@ class ElasticLaneTrial(SavableLaneTrial):
 
     @property
     def rank(self) -> int:
-        """This lane's number among those that train this trial."""
+        """This lane's rank among the lanes of the trial."""
         return int(self._trainable.elastic.rank)
 
     @property
     def size(self) -> int:
-        """How many lanes train this trial."""
+        """Number of lanes of the trial."""
         return int(self._trainable.elastic.size)
 
     def state(self) -> dict[str, Any]:
-        """The state at the end of an iteration: the trial's, and what Tune's Trainable knows about it."""
-        books = {name: getattr(self._trainable, name) for name in _BOOKS}
-        if books["_last_result"] is not None:
-            books["_last_result"] = self._without_config(books["_last_result"])
+        """Returns the state at the end of an iteration: the user's, and the counters of Tune's Trainable."""
+        counters = {name: getattr(self._trainable, name) for name in _COUNTERS}
+        if counters["_last_result"] is not None:
+            counters["_last_result"] = self._without_config(counters["_last_result"])
         return {
             "elastic": self._trainable.elastic.state(),
-            "books": books,
-            "saves": self._saves,
+            "counters": counters,
+            "checkpoints": self._checkpoints,
             "iteration": self.iteration,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Takes a state that another lane, or this one before, was in."""
+        """Loads a state of another lane, or an earlier one of this lane."""
         self._trainable.elastic.load_state(state["elastic"])
-        for name, value in state["books"].items():
+        for name, value in state["counters"].items():
             setattr(self._trainable, name, value)
         last = self._trainable._last_result
         if last is not None and "config" in last and last["config"] is None:
             last["config"] = self._trainable.config
-        self._saves, self.iteration = state["saves"], state["iteration"]
+        self._checkpoints, self.iteration = state["checkpoints"], state["iteration"]
 
     def _elastic_joined(self, reported: int, metrics: dict[str, Any] | None) -> None:
         hosts = self.rank == 0
@@ -106,18 +106,18 @@ class ElasticLaneTrial(SavableLaneTrial):
         elif self._hosts and not hosts:
             self._end_hosting()
         if hosts and metrics is not None and metrics[SAVED] is None:
-            due = self._saves.due(self._trainable._iteration, metrics["done"])
-            # The last host died with the news of this iteration: the checkpoint that comes with it is made now.
+            due = self._checkpoints.due(self._trainable._iteration, metrics["done"])
+            # The last host died before it reported this iteration: the new host makes the checkpoint that was due.
             metrics[SAVED] = self.save() if due and self.iteration > reported else None
 
-    def _wants_save(self, done: bool, result: Mapping[str, Any]) -> bool:
-        return self._hosts and super()._wants_save(done, result)
+    def _should_save(self, done: bool, result: Mapping[str, Any]) -> bool:
+        return self._hosts and super()._should_save(done, result)
 
     def _begin_hosting(self) -> None:
         self._hosts = True
         with self._in_place():
             self._trainable._open_logfiles(*self._log_files)
-        # Others may have written checkpoints, which only the storage knows of for sure.
+        # Earlier hosts may have written checkpoints; only the storage knows the newest.
         self._storage.current_checkpoint_index = newest_checkpoint_index(self._storage)
         self._trainable._storage = self._storage
 
@@ -130,9 +130,9 @@ class ElasticLaneTrial(SavableLaneTrial):
 
 
 def lane_trial_for(trainable: type, shipped: ShippedTrainable) -> type[LaneTrial]:
-    """Makes the class that runs trials of one of Tune's trainables."""
+    """Makes the class that runs the trials of a trainable of Tune in lanes."""
     base = LaneTrial
     if issubclass(trainable, Trainable) and can_save(trainable):
         base = ElasticLaneTrial if hosts_elastic(trainable) else SavableLaneTrial
     name = getattr(trainable, "_name", None) or trainable.__name__
-    return type(name, (base,), {"shipped": shipped, "__module__": base.__module__, "__qualname__": name})
+    return type(name, (base,), {"shipped_trainable": shipped, "__module__": base.__module__, "__qualname__": name})

@@ -1,4 +1,4 @@
-"""Failures of lanes, in the words of Ray that Tune's controller understands."""
+"""Translates failures of lanes into the exceptions of Ray that Tune's controller handles."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fluid.session.results import TrialFailedError
 
 
 def cause_of(failure: Failure) -> BaseException:
-    """Returns the trial's own exception, or one that says the same where that did not travel."""
+    """Returns the trial's own exception, or a RuntimeError with its message where it could not be pickled."""
     if failure.exception is not None:
         try:
             cause = pickle.loads(failure.exception)
-        except Exception:  # Whatever a class that is not known here does.
+        except Exception:  # An exception class that this process does not have may raise anything.
             cause = None
         if isinstance(cause, BaseException):
             return cause
@@ -24,17 +24,17 @@ def cause_of(failure: Failure) -> BaseException:
 
 
 def task_error(failure: Failure, task: str, cause: BaseException | None = None) -> RayTaskError:
-    """Returns what Tune sees of a trainable that raised in one of its methods."""
+    """Returns the error that Tune sees when a method of the trainable, ``task``, has raised."""
     raised = RayTaskError(task, failure.traceback or failure.message, cause_of(failure) if cause is None else cause)
     return raised.as_instanceof_cause()
 
 
 def actor_error(failure: Failure) -> RayActorError:
-    """Returns what Tune sees of a process that died."""
+    """Returns the error that Tune sees when the process of an actor has died."""
     return RayActorError(error_msg=failure.message)
 
 
 def as_task_error(error: BaseException, task: str) -> RayTaskError:
-    """Returns an exception as one that a trainable raised in one of its methods."""
+    """Returns an exception in the form in which Tune sees it when a method of the trainable, ``task``, has raised."""
     cause = error.__cause__ if isinstance(error, TrialFailedError) and error.__cause__ is not None else error
     return RayTaskError(task, "".join(traceback.format_exception(error)), cause).as_instanceof_cause()

@@ -1,7 +1,7 @@
-"""What runs in a lane for a trial of Ray Tune: Tune's own Trainable, with the controller's next wishes granted early.
+"""A trial of Ray Tune in a lane: Tune's own Trainable, which saves before the controller asks.
 
-The controller asks for a checkpoint after it has seen a result. Where it is known beforehand that it will, the lane
-saves right after that iteration and sends the checkpoint along, so that it may run on without waiting to be asked.
+The controller asks for a checkpoint after it has processed a result. Where it is known beforehand that it will, the
+lane saves right after that iteration and sends the checkpoint with the result, so that the trial need not wait.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ray.tune import Checkpoint
 
 from fluid._clock import MonotonicClock
 from fluid.engine import tuning
+from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
 from fluid.integrations.ray_tune.private_api import (
     DONE,
     RESULT_DUPLICATE,
@@ -30,11 +31,11 @@ from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedT
 
 #: Keys of what :meth:`LaneTrial.step` reports.
 RESULT, SAVED = "result", "saved"
-#: The entry of a config with all that a trial is made of.
-JOB = "job"
+#: The entry of a config that holds the pickled :class:`LaneTrialSpec`.
+SPEC = "spec"
 _STATE = "tune.pkl"
 _FILES = "state"
-#: What a trainable in this process would take for a fresh start after it was restored for the controller.
+#: What the trainable resets when it is restored, as it does for the controller.
 _COUNTERS = ("_iterations_since_restore", "_time_since_restore", "_restored", "_last_result")
 
 
@@ -42,74 +43,57 @@ class RestoreError(Exception):
     """The trainable could not be restored; the cause says why."""
 
 
-class Saves(NamedTuple):
-    """At which training iterations checkpoints will be asked for.
-
-    Attributes:
-        every: at each multiple; 0 for none.
-        at: at these.
-        likely: at these they may be asked for, or not.
-        at_end: when the trainable says that it is done.
-    """
-
-    every: int = 0
-    at: frozenset[int] = frozenset()
-    likely: frozenset[int] = frozenset()
-    at_end: bool = False
-
-    def due(self, iteration: int, done: bool) -> bool:
-        """Whether one will be asked for after this iteration."""
-        return iteration in self.at or (done and self.at_end) or bool(self.every and iteration % self.every == 0)
-
-
-class Job(NamedTuple):
+class LaneTrialSpec(NamedTuple):
     """A trial as it is sent to a lane.
 
     Attributes:
-        arguments: of the trainable, by name.
-        saves: see there.
-        session_path: where Ray keeps this sweep's files on a machine; ``None`` in releases that do not need to know.
-        restore: from which result of ``save`` it goes on; ``None`` for a fresh start.
+        arguments: those of the trainable, by name.
+        checkpoints: the iterations after which the lane makes a checkpoint.
+        session_path: where Ray keeps this sweep's files on a machine; ``None`` in releases that do not need it.
+        restore_from: the result of ``save`` from which it is restored; ``None`` for a fresh start.
     """
 
     arguments: Mapping[str, Any]
-    saves: Saves
+    checkpoints: CheckpointSchedule
     session_path: str | None = None
-    restore: Any = None
+    restore_from: Any = None
 
 
 class LaneTrial:
-    """A trial of Tune's in the form of a trainable of Fluid's; made for each class by :func:`lane_trial_for`."""
+    """A trainable of Fluid that runs a trainable of Tune; :func:`lane_trial_for` makes a subclass for each."""
 
-    shipped: ClassVar[ShippedTrainable]
+    shipped_trainable: ClassVar[ShippedTrainable]
 
     def setup(self, config: dict[str, PickledArguments]) -> None:
-        job = self._open(config)
-        self._make(job, job.arguments)
-        if job.restore is not None:
+        spec = self._unpickle(config)
+        self._make(spec, spec.arguments)
+        if spec.restore_from is not None:
             try:
                 with self._in_place():
-                    self._trainable.restore(job.restore)
+                    self._trainable.restore(spec.restore_from)
             except Exception as error:
                 raise RestoreError(f"{type(error).__name__}: {error}") from error
 
-    def _open(self, config: Mapping[str, PickledArguments]) -> Job:
-        job: Job = self.shipped.open(config[JOB])
-        return job
+    def _unpickle(self, config: Mapping[str, PickledArguments]) -> LaneTrialSpec:
+        spec: LaneTrialSpec = self.shipped_trainable.unpickle(config[SPEC])
+        return spec
 
-    def _make(self, job: Job, arguments: Mapping[str, Any]) -> None:
-        #: Iterations done here, which Tune may count from another one.
+    def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
+        #: Iterations done here; the trainable's own count may start from a checkpoint's.
         self.iteration = 0
         self._session: Any = None
         self._streams = (sys.stdout, sys.stderr)
+        self._redirected = False
         self._clock = MonotonicClock()
+        #: Seconds of training since the last checkpoint.
         self._work = 0.0
+        #: Seconds that the last checkpoint took.
         self._save_cost: float | None = None
-        self._saves = job.saves
-        if job.session_path is not None:
-            give_session_path(job.arguments["storage"], job.session_path)
+        self._checkpoints = spec.checkpoints
+        if spec.session_path is not None:
+            give_session_path(spec.arguments["storage"], spec.session_path)
         with self._in_place():
-            self._trainable: Any = make_quietly(self.shipped.trainable, arguments)
+            self._trainable: Any = make_quietly(self.shipped_trainable.trainable, arguments)
 
     def step(self) -> dict[str, Any]:
         begun = self._clock.now()
@@ -120,11 +104,11 @@ class LaneTrial:
             done = bool(result.get(DONE))
             self.iteration += 1
             self._work += self._clock.now() - begun
-            saved = self._save() if self._wants_save(done, result) else None
+            saved = self._save() if self._should_save(done, result) else None
         return {RESULT: self._without_config(result), SAVED: saved, "done": done}
 
     def cleanup(self) -> None:
-        # Stopping one that failed raises again what has been reported.
+        # A trainable that has failed raises its error again when it is stopped; it has been reported.
         with self._in_place(), suppress(Exception):
             self._trainable.stop()
 
@@ -135,13 +119,13 @@ class LaneTrial:
         with self._in_place():
             return self._save()
 
-    def plan(self, saves: Saves) -> None:
-        """Says at which iterations of those to come checkpoints will be asked for."""
-        self._saves = saves
+    def set_checkpoints(self, checkpoints: CheckpointSchedule) -> None:
+        """Sets the iterations after which to make a checkpoint."""
+        self._checkpoints = checkpoints
 
-    def go_on(self, saves: Saves) -> None:
-        """Makes a trial that was paused where it is look like one that was restored from what it saved."""
-        self._saves = saves
+    def resume(self, checkpoints: CheckpointSchedule) -> None:
+        """Resumes a paused trial that stayed resident; it then looks as if it had been restored from its checkpoint."""
+        self._checkpoints = checkpoints
         trainable = self._trainable
         trainable._time_since_restore = 0.0
         trainable._iterations_since_restore = 0
@@ -149,20 +133,20 @@ class LaneTrial:
 
     def run_method(self, name: str, arguments: PickledArguments) -> Any:
         """Calls a method of the trainable."""
-        positional, named = self.shipped.open(arguments)
+        positional, named = self.shipped_trainable.unpickle(arguments)
         with self._in_place():
             return getattr(self._trainable, name)(*positional, **named)
 
     # -- saving --------------------------------------------------------------------------------------------
 
-    def _wants_save(self, done: bool, result: Mapping[str, Any]) -> bool:
+    def _should_save(self, done: bool, result: Mapping[str, Any]) -> bool:
         if isinstance(self._trainable, FunctionTrainable):
-            # A function reports its checkpoints when it has them; there is nothing to make.
+            # A function reports its own checkpoints; nothing can be saved between them.
             return self._trainable._last_training_result.checkpoint is not None
         iteration = self._trainable._iteration
-        if self._saves.due(iteration, done):
+        if self._checkpoints.due(iteration, done):
             return True
-        return iteration in self._saves.likely and (self._save_cost or 0.0) <= tuning.CHEAP_SAVE * self._work
+        return iteration in self._checkpoints.likely and (self._save_cost or 0.0) <= tuning.CHEAP_SAVE * self._work
 
     def _save(self) -> Any:
         begun = self._clock.now()
@@ -171,15 +155,15 @@ class LaneTrial:
         return TrainingResult(checkpoint=saved.checkpoint, metrics=self._without_config(saved.metrics))
 
     def _without_config(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """The driver has the config, which may be large; its place is kept."""
+        """Replaces the config, which may be large and which the driver has, by ``None``."""
         config = self._trainable.config
         return {name: None if value is config else value for name, value in result.items()}
 
-    # -- the process, as this trial wants it ---------------------------------------------------------------
+    # -- the state of the process that belongs to this trial -----------------------------------------------
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """Puts the session of functions, and streams redirected by ``log_to_file``, in place."""
+        """Switches the process to this trial's Tune session and to its streams redirected by ``log_to_file``."""
         module: Any = session_module
         session, module._session = module._session, self._session
         streams = sys.stdout, sys.stderr
@@ -194,11 +178,9 @@ class LaneTrial:
             sys.stdout, sys.stderr = streams
             self._session, module._session = module._session, session
 
-    _redirected = False
-
 
 class SavableLaneTrial(LaneTrial):
-    """One that Fluid can move: a checkpoint of Fluid's own is no concern of Tune's and leaves no trace there."""
+    """One that Fluid can move. Fluid's own checkpoints are kept apart from Tune's and leave no trace in the sweep."""
 
     def save_checkpoint(self, folder: str) -> None:
         trainable = self._trainable
@@ -211,12 +193,12 @@ class SavableLaneTrial(LaneTrial):
         counters = {name: getattr(trainable, name) for name in _COUNTERS}
         index = getattr(storage, "current_checkpoint_index", None)
         with open(os.path.join(folder, _STATE), "wb") as file:
-            state = (saved.metrics, counters, index, self._saves, self.iteration)
+            state = (saved.metrics, counters, index, self._checkpoints, self.iteration)
             file.write(pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL))
 
     def load_checkpoint(self, folder: str) -> None:
         with open(os.path.join(folder, _STATE), "rb") as file:
-            metrics, counters, index, self._saves, self.iteration = pickle.load(file)
+            metrics, counters, index, self._checkpoints, self.iteration = pickle.load(file)
         trainable = self._trainable
         checkpoint = Checkpoint.from_directory(os.path.join(folder, _FILES))
         with self._in_place():

@@ -1,4 +1,4 @@
-"""The logs that Tune keeps of a trial, and may lose."""
+"""Uploads the logs that Tune keeps of a trial before Tune replaces them by older copies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import pyarrow.fs
 from fluid.integrations.ray_tune.private_api import Trial
 
 _log = logging.getLogger(__name__)
-#: What Tune replaces by its uploaded copies whenever a trial with a checkpoint starts.
+#: Files that Tune replaces by their uploaded copies whenever a trial with a checkpoint starts.
 _LOGS = ("result.json", "progress.csv")
 
 
 def save_logs(trial: Trial) -> None:
-    """To be called before Tune replaces a trial's logs by what was uploaded, or it would lose lines.
+    """Uploads a trial's logs where they are longer than the uploaded copies, so that Tune loses no lines.
 
-    It uploads them where they have more than what was uploaded. Where files are written in place, an upload that runs
-    has emptied some: it is waited for. An object store has the old ones till the new ones are complete.
+    To be called before Tune replaces the logs. A local file system is written in place, so an upload in progress may
+    have emptied some of the copies: this function waits for it. An object store keeps the old copies until the new
+    ones are complete.
     """
     if trial.checkpoint is None:
         return
@@ -26,8 +27,8 @@ def save_logs(trial: Trial) -> None:
     if files.type_name == "local":
         try:
             trial.storage.syncer.wait()
-        except Exception as error:  # Tune would not have heard of it before its next upload.
-            _log.warning("Uploading what Tune knows to %s failed: %s", trial.storage.experiment_fs_path, error)
+        except Exception as error:  # Tune would notice this failure only at its next upload.
+            _log.warning("Uploading the experiment's state to %s failed: %s", trial.storage.experiment_fs_path, error)
     for name in _LOGS:
         local, remote = Path(trial.local_path, name), Path(folder, name).as_posix()
         if not local.exists():

@@ -1,6 +1,6 @@
-"""Every name of Ray Tune that is not public and that Fluid touches, in one place.
+"""Every private name of Ray Tune that Fluid uses, in one place.
 
-They were read in the sources of the releases in :data:`SUPPORTED`. :func:`check` looks at each before the first trial
+They were read in the sources of the releases in :data:`SUPPORTED`. :func:`check` looks for each before the first trial
 runs, so that a release that moved one is refused with a clear error instead of failing in the middle of a sweep.
 """
 
@@ -61,9 +61,9 @@ __all__ = [
     "check",
     "controller_of",
     "give_session_path",
-    "goal_of",
     "make_quietly",
     "newest_checkpoint_index",
+    "search_of",
     "session_module",
     "session_path_of",
     "waits_for_saves",
@@ -73,7 +73,7 @@ __all__ = [
 #: First and last release of Ray whose sources were read.
 SUPPORTED = ("2.9", "2.60")
 
-#: By what they belong to, as found on an instance.
+#: Names by owner, as found on an instance.
 CONTROLLER = (
     "_actor_manager",
     "_fail_fast",
@@ -112,7 +112,7 @@ MANAGER = (
 )
 TRACKED_ACTOR = ("_on_error", "_on_start", "_on_stop", "actor_id")
 TRIAL = ("checkpoint_at_end", "checkpoint_freq", "get_trainable_cls", "is_finished", "latest_checkpoint_result")
-#: What the next decision is read from, by scheduler.
+#: Names from which the next decision is read, by scheduler.
 SCHEDULERS: dict[type, tuple[str, ...]] = {
     AsyncHyperBandScheduler: ("_max_t", "_stop_last_trials", "_time_attr", "_trial_info"),
     HyperBandScheduler: ("_hyperbands", "_process_bracket", "_time_attr", "_trial_info"),
@@ -167,10 +167,10 @@ class UnsupportedRayError(FluidError):
 
 
 def require(owner: str, value: object, names: tuple[str, ...]) -> None:
-    """Looks whether an object has all of these attributes.
+    """Checks that an object has all of these attributes.
 
     Raises:
-        UnsupportedRayError: it lacks some.
+        UnsupportedRayError: it lacks some of them.
     """
     missing = [name for name in names if not hasattr(value, name)]
     if missing:
@@ -181,7 +181,7 @@ def controller_of(wrapped: Any) -> Any:
     """Returns the controller behind the wrapper that schedulers are given.
 
     Raises:
-        UnsupportedRayError: there is none.
+        UnsupportedRayError: the wrapper has none.
     """
     controller = vars(wrapped).get("_tune_controller")
     if controller is None:
@@ -190,10 +190,10 @@ def controller_of(wrapped: Any) -> Any:
 
 
 def check(controller: Any, scheduler: Any) -> None:
-    """Looks at everything of a controller and its scheduler that Fluid is going to touch.
+    """Checks that a controller and its scheduler have every name that Fluid uses.
 
     Raises:
-        UnsupportedRayError: something is missing.
+        UnsupportedRayError: one is missing.
     """
     require("TuneController", controller, CONTROLLER)
     require("RayActorManager", controller._actor_manager, MANAGER)
@@ -205,25 +205,25 @@ def check(controller: Any, scheduler: Any) -> None:
 
 
 def session_path_of(storage: Any) -> str | None:
-    """Returns where Ray keeps a sweep's files on a machine; ``None`` in releases that keep them with the results."""
+    """Returns the folder of a sweep's files on a machine; ``None`` in releases that keep them with the results."""
     ask = getattr(storage, "_get_session_path", None)
     return None if ask is None else str(ask())
 
 
 def give_session_path(storage: Any, path: str) -> None:
-    """Tells a storage context in a lane, which is no worker of Ray's and so could not find out."""
+    """Sets the folder of the sweep's files in a lane, where a storage context cannot ask Ray for it."""
     storage._get_session_path = partial(str, path)
 
 
 def newest_checkpoint_index(storage: Any) -> int:
-    """Returns the highest number of the trial's checkpoints, or of the last one this storage context knows of."""
+    """Returns the highest number of the trial's checkpoints in storage, or the context's own if that is higher."""
     folder = pyarrow_fs.FileSelector(storage.trial_fs_path, allow_not_found=True)
     names = (_CHECKPOINT.fullmatch(info.base_name) for info in storage.storage_filesystem.get_file_info(folder))
     return max([int(storage.current_checkpoint_index), *(int(found[1]) for found in names if found)])
 
 
 def asks_for_resources(trial: Trial) -> bool:
-    """Whether a trial asks for anything but one device: one CPU, which is Tune's default, or one whole GPU."""
+    """Whether a trial requests anything but one device: one CPU, which is Tune's default, or one whole GPU."""
     wanted = trial.placement_group_factory
     if wanted is None:
         return False
@@ -233,10 +233,10 @@ def asks_for_resources(trial: Trial) -> bool:
 
 
 def make_quietly(trainable: Any, arguments: Mapping[str, Any]) -> Any:
-    """Makes a trainable in a lane without joining Ray's cluster, which takes a second.
+    """Makes a trainable in a lane without connecting to Ray's cluster, which takes a second.
 
-    ``Trainable.__init__`` asks for this machine's address by a function that connects to Ray first. The user's own
-    ``setup`` runs as ever, and what it or a later step asks of Ray does connect.
+    ``Trainable.__init__`` asks for this machine's address with a function that connects to Ray first. The user's
+    ``setup`` and steps run as usual: if they use Ray, the lane connects.
     """
     made = trainable.__new__(trainable)
     wanted = auto_init_hook.enable_auto_connect
@@ -258,19 +258,21 @@ def make_quietly(trainable: Any, arguments: Mapping[str, Any]) -> Any:
     return made
 
 
-def goal_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
-    """Returns what a sweep looks for, and how many trials it has left to run.
+def search_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
+    """Returns what a sweep optimizes, and how many trials it has left to run.
 
     Args:
         controller: Tune's.
         scheduler: the user's.
-        mode: what the scheduler was told; ``None`` if it was given one when it was made, or there is none.
+        mode: the mode that Tune passed to the scheduler; ``None`` if the scheduler was made with one, or has none.
     """
     mode = mode or getattr(scheduler, "_mode", None)
     total = controller.search_alg.total_samples
     left = total - sum(trial.is_finished() for trial in controller.get_trials()) if total else 0
     return Search(
-        scheduler.metric, mode if mode in ("min", "max") else None, int(left) if 0 < left < math.inf else None
+        metric=scheduler.metric,
+        mode=mode if mode in ("min", "max") else None,
+        trials=int(left) if 0 < left < math.inf else None,
     )
 
 
@@ -281,6 +283,6 @@ def waits_for_saves(scheduler: Any) -> bool:
 
 
 def watches_every_result(controller: Any) -> bool:
-    """Whether one result may end the whole experiment, so that no other may be handed over in the same step."""
+    """Whether one result may end the experiment, so that the controller must be given one result per step."""
     harmless = (FunctionStopper, MaximumIterationStopper, NoopStopper, TimeoutStopper)
     return type(controller._stopper) not in harmless

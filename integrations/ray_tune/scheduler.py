@@ -1,8 +1,8 @@
-"""FluidScheduler: puts Fluid between Ray Tune's controller and the trials, by way of the scheduler.
+"""FluidScheduler: a scheduler of Ray Tune that makes Tune's controller run its trials on Fluid.
 
-A scheduler is the one part of a sweep that the user gives and that is handed the controller. This one passes every
-question on to the user's and, before the first trial is added, exchanges the controller's actor manager. Tune itself
-stays as it is.
+A scheduler is the one part of a sweep that the user passes and that is given the controller. This one delegates every
+decision to the user's scheduler and, before the first trial is added, replaces the controller's actor manager. Nothing
+in Ray is patched.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from ray.tune.schedulers import (
 
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import FluidExecutor, executor_in_force
-from fluid.integrations.ray_tune import private_api as seam
+from fluid.integrations.ray_tune import private_api
 from fluid.integrations.ray_tune.decisions import all_known_at_once
 from fluid.integrations.ray_tune.manager import FluidActorManager
 from fluid.integrations.ray_tune.private_api import Trial
-from fluid.integrations.ray_tune.synchronous import SuccessiveHalvingScheduler
+from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
 
-#: Schedulers that decide over trials at the same point of each, or never: all may be under way at once.
-_TAKES_ALL = (HyperBandScheduler, PopulationBasedTraining, PopulationBasedTrainingReplay, SuccessiveHalvingScheduler)
+#: Schedulers that decide about all trials at the same iteration, or never: all trials may be under way at once.
+_IN_ROUNDS = (
+    HyperBandScheduler,
+    PopulationBasedTraining,
+    PopulationBasedTrainingReplay,
+    SuccessiveHalvingScheduler,
+)
 #: Trials under way per device, for schedulers that decide as results come.
 _PER_DEVICE = 2
 
@@ -34,13 +39,14 @@ _PER_DEVICE = 2
 class FluidScheduler(TrialScheduler):  # type: ignore[misc]
     """Runs the trials of a sweep on Fluid; all decisions stay with the scheduler it wraps.
 
-    It can be given to ``tune.run`` or ``tune.TuneConfig`` wherever a scheduler can; :mod:`fluid.tune` does so for you.
+    It can be given to ``tune.run`` or ``tune.TuneConfig`` wherever a scheduler can; :mod:`fluid.tune` does so for the
+    user.
 
     Args:
-        base: the scheduler to ask; ``None`` for Tune's default, first in, first out.
+        base: the scheduler that decides; ``None`` for Tune's default, first in, first out.
         executor: runs the trials; ``None`` for the one in force, or else one made for this sweep.
-        concurrency: most trials under way at once; ``None`` for all that are known where the scheduler decides in
-            rounds, and two per device where it decides as results come.
+        concurrency: most trials under way at once; ``None`` for all known trials if the scheduler decides in rounds,
+            and two per device if it decides as results come.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
@@ -65,8 +71,8 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
         self._executor = executor
         self._owns_executor = False
         self._concurrency = concurrency
-        #: Which way the sweep's metric is to go, as Tune was told.
-        self._mode_asked: str | None = None
+        #: ``"min"`` or ``"max"`` of the sweep's metric, where Tune was told.
+        self._mode: str | None = None
         self._manager: FluidActorManager | None = None
 
     @property
@@ -75,7 +81,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
         return self._base
 
     def use(self, executor: FluidExecutor) -> None:
-        """Sets what runs the trials, before the sweep begins; one that was restored has none."""
+        """Sets the executor before the sweep begins; a restored scheduler has none."""
         self._executor = executor
 
     def close(self) -> None:
@@ -84,7 +90,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             self._executor.close()
             self._executor, self._owns_executor = None, False
 
-    # -- what is asked of a scheduler ----------------------------------------------------------------------
+    # -- the interface of a scheduler ----------------------------------------------------------------------
 
     @property
     def metric(self) -> Any:
@@ -92,18 +98,18 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
 
     @property
     def supports_buffered_results(self) -> bool:
-        # Lanes run ahead as far as is right; Tune's own buffering does not know how far that is.
+        # Lanes run ahead up to the next decision; Tune's own buffering does not know where that is.
         return False
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        self._mode_asked = mode
+        self._mode = mode
         return bool(self._base.set_search_properties(metric, mode, **spec))
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        if self._manager is None or self._manager is not seam.controller_of(tune_controller)._actor_manager:
-            self._take_over(seam.controller_of(tune_controller))
+        if self._manager is None or self._manager is not private_api.controller_of(tune_controller)._actor_manager:
+            self._take_over(private_api.controller_of(tune_controller))
         assert self._manager is not None
-        self._manager.announce(trial)
+        self._manager.register(trial)
         self._base.on_trial_add(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
@@ -131,13 +137,13 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
         self._base.restore(checkpoint_path)
 
     def __getattr__(self, name: str) -> Any:
-        # What only some schedulers have, such as HyperBand's state; never what makes an object copy or pickle itself.
+        # Attributes that only some schedulers have, such as HyperBand's state; never the hooks of copy and pickle.
         if name.startswith("__") or "_base" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._base, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # It travels in Tune's files; an executor is of this process.
+        # Tune pickles the scheduler into its files; an executor belongs to this process.
         return {**self.__dict__, "_executor": None, "_owns_executor": False, "_manager": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -146,12 +152,12 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
     # -- taking over ---------------------------------------------------------------------------------------
 
     def _take_over(self, controller: Any) -> None:
-        seam.check(controller, self._base)
+        private_api.check(controller, self._base)
         if self._executor is None:
             self._executor = executor_in_force()
         if self._executor is None:
             self._executor, self._owns_executor = FluidExecutor(), True
-        controller._reuse_actors = False  # lanes are reused whether trainables can be reset or not
+        controller._reuse_actors = False  # Lanes are reused whether or not trainables can be reset.
         if all_known_at_once(controller) or isinstance(self._base, SuccessiveHalvingScheduler):
             controller.update_max_pending_trials(
                 max(controller._max_pending_trials, controller.search_alg.total_samples)
@@ -161,14 +167,14 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             controller,
             executor=self._executor,
             scheduler=self._base,
-            concurrency=self._most_at_once(len(self._executor.devices)),
-            mode=self._mode_asked,
+            concurrency=self._concurrency_on(len(self._executor.devices)),
+            mode=self._mode,
         )
         controller._actor_manager = self._manager
 
-    def _most_at_once(self, devices: int) -> int | None:
+    def _concurrency_on(self, devices: int) -> int | None:
         if self._concurrency is not None:
             return self._concurrency
-        if isinstance(self._base, _TAKES_ALL) or type(self._base) is FIFOScheduler:
+        if isinstance(self._base, _IN_ROUNDS) or type(self._base) is FIFOScheduler:
             return None
         return _PER_DEVICE * devices

@@ -1,7 +1,7 @@
-"""Bringing Tune's trainables and their arguments to lanes, which are no workers of Ray.
+"""Pickles Tune's trainables and their arguments for lanes, which are no workers of Ray.
 
-What is pickled may hold references to Ray's object store: ``tune.with_parameters`` puts them there, and so may users.
-A lane that is sent any joins the driver's cluster first, once; others never pay for that.
+A pickle may hold references to Ray's object store: ``tune.with_parameters`` makes them, and users may. A lane connects
+to the driver's cluster when it unpickles the first such reference; other lanes never connect.
 """
 
 from __future__ import annotations
@@ -19,59 +19,59 @@ from fluid.trainables.pickling import dump_trainable
 
 
 class PickledArguments(NamedTuple):
-    """Something pickled.
+    """A pickled value.
 
     Attributes:
         content: the pickle.
-        refers: whether it holds references to Ray's object store.
+        has_object_refs: whether it holds references to Ray's object store.
     """
 
     content: bytes
-    refers: bool
+    has_object_refs: bool
 
 
 class _Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Notes whether it met a reference."""
+    """Records whether it pickled a reference to Ray's object store."""
 
-    refers = False
+    has_object_refs = False
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, ray.ObjectRef):
-            self.refers = True
+            self.has_object_refs = True
         return super().reducer_override(obj)
 
 
-def pack(value: Any) -> PickledArguments:
+def pickle_arguments(value: Any) -> PickledArguments:
     """Pickles a value as Ray does."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    return PickledArguments(file.getvalue(), pickler.refers)
+    return PickledArguments(file.getvalue(), pickler.has_object_refs)
 
 
-def pack_trainable(trainable: type) -> PickledArguments:
+def pickle_trainable(trainable: type) -> PickledArguments:
     """Pickles a trainable, by value where a lane could not import it.
 
     Raises:
         InvalidFieldError: it cannot be pickled.
     """
-    parcels: list[PickledArguments] = []
+    attempts: list[PickledArguments] = []
 
     def dumps(value: Any) -> bytes:
-        parcels.append(pack(value))
-        return parcels[-1].content
+        attempts.append(pickle_arguments(value))
+        return attempts[-1].content
 
     dump_trainable(trainable, dumps=dumps, pickler=ray.cloudpickle)
-    return parcels[-1]
+    return attempts[-1]
 
 
-class Surroundings(NamedTuple):
-    """What Tune sets up for its actors, for a lane to set up likewise.
+class ActorEnvironment(NamedTuple):
+    """What Tune sets up in the processes of its actors, to be set up in lanes likewise.
 
     Attributes:
         address: of the cluster, for code that uses Ray.
         namespace: of the driver's job.
-        environment: variables.
+        environment: environment variables.
     """
 
     address: str
@@ -79,22 +79,24 @@ class Surroundings(NamedTuple):
     environment: Mapping[str, str]
 
     @classmethod
-    def here(cls) -> Surroundings:
-        """Those of this driver."""
+    def of_driver(cls) -> ActorEnvironment:
+        """Returns what this driver's actors would have."""
         context = ray.get_runtime_context()
         passed = {name: os.environ[name] for name in ENV_VARS_TO_PROPAGATE if name in os.environ}
         return cls(
-            context.gcs_address, context.namespace, {**DEFAULT_ENV_VARS, **passed, "RAY_ADDRESS": context.gcs_address}
+            address=context.gcs_address,
+            namespace=context.namespace,
+            environment={**DEFAULT_ENV_VARS, **passed, "RAY_ADDRESS": context.gcs_address},
         )
 
-    def enter(self) -> None:
-        """Sets this process up."""
+    def apply(self) -> None:
+        """Sets the environment variables of this process."""
         os.environ.update(self.environment)
 
-    def open(self, arguments: PickledArguments) -> Any:
-        """Unpickles in a lane."""
-        if arguments.refers and not ray.is_initialized():
-            # Quietly, and leaving the process's own logging alone: the lane is not about Ray.
+    def unpickle(self, arguments: PickledArguments) -> Any:
+        """Unpickles a value in a lane; connects to the cluster first if it holds references."""
+        if arguments.has_object_refs and not ray.is_initialized():
+            # The lane's log shows the trial's output, so Ray must neither log to it nor configure logging.
             ray.init(
                 address=self.address,
                 namespace=self.namespace,
@@ -106,36 +108,36 @@ class Surroundings(NamedTuple):
 
 
 class ShippedTrainable:
-    """A trainable class that unpickles in a lane when it is first asked for.
+    """A trainable class that is pickled with the lane trial's class and unpickled at its first use in a lane.
 
     Attributes:
-        __wrapped__: the class, in the process that packed it; from it Fluid learns what lanes should import early.
+        __wrapped__: the class, in the process that pickled it; Fluid looks there for modules to import early.
     """
 
-    def __init__(self, trainable: type, surroundings: Surroundings) -> None:
+    def __init__(self, trainable: type, environment: ActorEnvironment) -> None:
         self.__wrapped__: type | None = trainable
-        self._parcel = pack_trainable(trainable)
-        self._surroundings = surroundings
+        self._pickled = pickle_trainable(trainable)
+        self._environment = environment
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _receive, (self._parcel, self._surroundings)
+        return _receive, (self._pickled, self._environment)
 
-    def open(self, arguments: PickledArguments) -> Any:
-        """Unpickles something sent along."""
-        return self._surroundings.open(arguments)
+    def unpickle(self, arguments: PickledArguments) -> Any:
+        """Unpickles a value that was sent to the lane."""
+        return self._environment.unpickle(arguments)
 
     @property
     def trainable(self) -> type:
         """The class."""
         if self.__wrapped__ is None:
-            self._surroundings.enter()
-            self.__wrapped__ = self._surroundings.open(self._parcel)
+            self._environment.apply()
+            self.__wrapped__ = self._environment.unpickle(self._pickled)
         return self.__wrapped__
 
 
-def _receive(arguments: PickledArguments, surroundings: Surroundings) -> ShippedTrainable:
+def _receive(pickled: PickledArguments, environment: ActorEnvironment) -> ShippedTrainable:
     shipped = ShippedTrainable.__new__(ShippedTrainable)
     shipped.__wrapped__ = None
-    shipped._parcel = arguments
-    shipped._surroundings = surroundings
+    shipped._pickled = pickled
+    shipped._environment = environment
     return shipped

@@ -1,6 +1,6 @@
-"""Tune's trials on Fluid's engine: submitted as far as Tune's next decision, extended, parked, brought back, let go.
+"""Submits Tune's trials to the engine up to Tune's next decision, extends them, keeps paused ones, stops the others.
 
-All of it happens in the controller's thread, in its turn.
+All of it runs in the controller's thread.
 """
 
 from __future__ import annotations
@@ -16,43 +16,46 @@ from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.budgets import Budgets
 from fluid.integrations.ray_tune.decisions import had_run_its_course
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for
-from fluid.integrations.ray_tune.lane_trial import JOB, RESULT, Job, LaneTrial
+from fluid.integrations.ray_tune.lane_trial import RESULT, SPEC, LaneTrial, LaneTrialSpec
 from fluid.integrations.ray_tune.private_api import (
     TrackedActor,
     Trial,
     arguments_of,
     asks_for_resources,
-    goal_of,
+    search_of,
     session_path_of,
 )
-from fluid.integrations.ray_tune.serialization import ShippedTrainable, Surroundings, pack
-from fluid.integrations.ray_tune.tune_trial import Stage, TuneTrial, path_of
+from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments
+from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
-from fluid.trialgroup import Shown, TrialGroup
+from fluid.trialgroup import Shown, TrialGroup, TrialState
 from fluid.trialgroup import Trial as FluidTrial
 
 #: Longest that trials added one per turn are gathered, in seconds, to be planned together.
 _GATHERING_S = 0.02
+#: The outcome of a trial that may come back as another submission.
+_PAUSED = "PAUSED"
 
 
 class TrialSubmission:
-    """The trials of one sweep, which are one TrialGroup.
+    """The trials of one sweep, which form one TrialGroup.
 
     Args:
         executor: runs them.
         controller: Tune's.
-        scheduler: the user's, which the controller asks.
+        scheduler: the user's.
         concurrency: most trials under way at once; ``None`` for as many as the controller adds.
-        mode: whether the sweep's metric is to get small or large, if Tune was told.
-        listener: told by Fluid of what trials do.
+        mode: ``"min"`` or ``"max"`` of the sweep's metric; ``None`` if Tune was not told.
+        listener: receives the group's events.
 
     Attributes:
-        broken: whether the executor is gone.
+        is_broken: whether the executor is closed.
     """
 
     def __init__(
         self,
+        *,
         executor: FluidExecutor,
         controller: Any,
         scheduler: Any,
@@ -60,7 +63,7 @@ class TrialSubmission:
         mode: str | None,
         listener: TrialListener,
     ) -> None:
-        self.broken = False
+        self.is_broken = False
         self._executor = executor
         self._controller = controller
         self._scheduler = scheduler
@@ -69,50 +72,52 @@ class TrialSubmission:
         self._listener = listener
         self._budgets = Budgets(controller, scheduler)
         self._clock = MonotonicClock()
-        self._surroundings = Surroundings.here()
-        self._classes: dict[type, type[LaneTrial]] = {}
-        self._incarnations: dict[str, int] = {}
+        self._environment = ActorEnvironment.of_driver()
+        self._lane_trials: dict[type, type[LaneTrial]] = {}
+        #: Number of submissions of each of Tune's trials.
+        self._submissions: dict[str, int] = {}
         #: Of the sweep's group, once there is a trial.
         self._handle: TrialGroupHandle | None = None
         self._by_id: dict[str, TuneTrial] = {}
-        #: Added, and not submitted yet.
+        #: Added and not submitted yet.
         self._new: deque[TuneTrial] = deque()
         self._added = 0
         self._gathering_since = 0.0
         self._under_way = 0
-        #: Removed, and not parked or stopped yet: the controller sets the trial's status only after it has removed it.
+        #: Removed and not processed yet: the controller sets the trial's status only after it has removed it.
         self._removed: list[TuneTrial] = []
-        #: Paused trials whose instance is kept, by Tune's id.
-        self._parked: dict[str, TuneTrial] = {}
-        #: Trials that were told to stop, by their id in Fluid, to be forgotten when they have.
-        self._leaving: dict[str, TrialGroupHandle] = {}
+        #: Paused trials that stay resident, by Tune's id.
+        self._paused: dict[str, TuneTrial] = {}
+        #: Stopped trials that the engine has not ended yet, by their id in Fluid; they are forgotten when it has.
+        self._stopping: dict[str, TrialGroupHandle] = {}
 
     def find(self, trial_id: str) -> TuneTrial | None:
-        """The trial of that id in Fluid; ``None`` if it was let go."""
+        """Returns the trial of an id in Fluid; ``None`` if it was stopped."""
         return self._by_id.get(trial_id)
 
     # -- submitting ----------------------------------------------------------------------------------------
 
     def add(self, actor: TrackedActor, trial: Trial, arguments: Mapping[str, Any]) -> TuneTrial:
-        """Takes in a trial that the controller wants to run."""
-        kept = self._parked.pop(trial.trial_id, None)
-        if kept is not None and kept.can_go_on_as(trial):
-            hosted = kept
-            hosted.actor, hosted.stage = actor, Stage.NEW
-            hosted.going_on_from = path_of(trial.latest_checkpoint_result)
+        """Adds a trial that the controller wants to run."""
+        resident = self._paused.pop(trial.trial_id, None)
+        if resident is not None and resident.can_resume(trial):
+            tune_trial = resident
+            tune_trial.actor, tune_trial.stage = actor, ActorStage.NEW
+            tune_trial.start_path = checkpoint_path(trial.latest_checkpoint_result)
         else:
-            if kept is not None:
-                self._drop(kept)
-            hosted = self._fresh(actor, trial)
-        hosted.arguments = arguments
+            if resident is not None:
+                self._drop(resident)
+            tune_trial = TuneTrial(actor, trial, self._new_id(trial), config=trial.config)
+            tune_trial.start_from(trial.latest_checkpoint_result)
+        tune_trial.arguments = arguments
         if not self._new:
             self._gathering_since = self._clock.now()
-        self._new.append(hosted)
+        self._new.append(tune_trial)
         self._added += 1
-        return hosted
+        return tune_trial
 
-    def gather(self) -> bool:
-        """Submits what was added, once the controller adds no more; returns whether it may still."""
+    def submit_gathered(self) -> bool:
+        """Submits the added trials once the controller adds no more; returns whether it waits for that."""
         added, self._added = self._added, 0
         if not self._new:
             return False
@@ -121,175 +126,180 @@ class TrialSubmission:
         self._submit()
         return False
 
-    def _fresh(self, actor: TrackedActor, trial: Trial) -> TuneTrial:
-        number = self._incarnations.get(trial.trial_id, 0)
-        self._incarnations[trial.trial_id] = number + 1
-        trial_id = f"{trial.trial_id}.{number}" if number else trial.trial_id
-        hosted = TuneTrial(actor, trial, trial_id, config=trial.config)
-        hosted.go_on_from(trial.latest_checkpoint_result)
-        return hosted
+    def _new_id(self, trial: Trial) -> str:
+        number = self._submissions.get(trial.trial_id, 0)
+        self._submissions[trial.trial_id] = number + 1
+        return f"{trial.trial_id}.{number}" if number else str(trial.trial_id)
 
     def _submit(self) -> None:
-        """Submits what was added, as far as there is room."""
+        """Submits the added trials up to the limit on trials under way."""
         batch: list[TuneTrial] = []
         while self._new and (self._concurrency is None or self._under_way + len(batch) < self._concurrency):
-            hosted = self._new.popleft()
-            if hosted.stage is Stage.NEW:
-                batch.append(hosted)
-        for hosted in batch:
-            hosted.stage, hosted.placed = Stage.WAITING, True
+            tune_trial = self._new.popleft()
+            if tune_trial.stage is ActorStage.NEW:
+                batch.append(tune_trial)
+        for tune_trial in batch:
+            tune_trial.stage, tune_trial.is_counted = ActorStage.STARTING, True
             self._under_way += 1
-        fresh = [hosted for hosted in batch if not (hosted.submitted and self._resume(hosted))]
+        fresh = [tune_trial for tune_trial in batch if not (tune_trial.is_submitted and self._resume(tune_trial))]
         if fresh:
             self._submit_fresh(fresh)
 
-    def _resume(self, hosted: TuneTrial) -> bool:
-        """Lets a parked trial go on where it is; returns whether it could."""
+    def _resume(self, tune_trial: TuneTrial) -> bool:
+        """Extends a trial that stayed resident; returns whether it still could be."""
         try:
-            self.extend(hosted, resumed=True)
-        except InvalidFieldError:  # it could not be saved, and had to make room for others
-            self._forget(hosted, "PAUSED")
-            again = self._fresh(hosted.actor, hosted.trial)
-            hosted.begin_again(again.trial_id, hosted.trial.latest_checkpoint_result)
+            self.extend(tune_trial, resumed=True)
+        except InvalidFieldError:  # The engine has evicted it, and its trainable cannot be saved.
+            self._stop(tune_trial, _PAUSED)
+            tune_trial.reset(self._new_id(tune_trial.trial), tune_trial.trial.latest_checkpoint_result)
             return False
         return True
 
     def _submit_fresh(self, fresh: list[TuneTrial]) -> None:
         trials = []
-        for hosted in fresh:
-            trials.append(self._trial_of(hosted))
-            self._by_id[hosted.trial_id] = hosted
-            hosted.arguments = None
+        for tune_trial in fresh:
+            trials.append(self._fluid_trial(tune_trial))
+            self._by_id[tune_trial.trial_id] = tune_trial
+            tune_trial.arguments = None
         if self._handle is None:
             name = fresh[0].trial.storage.experiment_dir_name
-            goal = goal_of(self._controller, self._scheduler, self._mode)
-            group = TrialGroup(trials, name=name, search=goal)
+            search = search_of(self._controller, self._scheduler, self._mode)
+            group = TrialGroup(trials, name=name, search=search)
             self._handle = self._executor.submit_trialgroup(group, listener=self._listener)
         else:
             self._handle.add(*trials)
-        for hosted in fresh:
-            hosted.handle = self._handle
+        for tune_trial in fresh:
+            tune_trial.handle = self._handle
 
-    def _trial_of(self, hosted: TuneTrial) -> FluidTrial:
-        """What is submitted, with a budget up to the next decision."""
-        grant = self._budgets.grant(hosted.trial, hosted.iteration)
-        hosted.take(grant)
-        job = Job(hosted.arguments, grant.saves, session_path_of(hosted.arguments["storage"]), hosted.restore_from)
+    def _fluid_trial(self, tune_trial: TuneTrial) -> FluidTrial:
+        """Returns the trial to submit, with a budget up to the next decision."""
+        trial, arguments = tune_trial.trial, tune_trial.arguments
+        grant = self._budgets.grant(trial, tune_trial.iteration)
+        tune_trial.apply(grant)
+        spec = LaneTrialSpec(
+            arguments=arguments,
+            checkpoints=grant.checkpoints,
+            session_path=session_path_of(arguments["storage"]),
+            restore_from=tune_trial.restore_from,
+        )
         return FluidTrial(
-            self._lane_trial(hosted.trial),
-            {JOB: pack(job)},
+            self._lane_trial(trial),
+            {SPEC: pickle_arguments(spec)},
             budget=grant.iterations,
-            trial_id=hosted.trial_id,
+            trial_id=tune_trial.trial_id,
             retry_errors=False,
-            max_width=1 if asks_for_resources(hosted.trial) else None,
-            shown=Shown(hosted.trial.trial_id, hosted.trial.config, hosted.first, RESULT),
+            max_width=1 if asks_for_resources(trial) else None,
+            shown=Shown(
+                trial_id=trial.trial_id, config=trial.config, iterations=tune_trial.start_iteration, metrics=RESULT
+            ),
             follow_up_iterations=grant.follow_up_iterations,
         )
 
     def _lane_trial(self, trial: Trial) -> type[LaneTrial]:
         trainable = trial.get_trainable_cls()
-        if trainable not in self._classes:
-            self._classes[trainable] = lane_trial_for(trainable, ShippedTrainable(trainable, self._surroundings))
-        return self._classes[trainable]
+        if trainable not in self._lane_trials:
+            self._lane_trials[trainable] = lane_trial_for(trainable, ShippedTrainable(trainable, self._environment))
+        return self._lane_trials[trainable]
 
-    # -- going on ------------------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------------------
 
-    def extend(self, hosted: TuneTrial, resumed: bool = False) -> None:
-        """Lets a trial go on to the next decision."""
-        grant = self._budgets.grant(hosted.trial, hosted.iteration + len(hosted.results))
+    def extend(self, tune_trial: TuneTrial, resumed: bool = False) -> None:
+        """Extends a trial to the next decision."""
+        grant = self._budgets.grant(tune_trial.trial, tune_trial.iteration + len(tune_trial.results))
+        handle, trial_id = tune_trial.handle, tune_trial.trial_id
         if resumed:
-            hosted.handle.call(hosted.trial_id, "go_on", grant.saves)
-        elif grant.saves != hosted.saves:
-            hosted.handle.call(hosted.trial_id, "plan", grant.saves)
-        hosted.take(grant)
-        hosted.handle.extend(hosted.trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations)
+            handle.call(trial_id, "resume", grant.checkpoints)
+        elif grant.checkpoints != tune_trial.checkpoints:
+            handle.call(trial_id, "set_checkpoints", grant.checkpoints)
+        tune_trial.apply(grant)
+        handle.extend(trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations)
 
-    def host_again(self, hosted: TuneTrial, checkpoint: Any) -> None:
-        """Begins anew from a checkpoint that the trial was given after it had been added."""
-        self._forget(hosted, "PAUSED")
-        hosted.discard_results()
-        hosted.begin_again(self._fresh(hosted.actor, hosted.trial).trial_id, checkpoint)
-        hosted.arguments = arguments_of(hosted.trial)
-        self._submit_fresh([hosted])
+    def resubmit(self, tune_trial: TuneTrial, checkpoint: Any) -> None:
+        """Submits a trial anew, to start from a checkpoint that the controller chose after it had added the trial."""
+        self._stop(tune_trial, _PAUSED)
+        tune_trial.discard_results()
+        tune_trial.reset(self._new_id(tune_trial.trial), checkpoint)
+        tune_trial.arguments = arguments_of(tune_trial.trial)
+        self._submit_fresh([tune_trial])
 
-    def note_end(self, trial_id: str, failure: Failure | None) -> TuneTrial | None:
-        """Takes note that a trial runs no further for now; returns it if the controller may wait for it."""
-        hosted = self._by_id.get(trial_id)
-        if hosted is None:
-            self._forget_ended(trial_id)
-        if hosted is None or hosted.stage is Stage.REMOVED:
+    def record_end(self, trial_id: str, failure: Failure | None) -> TuneTrial | None:
+        """Records that the engine runs a trial no further for now; returns it if the controller may wait for it."""
+        tune_trial = self._by_id.get(trial_id)
+        if tune_trial is None:
+            self._forget_stopped(trial_id)
+        if tune_trial is None or tune_trial.stage is ActorStage.REMOVED:
             return None
-        hosted.ended, hosted.failure = True, failure
-        if hosted.exhausted:
-            self._budgets.ended_by_itself(hosted.trial, hosted.first + hosted.received)
-        elif failure is None and hosted.open_ended:
-            self.extend(hosted)
-        return hosted
+        tune_trial.is_idle, tune_trial.failure = True, failure
+        if tune_trial.finished_early:
+            self._budgets.record_length(tune_trial.trial, tune_trial.start_iteration + tune_trial.received)
+        elif failure is None and tune_trial.open_ended:
+            self.extend(tune_trial)
+        return tune_trial
 
-    # -- letting go ----------------------------------------------------------------------------------------
+    # -- stopping ------------------------------------------------------------------------------------------
 
-    def remove(self, hosted: TuneTrial) -> None:
-        """Lets go of a trial, once its status says how."""
-        hosted.stage = Stage.REMOVED
-        self._removed.append(hosted)
+    def remove(self, tune_trial: TuneTrial) -> None:
+        """Removes a trial; :meth:`process_removed` keeps or stops it once the controller has set its status."""
+        tune_trial.stage = ActorStage.REMOVED
+        self._removed.append(tune_trial)
 
-    def settle_removed(self) -> None:
-        """Parks trials that were paused, and stops those that were not."""
+    def process_removed(self) -> None:
+        """Keeps removed trials that were paused resident, and stops the others."""
         removed, self._removed = self._removed, []
-        for hosted in removed:
-            self._free_place(hosted)
-            if hosted.trial.status == Trial.PAUSED and hosted.can_be_kept():
-                self._parked[hosted.trial.trial_id] = hosted
+        for tune_trial in removed:
+            self._uncount(tune_trial)
+            if tune_trial.trial.status == Trial.PAUSED and tune_trial.can_stay_resident():
+                self._paused[tune_trial.trial.trial_id] = tune_trial
             else:
-                self._drop(hosted)
-        for trial_id in [key for key, kept in self._parked.items() if kept.trial.is_finished()]:
-            self._drop(self._parked.pop(trial_id))
+                self._drop(tune_trial)
+        for trial_id in [key for key, paused in self._paused.items() if paused.trial.is_finished()]:
+            self._drop(self._paused.pop(trial_id))
 
     def close(self, others: Iterable[TuneTrial]) -> None:
-        """Lets go of every trial, and of others that were not removed."""
-        for hosted in [*others, *self._parked.values(), *self._removed]:
-            self._drop(hosted)
-        self._parked.clear()
+        """Stops every trial, and the others given, which were not removed."""
+        for tune_trial in [*others, *self._paused.values(), *self._removed]:
+            self._drop(tune_trial)
+        self._paused.clear()
         self._removed.clear()
         self._new.clear()
 
-    def _free_place(self, hosted: TuneTrial) -> None:
-        if hosted.placed:
-            hosted.placed = False
+    def _uncount(self, tune_trial: TuneTrial) -> None:
+        if tune_trial.is_counted:
+            tune_trial.is_counted = False
             self._under_way -= 1
             if self._new and self._concurrency is not None:
                 self._submit()
 
-    def _drop(self, hosted: TuneTrial) -> None:
-        hosted.discard_results()
-        hosted.discard_offered()
-        hosted.stage = Stage.GONE
-        self._forget(hosted, self._outcome(hosted))
+    def _drop(self, tune_trial: TuneTrial) -> None:
+        tune_trial.discard_results()
+        tune_trial.discard_unclaimed_save()
+        tune_trial.stage = ActorStage.DROPPED
+        self._stop(tune_trial, self._outcome(tune_trial))
 
-    def _outcome(self, hosted: TuneTrial) -> str | None:
-        """What Tune says of a trial, in Fluid's words; ``None`` if it was broken off."""
-        trial = hosted.trial
+    def _outcome(self, tune_trial: TuneTrial) -> str | None:
+        """Returns Fluid's state for Tune's status of a trial; ``None`` if the sweep was interrupted."""
+        trial = tune_trial.trial
         if trial.status == Trial.TERMINATED:
             at_end = (
-                hosted.exhausted
-                or hosted.finished
-                or had_run_its_course(self._controller, self._scheduler, trial, hosted.iteration)
+                tune_trial.finished_early
+                or tune_trial.reported_done
+                or had_run_its_course(self._controller, self._scheduler, trial, tune_trial.iteration)
             )
-            return "DONE" if at_end else "STOPPED"
+            return TrialState.DONE.value if at_end else TrialState.STOPPED.value
         if trial.status == Trial.ERROR:
-            return "FAILED"
-        return "PAUSED" if trial.status in (Trial.PAUSED, Trial.PENDING) else None
+            return TrialState.FAILED.value
+        return _PAUSED if trial.status in (Trial.PAUSED, Trial.PENDING) else None
 
-    def _forget(self, hosted: TuneTrial, outcome: str | None) -> None:
-        self._by_id.pop(hosted.trial_id, None)
-        if hosted.submitted and not self.broken:
-            self._leaving[hosted.trial_id] = hosted.handle
-            hosted.handle.stop(hosted.trial_id, outcome)
-            if hosted.ended:
-                self._forget_ended(hosted.trial_id)
-        hosted.handle = None
+    def _stop(self, tune_trial: TuneTrial, outcome: str | None) -> None:
+        self._by_id.pop(tune_trial.trial_id, None)
+        if tune_trial.is_submitted and not self.is_broken:
+            self._stopping[tune_trial.trial_id] = tune_trial.handle
+            tune_trial.handle.stop(tune_trial.trial_id, outcome)
+            if tune_trial.is_idle:
+                self._forget_stopped(tune_trial.trial_id)
+        tune_trial.handle = None
 
-    def _forget_ended(self, trial_id: str) -> None:
-        handle = self._leaving.pop(trial_id, None)
+    def _forget_stopped(self, trial_id: str) -> None:
+        handle = self._stopping.pop(trial_id, None)
         if handle is not None:
             handle.forget(trial_id)

@@ -1,4 +1,4 @@
-"""One trial of Tune's as the manager sees it: between Tune's tracked actor and Fluid's trial."""
+"""The record of one trial between Tune's controller and Fluid's engine: a tracked actor here, a trial there."""
 
 from __future__ import annotations
 
@@ -11,59 +11,63 @@ from typing import Any, NamedTuple
 
 from fluid.engine.events import Failure
 from fluid.integrations.ray_tune.budgets import Grant
-from fluid.integrations.ray_tune.lane_trial import SAVED, Saves
-from fluid.integrations.ray_tune.private_api import TRAINING_ITERATION, TrackedActor, Trial
+from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
+from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED
+from fluid.integrations.ray_tune.private_api import DONE, TRAINING_ITERATION, TrackedActor, Trial
 
 
 class Task(NamedTuple):
-    """Something the controller asked of a trial, and whom to tell."""
+    """The callbacks of something that the controller asked of a trial."""
 
     on_result: Callable[[TrackedActor, Any], None] | None
     on_error: Callable[[TrackedActor, Exception], None] | None
 
 
-class Stage(Enum):
-    """How far a hosted trial has come, in the controller's eyes."""
+class ActorStage(Enum):
+    """How far a trial has come, as the controller sees its actor."""
 
-    #: Not submitted to Fluid yet.
+    #: Added by the controller; not submitted to the engine.
     NEW = "NEW"
     #: Submitted; the controller waits for it to start.
-    WAITING = "WAITING"
+    STARTING = "STARTING"
     #: The controller knows that it runs.
     LIVE = "LIVE"
-    #: The controller has removed it; it is parked or about to be stopped.
+    #: Removed by the controller; about to be kept resident or stopped.
     REMOVED = "REMOVED"
-    #: Nothing is left of it.
-    GONE = "GONE"
+    #: Stopped and forgotten.
+    DROPPED = "DROPPED"
 
 
 @dataclass(eq=False)
 class TuneTrial:
-    """A trial from ``add_actor`` to ``remove_actor``, and parked beyond.
+    """A trial from ``add_actor`` to ``remove_actor``, and beyond while it is paused and resident.
 
     Attributes:
-        trial_id: the trial's id in Fluid; Tune's own, and a number where it was hosted before.
-        config: with which it was set up.
-        arguments: of the trainable, until it is submitted.
-        handle: of its TrialGroup; ``None`` unless Fluid knows it.
-        placed: whether it counts among the trials under way.
-        restore_from: result of ``save`` from which it goes on; ``None`` for a fresh start.
-        going_on_from: path of the checkpoint whose state it is in when it starts.
-        first: training iteration of that state.
+        actor: Tune's.
+        trial: Tune's.
+        trial_id: the trial's id in Fluid: Tune's own, with a number from the second submission on.
+        config: the one it was set up with.
+        arguments: those of the trainable, until the trial is submitted.
+        handle: of its TrialGroup; ``None`` unless the engine knows the trial.
+        stage: how far it has come.
+        is_counted: whether it counts towards the limit on trials under way.
+        restore_from: result of ``save`` from which it is restored; ``None`` for a fresh start.
+        start_path: path of the checkpoint in whose state it starts.
+        start_iteration: training iteration of that state.
         iteration: training iteration of the last result given to the controller.
-        budget: iterations asked of Fluid so far.
-        open_ended: whether it goes on beyond them without anybody's decision.
-        saves: at which iterations its lane saves.
-        received: results received from Fluid.
-        results: those not given to the controller yet.
-        finished: whether its last result given to the controller said that it was done.
-        overshot: whether some never will be, so that its state is ahead of what the controller knows.
-        train: the controller's wish for the next result.
-        generation: rises when the controller forgets what it wished.
-        offered: a checkpoint that came along with the result last given out, not asked for yet.
-        saved: path of the newest checkpoint given to the controller that this instance made.
-        saved_at: number of results received when it made that.
-        ended: whether Fluid says that it runs no further for now.
+        budget: iterations asked of the engine so far.
+        open_ended: whether it may go on beyond them without a decision of Tune.
+        checkpoints: the iterations after which its lane makes a checkpoint.
+        received: number of results received from the engine.
+        results: those that the controller has not been given yet.
+        reported_done: whether the last result given to the controller said that the trial was done.
+        is_ahead: whether results were discarded, so that its state is ahead of what the controller knows.
+        train_task: the controller's request for the next result.
+        task_generation: rises when the controller forgets its requests; answers to older ones are dropped.
+        unclaimed_save: a checkpoint that came with the last result and that the controller has not asked for yet.
+        saved_path: path of the newest checkpoint of this instance that the controller was given.
+        saved_after: number of results received when that one was made.
+        is_idle: whether the engine runs it no further for now.
         failure: why it cannot go on.
     """
 
@@ -73,109 +77,144 @@ class TuneTrial:
     config: Any
     arguments: Any = None
     handle: Any = None
-    stage: Stage = Stage.NEW
-    placed: bool = False
+    stage: ActorStage = ActorStage.NEW
+    is_counted: bool = False
     restore_from: Any = None
-    going_on_from: str | None = None
-    first: int = 0
+    start_path: str | None = None
+    start_iteration: int = 0
     iteration: int = 0
     budget: int = 0
     open_ended: bool = False
-    saves: Saves = field(default_factory=Saves)
+    checkpoints: CheckpointSchedule = field(default_factory=CheckpointSchedule)
     received: int = 0
     results: deque[Any] = field(default_factory=deque)
-    finished: bool = False
-    overshot: bool = False
-    train: Task | None = None
-    generation: int = 0
-    offered: Any = None
-    saved: str | None = None
-    saved_at: int = 0
-    ended: bool = False
+    reported_done: bool = False
+    is_ahead: bool = False
+    train_task: Task | None = None
+    task_generation: int = 0
+    unclaimed_save: Any = None
+    saved_path: str | None = None
+    saved_after: int = 0
+    is_idle: bool = False
     failure: Failure | None = None
 
     @property
-    def submitted(self) -> bool:
-        """Whether Fluid knows it."""
+    def is_submitted(self) -> bool:
+        """Whether the engine knows it."""
         return self.handle is not None
 
     @property
-    def exhausted(self) -> bool:
-        """Whether it said that it has no more to do, before its budget was used up."""
-        return self.ended and self.failure is None and self.received < self.budget
+    def finished_early(self) -> bool:
+        """Whether the trainable said that it was done before the budget was used up."""
+        return self.is_idle and self.failure is None and self.received < self.budget
 
-    def go_on_from(self, checkpoint: Any) -> None:
-        """Sets where it starts: at a result of ``save``, or afresh if that is ``None`` or empty."""
+    # -- starting ------------------------------------------------------------------------------------------
+
+    def start_from(self, checkpoint: Any) -> None:
+        """Sets the result of ``save`` that it starts from; ``None`` or an empty one for a fresh start."""
         self.restore_from = checkpoint if checkpoint is not None and checkpoint.checkpoint is not None else None
-        self.going_on_from = path_of(checkpoint)
+        self.start_path = checkpoint_path(checkpoint)
         metrics = checkpoint.metrics if self.restore_from is not None else {}
-        self.first = self.iteration = int(metrics.get(TRAINING_ITERATION, 0))
+        self.start_iteration = self.iteration = int(metrics.get(TRAINING_ITERATION, 0))
 
-    def begin_again(self, trial_id: str, checkpoint: Any) -> None:
-        """Makes it a trial that Fluid does not know, to start from a checkpoint."""
+    def reset(self, trial_id: str, checkpoint: Any) -> None:
+        """Makes it a trial that the engine does not know, to start from a checkpoint under a new id."""
         self.trial_id, self.handle, self.config = trial_id, None, self.trial.config
-        self.received = self.budget = self.saved_at = 0
-        self.saved = None
-        self.ended = self.overshot = self.finished = False
+        self.received = self.budget = self.saved_after = 0
+        self.saved_path = None
+        self.is_idle = self.is_ahead = self.reported_done = False
         self.failure = None
-        self.go_on_from(checkpoint)
+        self.start_from(checkpoint)
 
-    def take(self, grant: Grant) -> None:
-        """Notes what it may do next."""
+    def apply(self, grant: Grant) -> None:
+        """Adds a grant to its budget."""
         self.budget += grant.iterations
-        self.saves, self.open_ended = grant.saves, grant.open_ended
-        self.ended = False
+        self.checkpoints, self.open_ended = grant.checkpoints, grant.open_ended
+        self.is_idle = False
 
-    def forget_tasks(self) -> None:
-        """Forgets what the controller wished."""
-        self.train = None
-        self.generation += 1
+    # -- staying resident while paused ---------------------------------------------------------------------
 
-    def note_saved(self, saved: Any) -> None:
-        """Notes a checkpoint that the controller was given."""
-        self.saved, self.saved_at = path_of(saved), self.received
+    def can_stay_resident(self) -> bool:
+        """Whether its state is exactly the one that the controller knows."""
+        settled = self.is_submitted and self.is_idle
+        return settled and not (self.failure or self.finished_early or self.results or self.is_ahead)
 
-    def can_be_kept(self) -> bool:
-        """Whether its state is just what the controller knows of it."""
-        return self.submitted and self.ended and not (self.failure or self.exhausted or self.results or self.overshot)
-
-    def can_go_on_as(self, trial: Trial) -> bool:
-        """Whether it is in just the state in which the controller wants a trial to go on."""
-        if not self.can_be_kept() or self.config != trial.config:
+    def can_resume(self, trial: Trial) -> bool:
+        """Whether it is in exactly the state from which the controller resumes a trial."""
+        if not self.can_stay_resident() or self.config != trial.config:
             return False
-        wanted = path_of(trial.latest_checkpoint_result)
+        wanted = checkpoint_path(trial.latest_checkpoint_result)
         if wanted is None:
-            return self.saved is None  # without any checkpoint there is only this instance to go on from
-        if self.saved is None:
-            return wanted == self.going_on_from and self.received == 0
-        return wanted == self.saved and self.saved_at == self.received
+            return self.saved_path is None  # Without a checkpoint, this instance is all there is to resume.
+        if self.saved_path is None:
+            return wanted == self.start_path and self.received == 0
+        return wanted == self.saved_path and self.saved_after == self.received
+
+    # -- results and checkpoints ---------------------------------------------------------------------------
+
+    def next_result(self) -> dict[str, Any]:
+        """Takes the oldest result and returns it as the controller expects it."""
+        metrics = self.results.popleft()
+        result = self.with_config(metrics[RESULT])
+        self.iteration = result.get(TRAINING_ITERATION, self.iteration + 1)
+        self.reported_done = bool(result.get(DONE))
+        if metrics[SAVED] is not None:
+            self.unclaimed_save = self.completed(metrics[SAVED])
+        return result
+
+    def with_config(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Puts the config, which lanes do not send back, into a result."""
+        if "config" in result and result["config"] is None:
+            result["config"] = self.trial.config
+        return result
+
+    def completed(self, saved: Any) -> Any:
+        """Puts the config into the metrics of a result of ``save``."""
+        self.with_config(saved.metrics)
+        return saved
+
+    def record_save(self, saved: Any) -> None:
+        """Records a checkpoint that the controller is given."""
+        self.saved_path, self.saved_after = checkpoint_path(saved), self.received
 
     def discard_results(self) -> None:
-        """Lets go of results that the controller will not see, and of the checkpoints that came with them."""
-        self.overshot |= bool(self.results)
+        """Drops results that the controller will not be given, and deletes the checkpoints that came with them."""
+        self.is_ahead |= bool(self.results)
         for metrics in self.results:
-            delete(metrics[SAVED])
+            _delete_checkpoint(metrics[SAVED])
         self.results.clear()
 
-    def discard_offered(self) -> None:
-        """Lets go of a checkpoint that the controller did not want."""
-        delete(self.offered)
-        self.offered = None
+    def discard_unclaimed_save(self) -> None:
+        """Deletes a checkpoint that the controller did not ask for."""
+        _delete_checkpoint(self.unclaimed_save)
+        self.unclaimed_save = None
+
+    # -- the controller's requests -------------------------------------------------------------------------
+
+    def answer_train(self, value: Any) -> None:
+        """Answers the controller's request for the next result, if there is one."""
+        task, self.train_task = self.train_task, None
+        if task is not None:
+            notify(task.on_result, self.actor, value)
+
+    def forget_tasks(self) -> None:
+        """Forgets what the controller requested."""
+        self.train_task = None
+        self.task_generation += 1
 
 
-def path_of(saved: Any) -> str | None:
-    """Returns where the checkpoint of a result of ``save`` is; ``None`` if it has none."""
+def checkpoint_path(saved: Any) -> str | None:
+    """Returns the path of the checkpoint in a result of ``save``; ``None`` if it has none."""
     return None if saved is None or saved.checkpoint is None else str(saved.checkpoint.path)
 
 
-def delete(saved: Any) -> None:
-    """Deletes a checkpoint that nobody wants."""
-    if path_of(saved) is not None:
-        with suppress(OSError):  # it is in nobody's way
-            saved.checkpoint.filesystem.delete_dir(saved.checkpoint.path)
-
-
-def tell(callback: Callable[..., Any] | None, *arguments: Any) -> None:
-    """Calls back, if there is whom to call."""
+def notify(callback: Callable[..., Any] | None, *arguments: Any) -> None:
+    """Calls a callback of the controller, if it gave one."""
     if callback is not None:
         callback(*arguments)
+
+
+def _delete_checkpoint(saved: Any) -> None:
+    if checkpoint_path(saved) is not None:
+        with suppress(OSError):  # A checkpoint that cannot be deleted only takes space.
+            saved.checkpoint.filesystem.delete_dir(saved.checkpoint.path)

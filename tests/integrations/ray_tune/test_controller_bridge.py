@@ -45,7 +45,7 @@ def test_a_trial_whose_end_is_told_after_its_last_result_was_decided_about_goes_
 
     def ask(self: Any, actor: Any, task: Any) -> None:
         train(self, actor, task)
-        trial_id = self._hosted[actor].trial_id
+        trial_id = self._trials[actor].trial_id
         asked.add(trial_id)
         if trial_id in held:
             end(self, trial_id, *held.pop(trial_id))

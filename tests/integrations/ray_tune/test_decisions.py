@@ -30,14 +30,15 @@ from ray.tune.stopper import (  # noqa: E402
     TimeoutStopper,
 )
 
+from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule  # noqa: E402
 from fluid.integrations.ray_tune.decisions import (  # noqa: E402
     Decision,
-    Saves,
     all_known_at_once,
     had_run_its_course,
     next_decision,
 )
-from fluid.integrations.ray_tune.synchronous import SuccessiveHalvingScheduler, SyncBOHB  # noqa: E402
+from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler  # noqa: E402
+from fluid.integrations.ray_tune.sync_bohb import SyncBOHB  # noqa: E402
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -59,6 +60,18 @@ def started(scheduler: Any, trials: int = 1, stopper: Any = None, **options: Any
     return controller, added
 
 
+def save_at(iteration: int, at_end: bool = False) -> CheckpointSchedule:
+    return CheckpointSchedule(at=frozenset([iteration]), at_end=at_end)
+
+
+def likely_at(iteration: int) -> CheckpointSchedule:
+    return CheckpointSchedule(likely=frozenset([iteration]))
+
+
+def due_in(checkpoints: CheckpointSchedule, iterations: range) -> list[int]:
+    return [iteration for iteration in iterations if checkpoints.due(iteration)]
+
+
 def next_at(controller: Controller, trial: Trial, iteration: int) -> int | None:
     return next_decision(controller, controller.scheduler, trial, iteration).at
 
@@ -66,15 +79,15 @@ def next_at(controller: Controller, trial: Trial, iteration: int) -> int | None:
 def test_without_anything_that_decides_a_trial_runs_to_its_end() -> None:
     controller, [trial] = started(FIFOScheduler(), every=4)
     decision = next_decision(controller, controller.scheduler, trial, 0)
-    assert decision == Decision(None, Saves(every=4), lock_step=True)
-    assert decision.saves.between(0, 12) == [4, 8, 12]
+    assert decision == Decision(None, CheckpointSchedule(every=4), lock_step=True)
+    assert due_in(decision.checkpoints, range(1, 13)) == [4, 8, 12]
 
 
-def test_saves_are_the_multiples_and_the_single_ones() -> None:
-    saves = Saves(every=3, also=frozenset([7]))
-    assert saves.between(3, 9) == [6, 7, 9]
-    assert 7 in saves and 8 not in saves
-    assert Saves().between(0, 9) == []
+def test_checkpoints_are_due_at_the_multiples_and_the_single_iterations() -> None:
+    checkpoints = CheckpointSchedule(every=3, at=frozenset([7]))
+    assert due_in(checkpoints, range(4, 10)) == [6, 7, 9]
+    assert due_in(CheckpointSchedule(), range(1, 10)) == []
+    assert CheckpointSchedule(at_end=True).due(5, done=True) and not CheckpointSchedule(at_end=True).due(5)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +114,7 @@ def test_stop_criteria_and_stoppers(criteria: dict[str, float], stopper: Any, at
     decision = next_decision(controller, controller.scheduler, trial, 3)
     assert (decision.at, decision.stops) == (at, stops)
     # The checkpoint at the end is announced if the end is.
-    assert decision.saves == Saves(also=frozenset([at] if stops and at else []))
+    assert decision.checkpoints == CheckpointSchedule(at=frozenset([at] if stops and at else []), at_end=True)
 
 
 def test_maximum_iteration_counts_the_results_it_has_seen() -> None:
@@ -130,13 +143,13 @@ def test_a_stopper_is_known_by_what_it_does() -> None:
 
 def test_asha_decides_at_each_rung_and_at_max_t() -> None:
     controller, [trial] = started(ASHAScheduler(**TIMED, grace_period=2, max_t=20, reduction_factor=3), at_end=True)
-    assert next_decision(controller, controller.scheduler, trial, 0) == Decision(2, Saves())
+    assert next_decision(controller, controller.scheduler, trial, 0) == Decision(2, CheckpointSchedule(at_end=True))
     controller.process(trial, result(2))
     assert [next_at(controller, trial, iteration) for iteration in (2, 5)] == [6, 6]
     controller.process(trial, result(6))
     controller.process(trial, result(18))
     assert next_decision(controller, controller.scheduler, trial, 18) == Decision(
-        20, Saves(also=frozenset([20])), stops=True
+        20, save_at(20, at_end=True), stops=True
     )
 
 
@@ -168,7 +181,7 @@ def test_hyperband_decides_at_the_rung_of_the_bracket() -> None:
     # The first bracket of HyperBand holds 5 trials that run to the end, the second 8 that start with 27 iterations.
     controller, trials = started(HyperBandScheduler(**TIMED, max_t=81), 7)
     first, second = trials[0], trials[5]
-    paused = Decision(81, Saves(also=frozenset([81])), lock_step=True)
+    paused = Decision(81, save_at(81), lock_step=True)
     assert next_decision(controller, controller.scheduler, first, 0) == paused
     assert next_at(controller, second, 26) == 27
     assert next_decision(controller, controller.scheduler, second, 0).follow_up_iterations == 81 - 27
@@ -176,7 +189,7 @@ def test_hyperband_decides_at_the_rung_of_the_bracket() -> None:
         assert controller.process(trial, result(81)) == TrialScheduler.PAUSE
     # The last one of the bracket is not paused, but stopped like those that wait for it.
     assert next_decision(controller, controller.scheduler, first, 80) == Decision(
-        81, Saves(), stops=True, lock_step=True
+        81, CheckpointSchedule(), stops=True, lock_step=True
     )
     assert controller.process(first, result(81)) == TrialScheduler.STOP
 
@@ -187,7 +200,7 @@ def test_hyperband_goes_by_the_next_rung_once_all_are_there() -> None:
     controller.process(second, result(27, 1.0))
     # The bracket is not full: should another trial come, this one has to wait for it.
     decision = next_decision(controller, controller.scheduler, third, 20)
-    assert decision == Decision(27, Saves(), likely_save=True, lock_step=True, follow_up_iterations=54)
+    assert decision == Decision(27, likely_at(27), lock_step=True, follow_up_iterations=54)
     assert controller.process(third, result(27, 2.0)) == TrialScheduler.CONTINUE
     assert next_at(controller, third, 27) == 81
 
@@ -200,22 +213,20 @@ def test_hyperband_that_lets_the_last_trials_go_decides_nothing_after_the_last_r
 def test_hyperband_for_bohb_pauses_while_the_bracket_is_not_full() -> None:
     controller, [trial] = started(HyperBandForBOHB(**TIMED, max_t=9))
     decision = next_decision(controller, controller.scheduler, trial, 0)
-    assert decision == Decision(1, Saves(also=frozenset([1])), lock_step=True, follow_up_iterations=8)
+    assert decision == Decision(1, save_at(1), lock_step=True, follow_up_iterations=8)
     assert controller.process(trial, result(1)) == TrialScheduler.PAUSE
     assert controller.saves[trial] == [1]
 
 
 def test_a_metric_that_may_stop_the_trial_makes_a_pause_uncertain() -> None:
     controller, [trial, _] = started(HyperBandScheduler(**TIMED, max_t=9), 2, stopping_criterion={METRIC: 5.0})
-    assert next_decision(controller, controller.scheduler, trial, 8) == Decision(
-        9, Saves(), likely_save=True, lock_step=True
-    )
+    assert next_decision(controller, controller.scheduler, trial, 8) == Decision(9, likely_at(9), lock_step=True)
 
 
 @pytest.mark.parametrize(("burn_in", "at"), [(0, 5), (3, 5), (7.5, 8)])
 def test_population_based_training_decides_after_the_interval_and_the_burn_in(burn_in: float, at: int) -> None:
     controller, [trial] = started(a_population(burn_in_period=burn_in))
-    assert next_decision(controller, controller.scheduler, trial, 0) == Decision(at, Saves(), likely_save=True)
+    assert next_decision(controller, controller.scheduler, trial, 0) == Decision(at, likely_at(at))
     controller.process(trial, result(at))
     assert next_at(controller, trial, at) == at + 5
 
@@ -244,12 +255,10 @@ def test_population_based_training_goes_by_the_checkpoint_a_trial_goes_on_from()
 
 def test_population_based_training_in_lock_step_pauses_all_but_the_last() -> None:
     controller, [one, other] = started(a_population(synch=True), 2)
-    waits = Decision(5, Saves(also=frozenset([5])), lock_step=True)
+    waits = Decision(5, save_at(5), lock_step=True)
     assert next_decision(controller, controller.scheduler, one, 0) == waits
     assert controller.process(one, result(5)) == TrialScheduler.PAUSE
-    assert next_decision(controller, controller.scheduler, other, 4) == Decision(
-        5, Saves(), likely_save=True, lock_step=True
-    )
+    assert next_decision(controller, controller.scheduler, other, 4) == Decision(5, likely_at(5), lock_step=True)
 
 
 def test_median_stopping_decides_at_every_result_after_the_grace_period() -> None:
@@ -268,7 +277,7 @@ def test_median_stopping_does_not_decide_about_a_trial_that_it_paused() -> None:
 
 def test_a_replayed_policy_is_saved_at_each_change(tmp_path: Path) -> None:
     controller, [trial] = started(replay(tmp_path, [4, 9]))
-    assert next_decision(controller, controller.scheduler, trial, 0) == Decision(4, Saves(also=frozenset([4])))
+    assert next_decision(controller, controller.scheduler, trial, 0) == Decision(4, save_at(4))
     controller.process(trial, result(4))
     assert next_at(controller, trial, 4) == 9
     trial.set_status(Trial.RUNNING)
@@ -289,7 +298,7 @@ def test_a_replayed_policy_is_saved_at_each_change(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_foreseen_is_the_next_iteration(scheduler: Any) -> None:
     controller, [trial] = started(scheduler)
-    assert next_decision(controller, scheduler, trial, 3) == Decision(4, Saves())
+    assert next_decision(controller, scheduler, trial, 3) == Decision(4, CheckpointSchedule())
 
 
 def test_a_scheduler_is_known_by_how_it_decides() -> None:
@@ -351,20 +360,20 @@ def test_successive_halving_decides_at_each_rung_and_saves_whoever_may_go_on() -
     for trial in trials:
         trial.set_status(Trial.RUNNING)
         assert next_decision(controller, scheduler, trial, 0) == Decision(
-            2, Saves(every=4, also=frozenset([2])), lock_step=True, follow_up_iterations=4
+            2, CheckpointSchedule(every=4, at=frozenset([2])), lock_step=True, follow_up_iterations=4
         )
     for score, trial in enumerate(trials):
         assert controller.process(trial, result(2, score)) == TrialScheduler.PAUSE
     assert scheduler.choose_trial_to_run(controller) is trials[2]
     assert [trial.status for trial in trials] == [Trial.TERMINATED, Trial.TERMINATED, Trial.PENDING]
-    assert next_decision(controller, scheduler, trials[2], 2) == Decision(6, Saves(every=4), stops=True, lock_step=True)
+    assert next_decision(controller, scheduler, trials[2], 2) == Decision(
+        6, CheckpointSchedule(every=4), stops=True, lock_step=True
+    )
 
 
 def test_bohb_in_lock_step_looks_at_trials_at_their_end_too_before_it_stops_them() -> None:
     controller, [trial] = started(SyncBOHB(**TIMED, max_t=5, grace_period=5))
-    assert next_decision(controller, controller.scheduler, trial, 0) == Decision(
-        5, Saves(also=frozenset([5])), lock_step=True
-    )
+    assert next_decision(controller, controller.scheduler, trial, 0) == Decision(5, save_at(5), lock_step=True)
 
 
 def test_a_halving_that_goes_by_another_time_decides_at_any_iteration() -> None:

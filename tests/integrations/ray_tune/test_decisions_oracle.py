@@ -35,7 +35,8 @@ from ray.tune.stopper import (  # noqa: E402
 )
 
 from fluid.integrations.ray_tune.decisions import Decision, next_decision  # noqa: E402
-from fluid.integrations.ray_tune.synchronous import SuccessiveHalvingScheduler, SyncBOHB  # noqa: E402
+from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler  # noqa: E402
+from fluid.integrations.ray_tune.sync_bohb import SyncBOHB  # noqa: E402
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -68,7 +69,7 @@ class Oracle:
         decision = next_decision(self.controller, self.controller.scheduler, trial, iteration)
         assert decision.at is None or decision.at > iteration
         assert vars(self.controller._stopper).get("_iter") == before
-        assert not (decision.likely_save and decision.at in decision.saves)
+        assert not any(decision.checkpoints.due(likely) for likely in decision.checkpoints.likely)
         self.announced[trial] = decision
         self.foreseen += decision.at is None or decision.at > iteration + 1
 
@@ -85,17 +86,17 @@ class Oracle:
         if iteration != decision.at:
             assert action == TrialScheduler.CONTINUE, f"unannounced, after {iteration}: {decision}"
             assert self.books(self.controller.scheduler, trial) == before
-            assert saved == (iteration in decision.saves)
+            assert saved == (decision.checkpoints.due(iteration))
             return
         self.decisions += 1
         if decision.stops:
             assert action == TrialScheduler.STOP
-            assert saved == (iteration in decision.saves)
+            assert saved == (decision.checkpoints.due(iteration))
         elif action == TrialScheduler.STOP:
-            assert not saved or trial.checkpoint_at_end or iteration in decision.saves
+            assert not saved or trial.checkpoint_at_end or decision.checkpoints.due(iteration)
         elif self.exact:
             assert action != TrialScheduler.CONTINUE or self.books(self.controller.scheduler, trial) != before
-            assert not saved or decision.likely_save or iteration in decision.saves
+            assert not saved or iteration in decision.checkpoints.likely or decision.checkpoints.due(iteration)
         if trial.status == Trial.RUNNING:
             self.announce(trial, iteration)
 
@@ -235,14 +236,14 @@ def test_hyperband_never_decides_unannounced(
     grace=st.integers(1, 8) | st.floats(0.5, 8),
     more=st.integers(0, 50) | st.floats(0, 50),
     factor=st.integers(2, 4) | st.floats(1.5, 4),
-    cohort=st.none() | st.integers(1, 12),
+    bracket_size=st.none() | st.integers(1, 12),
     trials=st.integers(1, 30),
 )
 def test_successive_halving_never_decides_unannounced(
-    seed: int, plain: bool, grace: float, more: float, factor: float, cohort: int | None, trials: int
+    seed: int, plain: bool, grace: float, more: float, factor: float, bracket_size: int | None, trials: int
 ) -> None:
     scheduler = SuccessiveHalvingScheduler(
-        **TIMED, grace_period=grace, max_t=grace + more, reduction_factor=factor, cohort=cohort
+        **TIMED, grace_period=grace, max_t=grace + more, reduction_factor=factor, bracket_size=bracket_size
     )
     run(scheduler, seed, books=synchronous_books, plain=plain, trials=trials)
 
@@ -333,7 +334,7 @@ def test_a_scheduler_with_a_mind_of_its_own_never_decides_unannounced(seed: int)
         (lambda: ASHAScheduler(**TIMED, grace_period=4, max_t=40, brackets=2), asha_books),
         (lambda: HyperBandScheduler(**TIMED, max_t=27), hyperband_books),
         (lambda: HyperBandForBOHB(**TIMED, max_t=27), hyperband_books),
-        (lambda: SuccessiveHalvingScheduler(**TIMED, grace_period=3, max_t=27, cohort=9), synchronous_books),
+        (lambda: SuccessiveHalvingScheduler(**TIMED, grace_period=3, max_t=27, bracket_size=9), synchronous_books),
         (lambda: SyncBOHB(**TIMED, max_t=32, grace_period=2, reduction_factor=2), synchronous_books),
         (a_population, population_books),
         (lambda: a_population(synch=True), population_books),

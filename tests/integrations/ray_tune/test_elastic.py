@@ -20,9 +20,10 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBas
 
 from fluid import FluidExecutor, Trial, TrialGroup, tune  # noqa: E402
 from fluid.elastic.state import Snapshot  # noqa: E402
+from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule  # noqa: E402
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for  # noqa: E402
-from fluid.integrations.ray_tune.lane_trial import JOB, RESULT, SAVED, Job, Saves  # noqa: E402
-from fluid.integrations.ray_tune.serialization import ShippedTrainable, Surroundings, pack  # noqa: E402
+from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED, SPEC, LaneTrialSpec  # noqa: E402
+from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments  # noqa: E402
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -223,31 +224,35 @@ def test_who_asks_for_resources_or_is_not_elastic_keeps_one_device(run: Run) -> 
 # -- in this process --------------------------------------------------------------------------------------------
 
 
-def test_who_becomes_rank_0_makes_the_checkpoint_that_the_last_one_could_not_tell_of(
+def test_a_new_rank_0_makes_the_checkpoint_that_the_last_one_died_before_reporting(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # Tune's Trainable goes to the trial's folder, and this puts things right again.
 
-    def config(saves: Saves, restore: Any = None) -> dict[str, Any]:
+    def config(checkpoints: CheckpointSchedule, restore: Any = None) -> dict[str, Any]:
         storage = StorageContext(str(tmp_path), experiment_dir_name="sweep", trial_dir_name="trial")
         arguments = {"config": {"lr": 0.01}, "storage": storage}
-        return {JOB: pack(Job(arguments, saves, storage._get_session_path(), restore))}
+        path = storage._get_session_path()
+        spec = LaneTrialSpec(arguments=arguments, checkpoints=checkpoints, session_path=path, restore_from=restore)
+        return {SPEC: pickle_arguments(spec)}
 
-    lane_trial = lane_trial_for(TuneFitted, ShippedTrainable(TuneFitted, Surroundings.here()))
+    lane_trial = lane_trial_for(TuneFitted, ShippedTrainable(TuneFitted, ActorEnvironment.of_driver()))
     gone = ray.tune.Checkpoint.from_directory(str(tmp_path / "gone"))
     host, other = lane_trial(), lane_trial()
-    host.setup(config(Saves(every=2)))
-    other.setup_to_join(config(Saves(), restore=gone))  # What the trial began from is not needed, or is no more.
+    host.setup(config(CheckpointSchedule(every=2)))
+    other.setup_to_join(
+        config(CheckpointSchedule(), restore=gone)
+    )  # What the trial began from is not needed, or is no more.
     host.step()
     other.load_state(Snapshot.take(host.state()).state())
     told, kept = host.step(), other.step()
     assert told[SAVED] is not None and kept[SAVED] is None, "only one of them writes"
     assert kept[RESULT]["training_iteration"] == 2 and kept[RESULT]["loss"] == told[RESULT]["loss"]
     other._elastic_joined(2, kept)
-    assert kept[SAVED] is None, "that iteration was heard of"
+    assert kept[SAVED] is None, "that iteration was reported"
     other._elastic_joined(1, kept)
     names = [Path(saved.checkpoint.path).name for saved in (told[SAVED], kept[SAVED])]
-    assert names == ["checkpoint_000000", "checkpoint_000001"], "what is there is not written over"
+    assert names == ["checkpoint_000000", "checkpoint_000001"], "an existing checkpoint is not overwritten"
     assert isinstance(kept[SAVED].checkpoint, Checkpoint)
     iteration, loss = go_on(Path(kept[SAVED].checkpoint.path), 0.01)
     assert (iteration, loss) == (3, pytest.approx(losses(0.01, 3)[-1], rel=1e-5))

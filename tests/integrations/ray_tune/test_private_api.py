@@ -24,7 +24,7 @@ from ray.tune.schedulers import (
 )
 from tune_simulation import TIMED, Controller, a_population, replay
 
-from fluid.integrations.ray_tune import private_api as seam
+from fluid.integrations.ray_tune import private_api
 from fluid.integrations.ray_tune.private_api import UnsupportedRayError
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -46,34 +46,34 @@ def controller(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
     class Meets(FIFOScheduler):  # type: ignore[misc]
         def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-            met.append(seam.controller_of(tune_controller))
+            met.append(private_api.controller_of(tune_controller))
 
     folder = str(tmp_path_factory.mktemp("tune"))
     tune.run(lambda config: {"score": 1}, scheduler=Meets(), storage_path=folder, verbose=0)
     yield met[0]
 
 
-@pytest.mark.parametrize("name", seam.CONTROLLER)
+@pytest.mark.parametrize("name", private_api.CONTROLLER)
 def test_the_controller_has(name: str, controller: Any) -> None:
     assert hasattr(controller, name)
 
 
-@pytest.mark.parametrize("name", seam.MANAGER)
+@pytest.mark.parametrize("name", private_api.MANAGER)
 def test_the_actor_manager_has(name: str, controller: Any) -> None:
     assert hasattr(controller._actor_manager, name)
 
 
-@pytest.mark.parametrize("name", seam.TRACKED_ACTOR)
+@pytest.mark.parametrize("name", private_api.TRACKED_ACTOR)
 def test_a_tracked_actor_has(name: str) -> None:
-    assert hasattr(seam.TrackedActor(0), name)
+    assert hasattr(private_api.TrackedActor(0), name)
 
 
-@pytest.mark.parametrize("name", seam.TRIAL)
+@pytest.mark.parametrize("name", private_api.TRIAL)
 def test_a_trial_has(name: str) -> None:
     assert hasattr(Trial, name)
 
 
-@pytest.mark.parametrize("name", seam.TRAINABLE)
+@pytest.mark.parametrize("name", private_api.TRAINABLE)
 def test_a_trainable_has(name: str) -> None:
     class Small(Trainable):  # type: ignore[misc]
         def step(self) -> dict[str, int]:
@@ -82,7 +82,9 @@ def test_a_trainable_has(name: str) -> None:
     assert hasattr(Small({}), name)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in seam.SCHEDULERS.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in private_api.SCHEDULERS.items() for name in names]
+)
 def test_a_scheduler_has(kind: type, name: str, tmp_path: Path) -> None:
     makers = {**SCHEDULERS, PopulationBasedTrainingReplay: lambda: replay(tmp_path, [2])}
     [make] = [make for known, make in makers.items() if issubclass(known, kind)]
@@ -94,37 +96,39 @@ def added(scheduler: Any) -> tuple[Any, Trial]:
     return scheduler, controller.add()
 
 
-@pytest.mark.parametrize("name", seam.ASHA_BRACKET)
+@pytest.mark.parametrize("name", private_api.ASHA_BRACKET)
 def test_a_bracket_of_asha_has(name: str) -> None:
     scheduler, trial = added(ASHAScheduler(**TIMED))
     assert hasattr(scheduler._trial_info[trial.trial_id], name)
 
 
-@pytest.mark.parametrize("name", seam.HYPERBAND_BRACKET)
+@pytest.mark.parametrize("name", private_api.HYPERBAND_BRACKET)
 def test_a_bracket_of_hyperband_has(name: str) -> None:
     scheduler, trial = added(HyperBandScheduler(**TIMED))
     assert hasattr(scheduler._trial_info[trial][0], name)
 
 
-@pytest.mark.parametrize("name", seam.POPULATION_MEMBER)
+@pytest.mark.parametrize("name", private_api.POPULATION_MEMBER)
 def test_a_member_of_a_population_has(name: str) -> None:
     scheduler, trial = added(a_population())
     assert hasattr(scheduler._trial_state[trial], name)
 
 
 def test_everything_that_is_touched_is_there(controller: Any) -> None:
-    seam.check(controller, ASHAScheduler(**TIMED))
+    private_api.check(controller, ASHAScheduler(**TIMED))
 
 
 def test_a_name_that_has_gone_is_told_with_the_releases_that_have_it(controller: Any) -> None:
-    lacking = SimpleNamespace(**{name: getattr(controller, name) for name in seam.CONTROLLER if name != "_stopper"})
+    lacking = SimpleNamespace(
+        **{name: getattr(controller, name) for name in private_api.CONTROLLER if name != "_stopper"}
+    )
     with pytest.raises(UnsupportedRayError, match=r"TuneController\._stopper: Fluid runs under Ray Tune 2\.9 to 2\.60"):
-        seam.check(lacking, FIFOScheduler())
+        private_api.check(lacking, FIFOScheduler())
 
 
 def test_a_wrapper_without_a_controller_is_refused() -> None:
     with pytest.raises(UnsupportedRayError, match="_tune_controller"):
-        seam.controller_of(SimpleNamespace())
+        private_api.controller_of(SimpleNamespace())
 
 
 @pytest.mark.parametrize(
@@ -142,9 +146,9 @@ def test_a_wrapper_without_a_controller_is_refused() -> None:
 )
 def test_one_device_is_no_request(resources: dict[str, float] | None, asks: bool) -> None:
     factory = resources and resource_dict_to_pg_factory(resources)
-    assert seam.asks_for_resources(SimpleNamespace(placement_group_factory=factory)) == asks
+    assert private_api.asks_for_resources(SimpleNamespace(placement_group_factory=factory)) == asks
 
 
 def test_several_bundles_are_a_request() -> None:
     factory = PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}])
-    assert seam.asks_for_resources(SimpleNamespace(placement_group_factory=factory))
+    assert private_api.asks_for_resources(SimpleNamespace(placement_group_factory=factory))

@@ -116,17 +116,17 @@ def test_the_last_rung_is_max_t() -> None:
     scores=st.lists(st.lists(st.integers(0, 9), min_size=20, max_size=20), min_size=1, max_size=30),
     factor=st.integers(2, 4),
     max_t=st.integers(1, 20),
-    cohort=st.none() | st.integers(1, 12),
+    size=st.none() | st.integers(1, 12),
     seed=st.integers(0, 99),
 )
 def test_it_is_successive_halving_whoever_is_faster(
-    scores: list[list[int]], factor: int, max_t: int, cohort: int | None, seed: int
+    scores: list[list[int]], factor: int, max_t: int, size: int | None, seed: int
 ) -> None:
-    scheduler = halving(max_t=max_t, reduction_factor=factor, cohort=cohort)
+    scheduler = halving(max_t=max_t, reduction_factor=factor, bracket_size=size)
     lengths = Simulated(scheduler, [lambda i, of=of: of[i - 1] for of in scores], seed).run()  # type: ignore[misc]
     expected = []
-    for begin in range(0, len(scores), cohort or len(scores)):
-        expected += by_hand(scores[begin : begin + (cohort or len(scores))], factor, max_t)
+    for begin in range(0, len(scores), size or len(scores)):
+        expected += by_hand(scores[begin : begin + (size or len(scores))], factor, max_t)
     assert lengths == expected
 
 
@@ -167,11 +167,11 @@ def test_a_trial_that_tries_again_keeps_its_place() -> None:
     assert simulated.run() == [1, 3, 1]
 
 
-# --- Cohorts
+# --- Brackets
 
 
-def test_cohorts_come_one_after_another() -> None:
-    simulated = Simulated(halving(max_t=3, cohort=3), constant(1, 3, 2, 5, 4, 6, 8, 9))
+def test_brackets_run_one_after_another() -> None:
+    simulated = Simulated(halving(max_t=3, bracket_size=3), constant(1, 3, 2, 5, 4, 6, 8, 9))
     assert simulated.run() == [1, 3, 1, 1, 1, 3, 1, 3]
     assert simulated.batches == [[0, 1, 2], [1], [3, 4, 5], [5], [6, 7], [7]]
 
@@ -197,8 +197,8 @@ class Numbers(Searcher):
         self.given = int(Path(checkpoint_path).read_text())
 
 
-def test_a_searcher_is_asked_for_the_next_cohort_when_the_last_has_ended(tmp_path: Path) -> None:
-    simulated = Simulated(halving(max_t=3, cohort=3), [])
+def test_a_searcher_is_asked_for_the_next_bracket_when_the_last_has_ended(tmp_path: Path) -> None:
+    simulated = Simulated(halving(max_t=3, bracket_size=3), [])
     controller = simulated.controller
     controller.search_alg = SearchGenerator(searcher := Numbers())
     controller.search_alg.add_configurations(tune.Experiment("numbers", Climber, num_samples=6))
@@ -212,7 +212,7 @@ def test_a_searcher_is_asked_for_the_next_cohort_when_the_last_has_ended(tmp_pat
     simulated.lengths = dict.fromkeys(simulated.trials, 0)
     simulated.run()
     assert controller.search_alg.searcher.suggest("x") is not None
-    # It is in nobody's way where Tune saves the searcher behind it, and none is there when it is restored.
+    # Tune saves and restores the searcher behind the gate without noticing the gate.
     controller.search_alg.save_to_dir(str(tmp_path), "now")
     restored = SearchGenerator(again := Numbers())
     restored.restore_from_dir(str(tmp_path))
@@ -227,14 +227,14 @@ def test_as_many_brackets_at_once_as_asked() -> None:
     assert "no trials" in scheduler.debug_string()
 
 
-def test_a_cohort_that_a_limit_keeps_small_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    simulated = Simulated(halving(max_t=3, cohort=9), constant(1, 2, 3))
+def test_a_bracket_that_a_limit_keeps_small_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    simulated = Simulated(halving(max_t=3, bracket_size=9), constant(1, 2, 3))
     assert simulated.run() == [1, 1, 3]
     assert "Comparing 3 trials and not 9" in caplog.text
 
 
 def test_restored_trials_are_where_they_were() -> None:
-    before = Simulated(halving(cohort=9), constant(1, 3, 2, 5, 4, 6, 9, 8, 7))
+    before = Simulated(halving(bracket_size=9), constant(1, 3, 2, 5, 4, 6, 9, 8, 7))
     before.scheduler.choose_trial_to_run(before.controller)
     # All have been at the first rung; one has been stopped, and one has gone on by one step.
     for trial, number in zip(before.trials, range(9), strict=True):
@@ -244,7 +244,7 @@ def test_restored_trials_are_where_they_were() -> None:
         before.lengths[trial] = trial.last_result["training_iteration"]
         if number >= 6:
             before.controller._schedule_trial_save(trial)
-    after = halving(cohort=9)
+    after = halving(bracket_size=9)
     before.scheduler = before.controller.scheduler = after
     for trial in reversed(before.trials):
         after.on_trial_add(before.controller, trial)
@@ -266,7 +266,7 @@ def test_restored_trials_are_where_they_were() -> None:
 )
 def test_the_brackets_are_those_of_hpbandster(options: dict[str, Any], sizes: list[int]) -> None:
     scheduler = tune.SyncBOHB(**SCORE, **options)
-    brackets = [scheduler._bracket(number) for number in range(len(sizes) + 1)]
+    brackets = [scheduler._schedule(number) for number in range(len(sizes) + 1)]
     assert [bracket.size for bracket in brackets] == [*sizes, sizes[0]]
     assert brackets[0].rungs[-1] == options["max_t"]
     assert brackets[0].rungs[0] >= options.get("grace_period", 1)
@@ -309,8 +309,8 @@ def test_arguments_that_cannot_be_used_are_refused(options: dict[str, Any], fiel
 
 
 def test_arguments_of_one_that_cannot_be_used_are_refused() -> None:
-    with pytest.raises(InvalidFieldError, match="cohort"):
-        halving(cohort=0)
+    with pytest.raises(InvalidFieldError, match="bracket_size"):
+        halving(bracket_size=0)
     with pytest.raises(InvalidFieldError, match="brackets_at_once"):
         tune.SyncBOHB(brackets_at_once=0)
     with pytest.raises(InvalidFieldError, match="brackets"):

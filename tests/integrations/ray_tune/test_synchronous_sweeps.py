@@ -71,7 +71,7 @@ def test_bohb_suggests_the_same_with_fluid_and_without(both: Both) -> None:
 
 
 @pytest.mark.parametrize("trainable", [Climber, climb], ids=["class", "function"])
-def test_each_cohort_is_planned_at_once_and_each_stage_waits_for_all(
+def test_each_bracket_is_planned_at_once_and_each_stage_waits_for_all(
     trainable: Any, executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -85,7 +85,7 @@ def test_each_cohort_is_planned_at_once_and_each_stage_waits_for_all(
     config = {"x": tune.grid_search([1.0, 3.0, 2.0, 5.0, 4.0, 6.0, 9.0, 8.0, 7.0, *range(10, 13)])}
     options = {
         "config": {**config, "length": 9, "every": 1},
-        "scheduler": tune.SuccessiveHalvingScheduler(**SCORE, max_t=9, cohort=9),
+        "scheduler": tune.SuccessiveHalvingScheduler(**SCORE, max_t=9, bracket_size=9),
         "callbacks": [order := Order()],
     }
     done = sweep(trainable, tmp_path, executor, options)

@@ -1,7 +1,7 @@
-"""HyperBand's brackets, which Tune can leave waiting for ever.
+"""HyperBand brackets that Tune leaves PAUSED for ever, and how they go on.
 
-A bracket is looked at when one of its trials reports. If its last running trial fails, or is being saved while the
-bracket is finished, trials are left PAUSED that nobody will ever wake. A faster engine meets this more often.
+Tune's HyperBand processes a bracket when one of its trials reports. If the bracket's last running trial fails, or is
+being saved while the bracket finishes, the other trials stay PAUSED. A faster engine meets this more often.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from fluid.integrations.ray_tune.private_api import Trial
 logger = logging.getLogger(__name__)
 
 
-class Brackets:
-    """The brackets of a scheduler; none if it is no HyperBand.
+class HyperBandStalls:
+    """Finds stalled brackets of a scheduler and resolves them.
 
     Args:
         controller: Tune's.
-        scheduler: the user's.
+        scheduler: the user's; any but a HyperBand has no brackets.
+
+    Attributes:
+        possible: whether the scheduler is a HyperBand.
     """
 
     def __init__(self, controller: Any, scheduler: Any) -> None:
         self._controller = controller
         self._scheduler = scheduler
-        self.there_are = isinstance(scheduler, HyperBandScheduler)
+        self.possible = isinstance(scheduler, HyperBandScheduler)
 
-    def unblock(self) -> bool:
-        """Wakes or ends trials that wait in vain; to be called when nothing runs and nothing is about to.
+    def resolve(self) -> bool:
+        """Resumes or ends the trials of a stalled bracket; to be called when no trial runs or is about to.
 
         Returns:
-            Whether there were any.
+            Whether a bracket was stalled.
         """
-        if not self.there_are:
+        if not self.possible:
             return False
         for bracket in self._brackets():
             paused = [trial for trial in bracket.current_trials() if trial.status == Trial.PAUSED]
@@ -50,7 +53,7 @@ class Brackets:
                     self._controller.stop_trial(trial)
                 return True
             if bracket.cur_iter_done():
-                logger.info("Going on with a HyperBand bracket whose last trial ended outside of it")
+                logger.info("Processing a HyperBand bracket whose last running trial failed or was being saved")
                 self._scheduler._process_bracket(self._controller._wrapped(), bracket)
                 return True
         return False

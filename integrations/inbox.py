@@ -1,0 +1,61 @@
+"""The thread boundary of an integration: events of the executor's thread, handled in the thread of the search."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from functools import partial
+
+from fluid.engine.events import Failure
+from fluid.session.results import Result, TrialListener
+
+
+class EventInbox(TrialListener):
+    """Queues what the executor's thread reports until the owner's thread takes it.
+
+    The ``on_...`` methods and :meth:`post` may be called in any thread. :meth:`deliver` calls the listener in the
+    thread that calls it, in the order in which the events came.
+
+    Args:
+        listener: handles the events in the owner's thread.
+    """
+
+    def __init__(self, listener: TrialListener) -> None:
+        self._listener = listener
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def on_start(self, trial_id: str) -> None:
+        self.post(partial(self._listener.on_start, trial_id))
+
+    def on_result(self, result: Result) -> None:
+        self.post(partial(self._listener.on_result, result))
+
+    def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
+        self.post(partial(self._listener.on_end, trial_id, state, failure))
+
+    def on_broken(self, error: BaseException) -> None:
+        self.post(partial(self._listener.on_broken, error))
+
+    def post(self, handler: Callable[[], None]) -> None:
+        """Queues a call of ``handler`` by the owner's thread."""
+        self._events.put(handler)
+
+    def deliver(self, timeout: float | None = 0.0) -> bool:
+        """Handles all queued events.
+
+        Args:
+            timeout: seconds to wait for the first event; ``None`` for no limit.
+
+        Returns:
+            Whether there was any.
+        """
+        try:
+            handler = self._events.get(block=timeout != 0.0, timeout=timeout or None)
+        except queue.Empty:
+            return False
+        while True:
+            handler()
+            try:
+                handler = self._events.get_nowait()
+            except queue.Empty:
+                return True
