@@ -1,6 +1,7 @@
 """HpBandSter's optimizers on Fluid, in place of its workers and its name server.
 
-:func:`run` runs an optimizer to its end and returns HpBandSter's own ``Result``.
+:func:`run` runs an optimizer to its end and returns HpBandSter's ``Result``. Start reading at ``running``, then
+``loop``.
 """
 
 from fluid._imports import try_import

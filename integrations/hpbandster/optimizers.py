@@ -1,8 +1,7 @@
-"""HpBandSter's optimizers without what they run on.
+"""HpBandSter's optimizers without its dispatcher and its workers.
 
 An optimizer is a subclass of HpBandSter's ``Master``, which starts a dispatcher and looks for workers on the network as
-soon as it is made. Here another class takes that one's place in the line of base classes: it keeps the books in the
-same way and starts nothing.
+soon as it is made. :class:`BracketState` replaces it as the base class: it keeps the same records and starts nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fluid.errors import InvalidFieldError
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences what HpBandSter, which is no longer kept up, makes newer releases of its libraries say."""
+    """Silences warnings of HpBandSter, which is no longer maintained, and of the libraries that it calls."""
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning, RuntimeWarning, SyntaxWarning):
             warnings.simplefilter("ignore", category)
@@ -39,37 +38,39 @@ with quiet():
 
 __all__ = ["BY_NAME", "BracketState", "Job", "SeededRandom", "Worker", "make", "quiet"]
 
-#: Optimizers that can be asked for by name.
+#: The optimizers that can be named.
 BY_NAME: dict[str, Any] = {name: getattr(optimizers, name) for name in ("RandomSearch", "HyperBand", "BOHB")}
 
 
 class SeededRandom:
-    """Where HpBandSter's random numbers come from: numpy's global generator, which it is lent.
+    """A seeded state of numpy's global random generator, which HpBandSter uses.
 
     Args:
-        seed: makes a run repeatable; ``None`` to take the numbers as they come.
+        seed: makes a run repeatable; ``None`` for the generator as it is.
     """
 
     def __init__(self, seed: int | None) -> None:
         self._state = None if seed is None else np.random.RandomState(seed).get_state()
 
     @contextmanager
-    def executor_scope(self) -> Iterator[None]:
-        """Puts the run's own state in the place of the process's."""
+    def activate(self) -> Iterator[None]:
+        """Replaces the state of the process's generator by the run's own; restores it at the end."""
         if self._state is None:
             yield
             return
-        others = np.random.get_state()
+        outer = np.random.get_state()
         np.random.set_state(self._state)
         try:
             yield
         finally:
             self._state = np.random.get_state()
-            np.random.set_state(others)
+            np.random.set_state(outer)
 
 
 class BracketState(Master):  # type: ignore[misc]
-    """What is left of ``Master`` without a dispatcher: which configurations there are and what came of them.
+    """``Master`` without a dispatcher: the brackets of an optimizer, with their configurations and results.
+
+    HpBandSter calls a bracket an iteration.
 
     Args:
         config_generator: the optimizer's.
@@ -78,7 +79,7 @@ class BracketState(Master):  # type: ignore[misc]
     """
 
     def __init__(self, config_generator: Any, *, result_logger: Any = None, previous_result: Any = None) -> None:
-        # Not Master's own, which begins to listen for workers.
+        # Not Master.__init__, which begins to listen for workers.
         self.logger = logging.getLogger("hpbandster")
         self.config_generator = config_generator
         self.result_logger = result_logger
@@ -86,18 +87,18 @@ class BracketState(Master):  # type: ignore[misc]
         self.warmstart_iteration = (
             [] if previous_result is None else [WarmStartIteration(previous_result, config_generator)]
         )
-        began = Job(None)
-        began.time_it("began")
-        self.time_ref = began.timestamps["began"]
+        clock = Job(None)
+        clock.time_it("began")
+        self.time_ref = clock.timestamps["began"]
         self.config = {"time_ref": self.time_ref}
 
-    def begin_iteration(self) -> None:
-        """Begins the next iteration of Successive Halving."""
+    def begin_bracket(self) -> None:
+        """Begins the next bracket of Successive Halving."""
         kwargs = {"result_logger": self.result_logger}
         self.iterations.append(self.get_next_iteration(len(self.iterations), kwargs))
 
     def next_runs(self) -> list[tuple[Any, dict[str, Any], float]]:
-        """All that can run now: the id of a configuration, the configuration and its budget."""
+        """Returns all that can run now: the id of a configuration, the configuration and its budget."""
         runs = []
         for index in self.active_iterations():
             while (run := self.iterations[index].get_next_run()) is not None:
@@ -105,14 +106,14 @@ class BracketState(Master):  # type: ignore[misc]
         return runs
 
     def register(self, job: Any) -> None:
-        """Takes in what came of a run, as ``Master.job_callback`` does."""
+        """Registers the result of a run, as ``Master.job_callback`` does."""
         if self.result_logger is not None:
             self.result_logger(job)
         self.iterations[job.id[0]].register_result(job)
         self.config_generator.new_result(job)
 
     def result(self) -> Any:
-        """HpBandSter's ``Result`` of all so far."""
+        """Returns HpBandSter's ``Result`` of all runs so far."""
         for iteration in self.warmstart_iteration:
             iteration.fix_timestamps(self.time_ref)
         data = [copy.deepcopy(iteration.data) for iteration in self.iterations]
@@ -120,11 +121,11 @@ class BracketState(Master):  # type: ignore[misc]
 
 
 def make(optimizer: Any, configspace: Any, **options: Any) -> Any:
-    """Makes an optimizer that keeps :class:`BracketState`.
+    """Makes an optimizer on :class:`BracketState`.
 
     Args:
-        optimizer: a subclass of ``Master``, or one's name.
-        configspace: what to search.
+        optimizer: a subclass of ``Master``, or the name of one.
+        configspace: the space to search.
         options: of the optimizer.
 
     Raises:
@@ -142,4 +143,4 @@ def make(optimizer: Any, configspace: Any, **options: Any) -> Any:
     try:
         return made(configspace=configspace, **options)
     except TypeError as error:
-        raise InvalidFieldError("options", options, f"{optimizer.__name__} does not take them: {error}") from error
+        raise InvalidFieldError("options", options, f"{optimizer.__name__} does not accept them: {error}") from error

@@ -1,4 +1,4 @@
-"""A HpBandSter worker as a trainable of Fluid: an iteration is one call of ``compute``."""
+"""A HpBandSter worker as a trainable of Fluid: one iteration is one call of ``compute``."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Any
 
 from fluid.errors import InvalidFieldError
 
-#: The worker of the run that this process works for: workers may load their data when they are made.
-_at_work: dict[str, Any] = {}
+#: The worker of the run that this process serves, by the run's id. It is kept, as workers may load data when made.
+_workers: dict[str, Any] = {}
 
 
 class WorkerTrial:
-    """One configuration. Its config holds ``worker`` and ``options``, how it is made; ``run_id``, by which trials of
-    one run share it; ``budgets``, one after the other; and what else ``compute`` is given.
+    """One configuration of a worker.
+
+    Its config holds ``worker``, the class, and ``options``, its arguments; ``run_id``, by which the trials of a run
+    share the worker; ``budgets``, in order; and ``config_id``, ``config`` and ``working_directory`` for ``compute``.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         self._config = config
         self._calls = 0
         run_id = config["run_id"]
-        if run_id not in _at_work:
-            _at_work.clear()
-            # Without a logger, it would set up the process's own.
+        if run_id not in _workers:
+            _workers.clear()
+            # A worker without a logger configures the process's own.
             options = {"logger": logging.getLogger("hpbandster"), **config["options"]}
-            _at_work[run_id] = config["worker"](run_id=run_id, **options)
-        self._worker = _at_work[run_id]
+            _workers[run_id] = config["worker"](run_id=run_id, **options)
+        self._worker = _workers[run_id]
 
     def step(self) -> dict[str, Any]:
         result = self._worker.compute(

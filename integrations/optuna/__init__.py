@@ -1,6 +1,6 @@
-"""Optuna on Fluid: samplers, pruners and storages decide and remember, Fluid's lanes run.
+"""Optuna on Fluid: its samplers and pruners decide, its storages keep the study, Fluid's lanes train.
 
-:func:`optimize` takes the place of ``study.optimize``.
+:func:`optimize` replaces ``study.optimize``. Start reading at ``study``, then ``loop``.
 """
 
 from fluid.integrations.optuna.study import optimize

@@ -1,7 +1,7 @@
-"""All that is touched of Optuna beyond its public interface: what ``study.optimize`` itself does around a trial.
+"""Every private name of Optuna that Fluid uses: what ``study.optimize`` itself does around a trial.
 
 ``study.stop``, which callbacks such as ``MaxTrialsCallback`` call, and the heartbeats of a storage work within
-``study.optimize`` only. The names used here have been the same from Optuna 3.0 to 5.0.
+``study.optimize`` only. The names used here are the same from Optuna 3.0 to 5.0.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def optimizing(study: Study) -> Iterator[None]:
-    """Within it, ``study.stop`` may be called, and ``study.optimize`` may not.
+    """Marks the study as being optimized: ``study.stop`` may be called, ``study.optimize`` may not.
 
     Raises:
-        RuntimeError: it was entered already, as it is in a callback.
+        RuntimeError: the study is being optimized already, as in a callback.
     """
     if study._thread_local.in_optimize_loop:
         raise RuntimeError("Nested invocation of optimize isn't allowed.")
@@ -46,22 +46,22 @@ def was_stopped(study: Study) -> bool:
 
 
 def has_heartbeat(study: Study) -> bool:
-    """Whether the study's storage keeps watch over trials by itself."""
+    """Whether the study's storage detects dead trials by their heartbeats."""
     return bool(is_heartbeat_enabled(study._storage))
 
 
 def fail_stale_trials(study: Study) -> None:
-    """Has a storage with a heartbeat fail, and retry, the trials whose heart has stopped."""
+    """Makes a storage with heartbeats fail, and retry, the trials whose heartbeat has stopped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         optuna.storages.fail_stale_trials(study)
 
 
 def heartbeat(study: Study, trial: Trial) -> Any:
-    """What keeps a trial's heart beating from ``start`` to ``join``."""
+    """Returns a thread that sends a trial's heartbeat from ``start`` to ``join``."""
     return get_heartbeat_thread(trial._trial_id, study._storage)
 
 
-def note(study: Study, trial: Trial, key: str, value: Any) -> None:
-    """Writes down something about a trial, where users' own attributes are not disturbed."""
+def set_system_attr(study: Study, trial: Trial, key: str, value: Any) -> None:
+    """Sets an attribute of a trial apart from the user's attributes."""
     study._storage.set_trial_system_attr(trial._trial_id, key, value)

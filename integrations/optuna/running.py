@@ -1,4 +1,4 @@
-"""One trial of a study while Fluid runs it: what it reported, and how it ends."""
+"""One trial of a study while Fluid runs it: what it reported and how it ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError
-from fluid.integrations.optuna import private_api as seam
+from fluid.integrations.optuna import private_api
 from fluid.session.results import Result, TrialFailedError
+from fluid.trialgroup import TrialState as FluidTrialState
 
 with try_import("Optuna", extra="optuna"):
     from optuna import TrialPruned
@@ -25,17 +26,17 @@ _log = logging.getLogger("optuna.fluid")
 
 
 class RunningTrial:
-    """A trial that was asked for and not told yet. Its heart beats, where the storage listens for it.
+    """A trial that was asked for and not told yet. It sends heartbeats if the storage has them.
 
     Args:
-        study: the study it is of.
-        trial: the trial.
-        metrics: names of what is optimized, one per objective.
+        study: the trial's study.
+        trial: Optuna's trial.
+        metrics: names of the metrics to optimize, one per objective.
 
     Attributes:
-        trial: the trial.
-        pruned: the study's pruner, or the trial itself, wants it to end.
-        error: what ends it otherwise; ``TrialPruned`` stands for ``pruned``.
+        trial: Optuna's trial.
+        pruned: whether the study's pruner, or the trial itself, ends it.
+        error: an error that ends it; ``TrialPruned`` counts as ``pruned``.
     """
 
     def __init__(self, study: Study, trial: Trial, metrics: tuple[str, ...]) -> None:
@@ -45,23 +46,23 @@ class RunningTrial:
         self._study = study
         self._metrics = metrics
         self._values: dict[str, float] = {}
-        #: All that it has reported under any name, to be told where the right one is missing.
+        #: Names of all metrics that it reported, for the error that names a missing one.
         self._names: set[str] = set()
-        self._heartbeat = seam.heartbeat(study, trial)
+        self._heartbeat = private_api.heartbeat(study, trial)
         self._heartbeat.start()
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is to end, whatever it reports."""
+        """Whether it is to end, whatever else it reports."""
         return self.pruned or self.error is not None
 
     @property
     def fault(self) -> BaseException | None:
-        """What went wrong; ``None`` also for a trial that was pruned."""
+        """The error of a trial that failed; ``None`` for one that was pruned."""
         return None if self.pruned else self.error
 
-    def take(self, result: Result) -> bool:
-        """Takes what it reported, passes it on to the study and asks the pruner.
+    def record(self, result: Result) -> bool:
+        """Records a result, reports it to the study and asks the pruner.
 
         Returns:
             Whether the trial is to end now.
@@ -78,24 +79,24 @@ class RunningTrial:
             self.error = error
         return self.is_decided
 
-    def end(self, trial_id: str, state: str, failure: Failure | None) -> None:
-        """Notes how Fluid's trial ended."""
+    def record_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
+        """Records how Fluid's trial ended."""
         if self.is_decided:
             return
-        if state == "FAILED" and failure is not None:
+        if state == FluidTrialState.FAILED and failure is not None:
             self.error = _raised(TrialFailedError(trial_id, failure))
         elif len(self._values) < len(self._metrics):
             missing = next(name for name in self._metrics if name not in self._values)
-            told = ", ".join(sorted(map(str, self._names))) or "nothing"
+            reported = ", ".join(sorted(map(str, self._names))) or "nothing"
             self.error = InvalidFieldError(
-                "metric", missing, f"is not among what trial {self.trial.number} reported: {told}"
+                "metric", missing, f"is not among the metrics that trial {self.trial.number} reported: {reported}"
             )
 
     def tell(self) -> FrozenTrial:
-        """Tells the study, and ends the heartbeat.
+        """Tells the study how the trial ended, and stops the heartbeat.
 
         Returns:
-            The trial as the study now knows it.
+            The trial as the study stores it.
         """
         self._heartbeat.join()
         study, number = self._study, self.trial.number
@@ -117,15 +118,15 @@ class RunningTrial:
         return frozen
 
     def _reported(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """What an iteration reported of what is optimized; one may leave it out, or report ``None``."""
+        """Returns the optimized metrics of an iteration; it may leave some out, or report ``None``."""
         return {name: metrics[name] for name in self._metrics if metrics.get(name) is not None}
 
 
 def _raised(failed: TrialFailedError) -> BaseException:
-    """What the trial raised, if it could be brought here: ``study.optimize`` raises it as it is."""
+    """Returns the trial's own exception if it could be pickled: ``study.optimize`` raises it unwrapped."""
     own = failed.__cause__
     if not isinstance(own, Exception):
         return failed
     failed.__cause__ = None
-    own.__cause__ = failed  # Its text has the traceback, which was lost on the way.
+    own.__cause__ = failed  # Its text has the traceback, which pickling has removed.
     return own

@@ -1,8 +1,8 @@
-"""Trials that a run which was killed has left behind, still ``RUNNING`` in the study's storage.
+"""Stale trials: those that a killed run has left ``RUNNING`` in the study's storage.
 
-A storage with a heartbeat deals with them by itself. For others each trial carries a note of the process that asked for
-it. Where that process can be seen to have ended, its trials are told ``FAIL`` and queued again. A process of another
-machine, or of another container, is never judged: it may be at work on the same study.
+A storage with heartbeats handles them itself. For other storages, each trial records the process that asked for it. If
+that process has ended, its trials are told ``FAIL`` and queued again. Trials of a process on another machine, or in
+another container, are left alone: it may still be optimizing the same study.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fluid._imports import try_import
-from fluid.integrations.optuna import private_api as seam
+from fluid.integrations.optuna import private_api
 
 with try_import("Optuna", extra="optuna"):
     import optuna
@@ -26,62 +26,62 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import Trial
 
-#: Times that a trial is queued again. It may be what brings the machine down.
+#: How many times a trial is queued again: the trial itself may have crashed the machine.
 MAX_RETRY = 3
 _KEY = "fluid:run"
-_numbers = itertools.count()
+_run_numbers = itertools.count()
 #: Runs of this process that have not ended.
-_under_way: set[int] = set()
+_active_runs: set[int] = set()
 
 
 @contextmanager
 def this_run() -> Iterator[dict[str, Any]]:
-    """The note to leave on each trial of a run."""
-    number = next(_numbers)
-    _under_way.add(number)
+    """Yields what identifies this run on its trials: machine, process and number of the run."""
+    number = next(_run_numbers)
+    _active_runs.add(number)
     try:
-        yield {**_here(), "pid": os.getpid(), "started": _started(os.getpid()), "run": number}
+        yield {**_machine(), "pid": os.getpid(), "started": _start_time(os.getpid()), "run": number}
     finally:
-        _under_way.discard(number)
+        _active_runs.discard(number)
 
 
-def claim(study: Study, trial: Trial, run: Mapping[str, Any]) -> None:
-    """Notes on a trial which run it is of."""
-    if not seam.has_heartbeat(study):
-        seam.note(study, trial, _KEY, dict(run))
+def record_run(study: Study, trial: Trial, run: Mapping[str, Any]) -> None:
+    """Records on a trial the run that asked for it; not needed where the storage has heartbeats."""
+    if not private_api.has_heartbeat(study):
+        private_api.set_system_attr(study, trial, _KEY, dict(run))
 
 
-def retry_left_trials(study: Study) -> list[int]:
-    """Fails the trials that were left behind, and queues them again with the parameters they had.
+def retry_stale_trials(study: Study) -> list[int]:
+    """Fails stale trials, and queues them again with the same parameters.
 
     Returns:
-        Their numbers; none where the storage has a heartbeat, which deals with them by itself.
+        Their numbers; none where the storage has heartbeats and handles them itself.
     """
-    if seam.has_heartbeat(study):
-        seam.fail_stale_trials(study)
+    if private_api.has_heartbeat(study):
+        private_api.fail_stale_trials(study)
         return []
     retry = _retry_callback()
     numbers = []
-    for left in study.get_trials(deepcopy=True, states=(TrialState.RUNNING,)):
-        run = left.system_attrs.pop(_KEY, None)
+    for stale in study.get_trials(deepcopy=True, states=(TrialState.RUNNING,)):
+        run = stale.system_attrs.pop(_KEY, None)
         if run is None or not has_ended(run):
             continue
         try:
-            study.tell(left.number, state=TrialState.FAIL)
+            study.tell(stale.number, state=TrialState.FAIL)
         except (ValueError, RuntimeError):
-            continue  # Another process has just told it.
-        retry(study, left)
-        numbers.append(left.number)
+            continue  # Another process has told it meanwhile.
+        retry(study, stale)
+        numbers.append(stale.number)
     return numbers
 
 
 def has_ended(run: Mapping[str, Any]) -> bool:
-    """Whether a run is known to have ended; not if it is out of sight from here."""
-    if any(run.get(name) != value for name, value in _here().items()):
+    """Whether a run is known to have ended; False for one whose process cannot be observed from here."""
+    if any(run.get(name) != value for name, value in _machine().items()):
         return False
-    if _started(run["pid"]) != run["started"]:
+    if _start_time(run["pid"]) != run["started"]:
         return True
-    return bool(run["pid"] == os.getpid() and run["run"] not in _under_way)
+    return bool(run["pid"] == os.getpid() and run["run"] not in _active_runs)
 
 
 def _retry_callback() -> Any:
@@ -95,17 +95,17 @@ def _retry_callback() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _here() -> dict[str, Any]:
-    """What must be the same for two processes to see each other by their ids."""
+def _machine() -> dict[str, Any]:
+    """Returns what two processes must share to identify each other by process id."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return {"boot": file.read().strip(), "pids": os.readlink("/proc/self/ns/pid")}
 
 
-def _started(pid: int) -> int | None:
-    """When a process started, in ticks since the machine did; ``None`` if it has ended."""
+def _start_time(pid: int) -> int | None:
+    """Returns a process's start time in clock ticks since boot; ``None`` if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # Its name, in parentheses, may hold anything.
+            fields = file.read().rpartition(b")")[2].split()  # The process name, in parentheses, may hold anything.
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])

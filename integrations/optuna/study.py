@@ -1,4 +1,4 @@
-"""What a user of Optuna calls instead of ``study.optimize``, and how its arguments are checked."""
+"""The function that users call instead of ``study.optimize``, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.executor import FluidExecutor, executor_scope
-from fluid.integrations.optuna.loop import Job, Loop, Space
+from fluid.integrations.optuna.loop import OptimizeArguments, OptimizeLoop, Space
 from fluid.trainables.pickling import dump_trainable
 from fluid.trainables.trainable import kind_of
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
-#: As for ``study.optimize``: as many as there are devices here, as there are cores there.
+#: The default of ``n_jobs``, as for ``study.optimize``: here one per device, there one per core.
 _ALL = -1
 
 
@@ -41,28 +41,28 @@ def optimize(
 ) -> None:
     """Optimizes a study as ``study.optimize`` does, with the trials on Fluid.
 
-    The study's sampler, pruner and storage are asked in the calling thread, one trial after another; what trials report
-    goes to the study as it comes, iteration ``i`` as step ``i - 1``. Trials that a run which was killed has left
-    ``RUNNING`` are told ``FAIL`` and run again, with the same parameters, as part of ``n_trials``; see
+    The study's sampler, pruner and storage are called in the calling thread, for one trial after another. Results of
+    trials are reported to the study as they come, iteration ``i`` as step ``i - 1``. Trials that a killed run has left
+    ``RUNNING`` are told ``FAIL`` and run again with the same parameters, as part of ``n_trials``; see
     ``docs/optuna.md``.
 
     Args:
-        study: what to optimize; its directions say which way.
-        trainable: what to train, as for :class:`fluid.Trial`; its config is what ``space`` gives. It is not tried again
-            after it raised, and may raise ``optuna.TrialPruned``.
-        n_trials: trials to ask for in this call, whatever becomes of them; ``None`` for no limit.
+        study: the study to optimize, in its directions.
+        trainable: what to train, as for :class:`fluid.Trial`; ``space`` gives its config. It is not tried again after
+            an exception, and may raise ``optuna.TrialPruned``.
+        n_trials: number of trials to ask for in this call, however they end; ``None`` for no limit.
         executor: runs the trials, and is closed at the end unless it is in a ``with`` block; ``None`` for the one in
             force, or else one made for this call.
-        batch_size: trials of a batch. A batch is one TrialGroup, and all of it has ended before the next is asked for.
-            ``None`` for no batches: each trial that ends is replaced at once, in one TrialGroup that stays open.
+        batch_size: number of trials in a batch. A batch is one TrialGroup, and the next one is asked for when all of it
+            has ended. ``None`` for no batches: each trial that ends is replaced at once, in one open TrialGroup.
         space: distributions by name, or a function that suggests with a trial and returns the config.
-        metric: name of what is optimized, among the metrics that the trainable reports; a list of names if the study
+        metric: name of the metric to optimize, among those that the trainable reports; a list of names if the study
             has several objectives. A trial's value is the last one it reported.
         budget: iterations of a trial that is not pruned.
         n_jobs: without batches, how many trials are under way at once; -1 for as many as there are devices. More than
-            that share devices, as far as it pays.
+            that share devices where sharing is faster.
         timeout: seconds after which no further trial is asked for; those under way are finished.
-        catch: what a trial may raise without ending the study; it is told ``FAIL`` either way.
+        catch: exceptions of a trial that do not end the study; the trial is told ``FAIL`` either way.
         callbacks: called with the study and the trial after each trial, in this thread; may call ``study.stop``.
 
     Raises:
@@ -77,8 +77,8 @@ def optimize(
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     kind_of(trainable)
-    dump_trainable(trainable)  # Refused before the study has a trial that could only fail.
-    job = Job(
+    dump_trainable(trainable)  # Raises here, before the study has a trial that could only fail.
+    arguments = OptimizeArguments(
         trainable=trainable,
         space=_checked_space(space),
         metrics=_checked_metrics(metric, study),
@@ -91,14 +91,14 @@ def optimize(
         callbacks=_checked_callbacks(callbacks),
     )
     with executor_scope(executor) as chosen:
-        Loop(study, job, chosen).run()
+        OptimizeLoop(study, arguments, chosen).run()
 
 
 def _checked_space(space: Any) -> Space:
     if isinstance(space, Mapping):
         for name, distribution in space.items():
             if not isinstance(name, str):
-                raise InvalidFieldError("space", space, f"has {name!r} for a name, which must be a string")
+                raise InvalidFieldError("space", space, f"has the name {name!r}, which is not a string")
             if not isinstance(distribution, optuna.distributions.BaseDistribution):
                 raise InvalidFieldError(f"space[{name!r}]", distribution, "must be one of optuna.distributions")
         return dict(space)
@@ -118,11 +118,11 @@ def _checked_metrics(metric: Any, study: Study) -> tuple[str, ...]:
 
 
 def _checked_jobs(n_jobs: Any, batch_size: int | None) -> int | None:
-    """How many trials are under way at once; ``None`` for as many as there are devices."""
+    """Returns how many trials are under way at once; ``None`` for as many as there are devices."""
     if n_jobs == _ALL:
         return None
     if batch_size is not None:
-        raise InvalidFieldError("n_jobs", n_jobs, "has no meaning for batches: all of a batch is under way at once")
+        raise InvalidFieldError("n_jobs", n_jobs, "cannot be combined with batch_size: all of a batch runs at once")
     return require_integer("n_jobs", n_jobs, at_least=1)
 
 

@@ -386,7 +386,7 @@ class Elsewhere:
         ({"executor": 2}, "executor"),
         ({"top_percent": 3}, "options"),
         ({"trainable": Worker, "metric": "accuracy"}, "metric"),
-        ({"trainable": Worker, "mode": "max"}, "metric"),
+        ({"trainable": Worker, "mode": "max"}, "mode"),
         ({"trainable": Worker, "min_budget": 0}, "min_budget"),
     ],
 )

@@ -317,7 +317,9 @@ def reporting(*reports: dict[str, Any]) -> Any:
 
 def test_a_metric_that_is_never_reported(executor: FluidExecutor) -> None:
     study = optuna.create_study()
-    with pytest.raises(InvalidFieldError, match="metric='loss': is not among what trial 0 reported: accuracy, los"):
+    with pytest.raises(
+        InvalidFieldError, match="metric='loss': is not among the metrics that trial 0 reported: accuracy, los"
+    ):
         run(study, executor, report_what_is_asked, space=reporting({"los": 1.0}, {"accuracy": 1.0}), n_trials=1)
     with pytest.raises(InvalidFieldError, match="trial 1 reported: nothing"):
         run(study, executor, report_what_is_asked, space=reporting(), n_trials=1)

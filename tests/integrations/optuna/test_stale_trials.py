@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from fluid.executor import FluidExecutor
-from fluid.integrations.optuna import optimize
-from fluid.integrations.optuna import private_api as seam
-from fluid.integrations.optuna import stale_trials as left_trials
+from fluid.integrations.optuna import optimize, private_api, stale_trials
 
 optuna = pytest.importorskip("optuna")
 
@@ -116,13 +114,13 @@ def test_a_trial_of_a_run_that_is_there_is_left_alone(executor: FluidExecutor) -
     study = optuna.create_study()
     unknown = study.ask()
     parents = study.ask()
-    with left_trials.this_run() as run:
-        started = left_trials._started(os.getppid())
-        left_trials.claim(study, parents, {**run, "pid": os.getppid(), "started": started})
+    with stale_trials.this_run() as run:
+        started = stale_trials._start_time(os.getppid())
+        stale_trials.record_run(study, parents, {**run, "pid": os.getppid(), "started": started})
         own = study.ask()
-        left_trials.claim(study, own, run)
-        assert left_trials.retry_left_trials(study) == []
-    assert left_trials.retry_left_trials(study) == [own.number]
+        stale_trials.record_run(study, own, run)
+        assert stale_trials.retry_stale_trials(study) == []
+    assert stale_trials.retry_stale_trials(study) == [own.number]
     numbers = [trial.number for trial in study.get_trials(states=(TrialState.RUNNING,))]
     assert numbers == [unknown.number, parents.number]
 
@@ -130,31 +128,31 @@ def test_a_trial_of_a_run_that_is_there_is_left_alone(executor: FluidExecutor) -
 def test_a_trial_is_not_queued_again_for_ever() -> None:
     study = optuna.create_study()
     study.enqueue_trial({"x": 3.0})
-    for _ in range(left_trials.MAX_RETRY + 1):
-        with left_trials.this_run() as run:
+    for _ in range(stale_trials.MAX_RETRY + 1):
+        with stale_trials.this_run() as run:
             trial = study.ask({"x": FloatDistribution(0.0, 10.0)})
             assert trial.params == {"x": 3.0}
-            left_trials.claim(study, trial, run)
-        assert left_trials.retry_left_trials(study) == [trial.number]
+            stale_trials.record_run(study, trial, run)
+        assert stale_trials.retry_stale_trials(study) == [trial.number]
     assert study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING)) == []
 
 
 def test_what_can_be_seen_of_a_run() -> None:
-    with left_trials.this_run() as run:
+    with stale_trials.this_run() as run:
         assert json.loads(json.dumps(run)) == run  # Storages keep it as JSON.
-        assert not left_trials.has_ended(run)
-        assert left_trials.has_ended({**run, "started": run["started"] - 1})
-        assert not left_trials.has_ended({**run, "started": 0, "boot": "another"})
-        assert not left_trials.has_ended({**run, "started": 0, "pids": "pid:[1]"})
+        assert not stale_trials.has_ended(run)
+        assert stale_trials.has_ended({**run, "started": run["started"] - 1})
+        assert not stale_trials.has_ended({**run, "started": 0, "boot": "another"})
+        assert not stale_trials.has_ended({**run, "started": 0, "pids": "pid:[1]"})
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-            theirs = {**run, "pid": other.pid, "started": left_trials._started(other.pid)}
-            assert not left_trials.has_ended(theirs)
+            theirs = {**run, "pid": other.pid, "started": stale_trials._start_time(other.pid)}
+            assert not stale_trials.has_ended(theirs)
             other.kill()
             # A zombie until it is waited for.
             os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-            assert left_trials.has_ended(theirs)
-        assert left_trials.has_ended(theirs)
-    assert left_trials.has_ended(run)
+            assert stale_trials.has_ended(theirs)
+        assert stale_trials.has_ended(theirs)
+    assert stale_trials.has_ended(run)
 
 
 def test_a_storage_with_a_heartbeat_keeps_watch_itself(tmp_path: Path, executor: FluidExecutor) -> None:
@@ -163,7 +161,7 @@ def test_a_storage_with_a_heartbeat_keeps_watch_itself(tmp_path: Path, executor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         storage = optuna.storages.RDBStorage(
-            storage_of("sqlite", tmp_path), heartbeat_interval=60, **{name: left_trials._retry_callback()}
+            storage_of("sqlite", tmp_path), heartbeat_interval=60, **{name: stale_trials._retry_callback()}
         )
     study = optuna.create_study(storage=storage)
     with pytest.warns(UserWarning, match="Heartbeat"):
@@ -180,7 +178,7 @@ def test_a_storage_with_a_heartbeat_keeps_watch_itself(tmp_path: Path, executor:
         beaten = {row[0] for row in database.execute("select trial_id from trial_heartbeats")}
     database.close()
     assert len(beaten) == 3
-    assert seam.has_heartbeat(study)
+    assert private_api.has_heartbeat(study)
     storage.remove_session()
     storage.engine.dispose()
 
