@@ -1,6 +1,6 @@
 """The command line: ``fluid plan``, ``simulate``, ``report`` and ``doctor`` (see ``docs/cli.md``).
 
-What a command needs is imported when it runs, so that ``fluid --help`` answers at once.
+Each command imports what it needs when it runs, so that ``fluid --help`` is fast.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fluid.simulation.simulate import SimulationResult
 
 _PLANNERS = "fifo, static, dynamic or portfolio"
-#: From this many characters on a terminal has room for every column of a table.
+#: The width, in characters, from which tables have all their columns.
 _ROOM_FOR_TABLES = 76
 _LONGEST_ERROR = 600
 
@@ -35,13 +35,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        argv: arguments without the program's name; those of the process where ``None``.
+        argv: the arguments without the program's name; those of the process if ``None``.
 
     Returns:
-        The exit status: 0, 1 if the reader of the output went away, 2 for bad input, 130 if interrupted.
+        The exit status: 0, 1 if the reader of the output closed it, 2 for bad input, 130 if interrupted.
 
     Raises:
-        SystemExit: the arguments make no command (status 2), or ask for help or the version (status 0).
+        SystemExit: the arguments are invalid (status 2), or ask for help or the version (status 0).
+
+    Example:
+        >>> from fluid.cli import main
+        >>> main(["plan", "examples/plan_toy.json", "--planner", "fifo", "--json"])
+        {
+          "planner": "fifo",
+          "widths": {
+            "a1": 1,
+            "a2": 1,
+            "a3": 1,
+            "a4": 1
+          },
+          "makespan_s": 30.0,
+          "lower_bound_s": 8.2
+        }
+        0
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -56,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fluid: error: {_one_line(str(error))}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except BrokenPipeError:
-        # Or the interpreter would complain a second time, flushing on exit. Under a test stdout is no real file.
+        # Prevents a second error when the interpreter flushes at exit. Under a test stdout may not be a real file.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
@@ -100,16 +116,16 @@ def _plan(arguments: argparse.Namespace) -> None:
     console.print(plan_table(plan, compact=_is_narrow(console)))
     console.print(TextGantt(Timeline.of_plan(plan)))
     console.print()
-    # Left to the terminal to wrap: in a file it stays one line.
+    # The terminal wraps this line; in a file it stays one line.
     console.print(plan_summary(plan, fifo.makespan), soft_wrap=True)
-    _say_plotted(console, arguments.plot)
+    _print_plot(console, arguments.plot)
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
     from fluid.planners.by_name import PLANNERS, make_planner
     from fluid.simulation.scenario import Scenario
 
-    # Everything asked for is checked before anything is run.
+    # All arguments are checked before anything runs.
     planners = [make_planner(name).name for name in dict.fromkeys(arguments.planner or PLANNERS)]
     counts = _device_counts(arguments.devices) if arguments.devices is not None else None
     scenario = Scenario.from_json(_read(arguments.scenario))
@@ -137,7 +153,7 @@ def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namesp
     known = [result for result in results if result.planner == "fifo"] or _run([(scenario, "fifo")])
     console = _console()
     console.print(comparison_table(results, known[0].makespan, title, compact=_is_narrow(console)))
-    _say_plotted(console, arguments.plot)
+    _print_plot(console, arguments.plot)
 
 
 def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments: argparse.Namespace) -> None:
@@ -157,7 +173,7 @@ def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments
     console = _console()
     console.print(sweep_table(results, title, compact=_is_narrow(console)))
     console.print(advice_text(advice))
-    _say_plotted(console, arguments.plot)
+    _print_plot(console, arguments.plot)
 
 
 def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
@@ -176,26 +192,26 @@ def _report(arguments: argparse.Namespace) -> None:
     from fluid.report.run_table import as_json, run_tables
 
     run = load_run(arguments.run)
-    said = _write_report(run, arguments)
+    messages = _write_report(run, arguments)
     if arguments.json:
         _print_json(as_json(run))
         return
     console = _console()
     console.print(run_tables(run, compact=_is_narrow(console)))
-    for line in said:
+    for line in messages:
         console.print(line, soft_wrap=True)
 
 
 def _write_report(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
-    """Writes the files asked for, else both into the folder unless ``--json`` is given; says which."""
-    html, png, said = arguments.html, arguments.png, []
-    why_not = _why_no_picture(run)
+    """Writes the requested files, by default both into the run folder unless ``--json`` is given; returns messages."""
+    html, png, messages = arguments.html, arguments.png, []
+    why_not = _why_no_chart(run)
     if png and why_not:
         raise InvalidFieldError("png", png, why_not)
     if not (html or png or arguments.json):
         html = str(run.path / "report.html")
         png = None if why_not else str(run.path / "timeline.png")
-        said += [f"drew no timeline.png: {why_not}"] if why_not else []
+        messages += [f"did not draw timeline.png: {why_not}"] if why_not else []
     if html:
         from fluid.report.html import save_html
 
@@ -208,10 +224,10 @@ def _write_report(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
             str(run.session.get("planner", "run")), run.timeline, count(run.resizes, "resize") if run.resizes else ""
         )
         save_gantt(png, [panel], run.name, field="png")
-    return [f"wrote {path}" for path in (html, png) if path] + said
+    return [f"wrote {path}" for path in (html, png) if path] + messages
 
 
-def _why_no_picture(run: RecordedRun) -> str:
+def _why_no_chart(run: RecordedRun) -> str:
     """Why ``timeline.png`` cannot be drawn; empty if it can."""
     from fluid.report.gantt import check_plot
 
@@ -219,7 +235,7 @@ def _why_no_picture(run: RecordedRun) -> str:
         check_plot(run.path / "timeline.png")
     except MissingDependencyError as error:
         return str(error)
-    return "" if run.timeline.segments else "no iteration has ended yet"
+    return "" if run.timeline.segments else "no iteration has finished yet"
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
@@ -238,7 +254,7 @@ def _doctor(arguments: argparse.Namespace) -> None:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """Reads a JSON object from a file, or from stdin where the path is ``-``."""
+    """Reads a JSON object from a file, or from stdin if the path is ``-``."""
     from fluid.planning.json_input import read_json_object
 
     if path != "-":
@@ -253,7 +269,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _device_counts(text: str) -> list[int]:
-    """Reads ``1,2,4,8``; in ascending order, each once."""
+    """Parses ``1,2,4,8``; returns distinct numbers in ascending order."""
     try:
         return sorted({require_integer("devices", int(part), at_least=1) for part in text.split(",")})
     except ValueError as error:
@@ -267,7 +283,7 @@ def _print_json(data: dict[str, Any]) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    # Ids and names are the user's: brackets and colons in them mean nothing.
+    # The user chose the ids and names, so brackets and colons in them are not markup.
     return Console(markup=False, emoji=False, highlight=False)
 
 
@@ -275,14 +291,14 @@ def _is_narrow(console: Console) -> bool:
     return console.width < _ROOM_FOR_TABLES
 
 
-def _say_plotted(console: Console, path: str | None) -> None:
+def _print_plot(console: Console, path: str | None) -> None:
     if path:
-        console.print(f"plotted to {path}", soft_wrap=True)
+        console.print(f"wrote {path}", soft_wrap=True)
 
 
 def _one_line(message: str) -> str:
     line = " ".join(message.split())
-    # The field stands at the beginning and the reason at the end; the value between them may be anything.
+    # The field is at the beginning and the reason at the end; the value between them may be long.
     half = _LONGEST_ERROR // 2
     return line if len(line) <= _LONGEST_ERROR else f"{line[:half]} ... {line[-half:]}"
 
@@ -292,7 +308,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fluid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    plan = commands.add_parser("plan", help="plan the trials of one TrialGroup")
+    plan = commands.add_parser("plan", help="plan the trials of one TrialGroup, without running them")
     plan.add_argument("instance", metavar="INSTANCE", help="JSON file with devices and trials; - for stdin")
     plan.add_argument("--planner", default="portfolio", help=f"{_PLANNERS} (default: portfolio)")
     plan.set_defaults(command=_plan)
@@ -300,23 +316,23 @@ def _parser() -> argparse.ArgumentParser:
     simulate = commands.add_parser("simulate", help="compare planners on a simulated workload")
     simulate.add_argument("scenario", metavar="SCENARIO", help="JSON file with devices and workload; - for stdin")
     simulate.add_argument("--planner", action="append", help=f"{_PLANNERS}; repeatable (default: all)")
-    simulate.add_argument("--devices", metavar="N,N,...", help="sweep over these numbers of devices")
-    simulate.add_argument("--seed", type=int, help="random seed, in place of the scenario's")
+    simulate.add_argument("--devices", metavar="N,N,...", help="compare these numbers of devices, such as 1,2,4,8")
+    simulate.add_argument("--seed", type=int, help="random seed; replaces the scenario's")
     simulate.set_defaults(command=_simulate)
 
-    report = commands.add_parser("report", help="show what a session did, as a page, a picture and tables")
-    report.add_argument("run", metavar="RUN", help="folder of the session")
-    report.add_argument("--html", metavar="FILE", help="write the page here (default: RUN/report.html)")
-    report.add_argument("--png", metavar="FILE", help="draw the picture here (default: RUN/timeline.png)")
+    report = commands.add_parser("report", help="report on a run: tables, an HTML page and a Gantt chart")
+    report.add_argument("run", metavar="RUN", help="the run folder of a session")
+    report.add_argument("--html", metavar="FILE", help="write the page to this file (default: RUN/report.html)")
+    report.add_argument("--png", metavar="FILE", help="draw the chart to this file (default: RUN/timeline.png)")
     report.set_defaults(command=_report)
 
-    doctor = commands.add_parser("doctor", help="say what this machine offers, and what Fluid would use")
+    doctor = commands.add_parser("doctor", help="examine this machine and show what Fluid would use")
     doctor.set_defaults(command=_doctor)
 
     for command in (plan, simulate, report, doctor):
-        command.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+        command.add_argument("--json", action="store_true", help="print only JSON on stdout")
     for command in (plan, simulate):
-        command.add_argument("--plot", metavar="FILE", help="also draw a picture, such as out.png (needs matplotlib)")
+        command.add_argument("--plot", metavar="FILE", help="also draw a chart to this file, such as out.png")
     return parser
 
 

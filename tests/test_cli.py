@@ -208,7 +208,7 @@ def test_plan_plots(tmp_path: Path, capsys: Captured) -> None:
     assert answer(capsys, "plan", TOY, "--plot", str(path))["makespan_s"] < 10.0
     assert path.read_bytes().startswith(b"\x89PNG")
     assert main(["plan", TOY, "--plot", str(path)]) == 0
-    assert f"plotted to {path}" in capsys.readouterr().out.splitlines()
+    assert f"wrote {path}" in capsys.readouterr().out.splitlines()
 
 
 def test_plots_without_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
-"""Simulated runs side by side: planners on one cluster, and clusters of different sizes.
+"""Compares simulated runs: planners on one cluster, and one workload on clusters of different sizes.
 
-Also the answer to "how many GPUs should I use": see :func:`advise`.
+:func:`advise` answers "how many GPUs should I use".
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fluid.display.format import duration, durations, figures, number, percent, 
 if TYPE_CHECKING:
     from fluid.simulation.simulate import SimulationResult
 
-#: A further device paid if its step brought at least this share of what perfect scaling would have.
-_PAID = 0.5
+#: Adding devices pays if the makespan falls by at least this share of what perfect scaling would save.
+_WORTHWHILE_SHARE = 0.5
 _BEST = "bold green"
 
 
@@ -31,12 +31,12 @@ class ClusterSizeAdvice:
     """How many devices to use, from a sweep over their number.
 
     Attributes:
-        planner: the planner whose makespans are the shortest over the whole sweep.
+        planner: the planner with the shortest makespans over the whole sweep.
         runs: its runs, by number of devices.
-        fastest: its run of the shortest makespan; on the fewest devices where several are as short.
-        cheapest: its run of the fewest device-hours; the shortest where several cost the same.
-        knee: its run on the largest number of devices that adding devices still paid for.
-        before_knee: the run one step before; ``None`` where no step paid.
+        fastest: its run with the shortest makespan; among equals, on the fewest devices.
+        cheapest: its run with the fewest device-hours; among equals, with the shortest makespan.
+        knee: its run on the most devices up to which adding devices paid.
+        before_knee: its run on the next smaller number of devices; ``None`` if no step paid.
     """
 
     planner: str
@@ -50,12 +50,12 @@ class ClusterSizeAdvice:
 def comparison_table(
     results: Sequence[SimulationResult], fifo_makespan: float, title: str, *, compact: bool = False
 ) -> Group:
-    """Planners on one cluster, a line each; the shortest makespan is marked.
+    """Compares planners on one cluster: a line for each; the shortest makespan is marked.
 
     Args:
         results: at least one run of one scenario.
-        fifo_makespan: seconds; speed-ups are against it.
-        title: stands above.
+        fifo_makespan: seconds; the reference of the speed-ups.
+        title: the line above the table.
         compact: for narrow terminals: fewer columns.
     """
     shortest = min(result.makespan for result in results)
@@ -74,7 +74,7 @@ def comparison_table(
         del columns["stopped"]
     if compact:
         columns = {header: columns[header] for header in ("planner", "makespan", "speed-up", "busy")}
-    note = "* shortest makespan; speed-up: against fifo"
+    note = "* shortest makespan; speed-up: over fifo"
     if "to bound" in columns:
         note += "; to bound: makespan / lower bound"
     table = _table(columns, best, compact=compact)
@@ -82,17 +82,17 @@ def comparison_table(
 
 
 def sweep_table(results: Sequence[SimulationResult], title: str, *, compact: bool = False) -> Group:
-    """Numbers of devices and planners, a line each; the shortest makespan of each number is marked.
+    """Compares numbers of devices and planners: a line for each pair; the shortest makespan of each number is marked.
 
     Args:
-        results: planners on several numbers of devices.
-        title: stands above.
+        results: runs of the planners on several numbers of devices.
+        title: the line above the table.
         compact: for narrow terminals: fewer columns.
     """
     ordered = sorted(results, key=lambda result: result.n)
     shortest = {n: min(run.makespan for run in runs) for n, runs in groupby(ordered, key=lambda run: run.n)}
     best = [_is_best(result, shortest[result.n]) for result in ordered]
-    # The number of devices stands once, at the first of its lines.
+    # The number of devices is shown in the first of its lines only.
     first = [index == 0 or ordered[index - 1].n != result.n for index, result in enumerate(ordered)]
     columns = {
         "devices": [str(result.n) if new else "" for result, new in zip(ordered, first, strict=True)],
@@ -112,20 +112,20 @@ def sweep_table(results: Sequence[SimulationResult], title: str, *, compact: boo
 
 
 def advise(results: Sequence[SimulationResult]) -> ClusterSizeAdvice:
-    """Says how many devices to use, for the best of the planners compared.
+    """Recommends numbers of devices, for the best of the compared planners.
 
-    A step from one number of devices to the next paid if the makespan fell by at least half of what perfect
-    scaling would have cut, ``makespan x (1 - before/after)``. The knee is where the last such step led.
+    A step from one number of devices to the next pays if the makespan falls by at least half of what perfect scaling
+    would save, ``makespan x (1 - before/after)``. The knee is the number that the last such step leads to.
 
     Args:
-        results: every planner on every number of devices.
+        results: a run of every planner on every number of devices.
     """
     planners = list(dict.fromkeys(result.planner for result in results))
     by_planner = {
         planner: sorted((r for r in results if r.planner == planner), key=lambda r: r.n) for planner in planners
     }
-    # Makespans on few devices are far longer; in logarithms every number of devices counts the same. The later
-    # of two equal planners is the more capable one.
+    # In logarithms every number of devices counts the same, although makespans on few devices are far longer. Of two
+    # equal planners the later in the list wins, as it is the more capable one.
     best = min(
         reversed(planners),
         key=lambda planner: sum(math.log(max(run.makespan, 1e-12)) for run in by_planner[planner]),
@@ -134,7 +134,7 @@ def advise(results: Sequence[SimulationResult]) -> ClusterSizeAdvice:
     knee, before_knee = runs[0], None
     for before, after in pairwise(runs):
         perfect = before.makespan * (1.0 - before.n / after.n)
-        if before.makespan - after.makespan >= _PAID * perfect:
+        if before.makespan - after.makespan >= _WORTHWHILE_SHARE * perfect:
             knee, before_knee = after, before
     return ClusterSizeAdvice(
         best,
@@ -147,27 +147,27 @@ def advise(results: Sequence[SimulationResult]) -> ClusterSizeAdvice:
 
 
 def advice_text(advice: ClusterSizeAdvice) -> Text:
-    """The advice in words."""
+    """The advice as sentences."""
     unit = unit_name([advice.fastest])
     longest = max(advice.fastest.makespan, advice.cheapest.makespan, advice.knee.makespan)
     text = Text()
     text.append(f"How many {unit}s? ", style="bold")
-    text.append(f"With {advice.planner}, the best planner here:\n")
+    text.append(f"With {advice.planner}, the planner with the shortest makespans:\n")
     for name, run in (("fastest", advice.fastest), ("cheapest", advice.cheapest), ("knee", advice.knee)):
         text.append(f"  {name:<10}", style="bold")
         makespan = duration(run.makespan, like=longest)
-        text.append(f"{_count(run.n, unit)}: {makespan}, {number(run.device_hours)} {unit}-hours\n")
+        text.append(f"{_plural(run.n, unit)}: {makespan}, {number(run.device_hours)} {unit}-hours\n")
     text.append(_knee_sentence(advice, unit))
     return text
 
 
 def unit_name(results: Sequence[SimulationResult]) -> str:
-    """What a device is called: GPU or core."""
+    """The word for a device: ``GPU`` or ``core``."""
     return "GPU" if results[0].cluster.devices[0].kind == "gpu" else "core"
 
 
 def as_json(results: Sequence[SimulationResult], advice: ClusterSizeAdvice | None = None) -> dict[str, Any]:
-    """The figures of the runs, and of the advice where there is one, as ``fluid simulate --json`` prints them."""
+    """The output of ``fluid simulate --json``: the runs, and the advice if given."""
     data: dict[str, Any] = {
         "results": [
             {
@@ -192,27 +192,32 @@ def as_json(results: Sequence[SimulationResult], advice: ClusterSizeAdvice | Non
 
 def _knee_sentence(advice: ClusterSizeAdvice, unit: str) -> str:
     knee, before = advice.knee, advice.before_knee
+    if len(advice.runs) == 1:
+        return "Only one number of devices was simulated; give several to find the knee."
     if before is None:
-        return f"No step beyond {_count(knee.n, unit)} cut the makespan by half of what perfect scaling would."
-    cut = 1.0 - knee.makespan / before.makespan
+        return (
+            f"Knee: {_plural(knee.n, unit)}. Each step to more {unit}s saves less than half of the time that perfect "
+            "scaling would save."
+        )
+    saved = 1.0 - knee.makespan / before.makespan
     perfect = 1.0 - before.n / knee.n
-    said = (
-        f"Adding {unit}s paid up to {knee.n}: the step from {before.n} cut the makespan by {percent(cut)}, perfect "
-        f"scaling would have cut it by {percent(perfect)}."
+    sentence = (
+        f"Knee: adding {unit}s pays up to {knee.n}. The step from {before.n} to {knee.n} shortens the makespan by "
+        f"{percent(saved)}; perfect scaling would shorten it by {percent(perfect)}."
     )
     if advice.runs[-1].n > knee.n:
-        return f"{said} Further steps cut it by less than half of what perfect scaling would."
-    return f"{said} These were the most tried; more may still pay."
+        return f"{sentence} Each step beyond saves less than half of the time that perfect scaling would save."
+    return f"{sentence} {knee.n} is the most that was simulated; more may still pay."
 
 
-def _count(n: int, unit: str) -> str:
+def _plural(n: int, unit: str) -> str:
     return f"{n} {unit}" if n == 1 else f"{n} {unit}s"
 
 
 def _table(
     columns: Mapping[str, Sequence[str]], best: Sequence[bool], sections: Collection[int] = (), *, compact: bool
 ) -> Table:
-    """A table of columns by header; lines that are best stand out, and ``sections`` are followed by a gap."""
+    """A table from its columns by header. The best lines are highlighted; a gap follows each line in ``sections``."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1 if compact else 2, 0, 0), pad_edge=False)
     for header in columns:
         table.add_column(header, justify="left" if header == "planner" else "right", no_wrap=True)

@@ -1,6 +1,6 @@
-"""What this machine offers, and what Fluid would use of it: ``fluid doctor``.
+"""Examines this machine for ``fluid doctor``: what it has, and what Fluid would use.
 
-Heavy packages are not imported to find out: their version is read from what pip wrote down.
+Packages are not imported: their versions are read from their installed metadata.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fluid.gpu.nvml import GpuState, describe_gpus, driver_version, why_no_gpus
 RAY_RANGE = ((2, 9), (2, 60))
 _SHM = "/dev/shm"
 _CGROUP = "/sys/fs/cgroup"
-#: cgroups of version 1 say "no limit" by a number about this large.
+#: Version 1 of cgroups expresses "no limit" by a number of about this size.
 _NO_LIMIT = 1 << 60
-#: A lane takes about so many descriptors, of itself and in the driver; some hundred lanes should be possible.
+#: Fewer open files than this are too few for some hundred lanes, each of which needs several in the driver.
 _FEW_FILES = 1024
 _LITTLE_SHM = 1 << 30
 
@@ -38,9 +38,9 @@ class Package:
     """An optional package.
 
     Attributes:
-        name: as it is installed.
-        version: ``None`` if it is not there.
-        cuda: version of CUDA that PyTorch was built for; ``None`` for none, and for other packages.
+        name: its name in the package index.
+        version: ``None`` if it is not installed.
+        cuda: the CUDA version that PyTorch was built for; ``None`` without CUDA and for other packages.
     """
 
     name: str
@@ -50,16 +50,16 @@ class Package:
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is. Sizes are bytes; what cannot be told, and limits that are not set, are ``None``.
+    """The hardware, limits and packages of a machine. Sizes are in bytes; unknown values and unset limits are ``None``.
 
     Attributes:
-        cores: CPU cores that this process may run on; ``machine_cores``: those there are.
-        cpu_quota: cores' worth of CPU time that the container may use.
+        cores: CPU cores that this process may run on; ``machine_cores``: all CPU cores of the machine.
+        cpu_quota: CPU time that the container may use, in cores.
         memory_limit: memory that the container may use.
-        open_files: most files a process may have open at once.
-        no_gpus: why no GPU is found; empty if some are.
+        open_files: most files that a process may have open at once.
+        no_gpus: why no GPU was found; empty if one was found.
         mps_program: path of the MPS control program.
-        no_mps: why MPS cannot be used; empty if nothing speaks against it.
+        no_mps: why MPS cannot be used; empty if no obstacle was found.
     """
 
     fluid: str
@@ -83,12 +83,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class MachineAdvice:
-    """What Fluid would use, in sentences.
+    """What Fluid would use of a machine.
 
     Attributes:
-        devices: how many, and their kind: ``gpu`` or ``cpu``.
-        uses: what it uses.
-        not_used: what it does not, and why.
+        devices: number of devices.
+        kind: their kind: ``gpu`` or ``cpu``.
+        uses: what Fluid uses, in sentences.
+        not_used: what Fluid does not use, and why.
         warnings: what may go wrong.
     """
 
@@ -100,7 +101,7 @@ class MachineAdvice:
 
 
 def examine() -> Machine:
-    """Looks at this machine. Starts nothing and changes nothing."""
+    """Examines this machine without starting or changing anything."""
     gpus = tuple(describe_gpus())
     shm = shutil.disk_usage(_SHM) if os.path.isdir(_SHM) else None
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -126,7 +127,7 @@ def examine() -> Machine:
 
 
 def advise(machine: Machine) -> MachineAdvice:
-    """Says what Fluid would use of a machine, and why not the rest."""
+    """Determines what Fluid would use of a machine, what it would not use, and why."""
     advice = MachineAdvice(len(machine.gpus), "gpu") if machine.gpus else MachineAdvice(machine.cores, "cpu")
     _advise_devices(machine, advice)
     _advise_gpu_sharing(machine, advice)
@@ -139,14 +140,14 @@ def advise(machine: Machine) -> MachineAdvice:
 
 
 def ray_is_supported(version: str) -> bool | None:
-    """Whether this version of Ray is among those tested; ``None`` if it cannot be read."""
+    """Whether this version of Ray is among the tested ones; ``None`` if it is not a version number."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None:
         return None
     return RAY_RANGE[0] <= (int(numbers[1]), int(numbers[2])) <= RAY_RANGE[1]
 
 
-# -- what there is -------------------------------------------------------------------------------------------
+# -- examining the machine -----------------------------------------------------------------------------------
 
 
 def find_package(name: str) -> Package:
@@ -168,7 +169,7 @@ def _cuda_of_torch() -> str | None:
 
 
 def read_torch_cuda(path: Path) -> str | None:
-    """The version of CUDA that PyTorch was built for, as its ``version.py`` says; ``None`` for none."""
+    """The CUDA version that PyTorch was built for, from its ``version.py``; ``None`` without CUDA."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -183,10 +184,10 @@ def read_torch_cuda(path: Path) -> str | None:
 
 
 def read_cpu_quota(cgroup: str) -> float | None:
-    """Cores' worth of CPU time that the container may use, by its cgroup of either version.
+    """CPU time that the container may use, in cores; ``None`` if it is not limited.
 
     Args:
-        cgroup: the folder where cgroups are mounted.
+        cgroup: the folder where cgroups, of version 1 or 2, are mounted.
     """
     try:
         if (words := _read(cgroup, "cpu.max").split())[:1] != []:
@@ -198,10 +199,10 @@ def read_cpu_quota(cgroup: str) -> float | None:
 
 
 def read_memory_limit(cgroup: str) -> int | None:
-    """Bytes of memory that the container may use, by its cgroup of either version.
+    """Bytes of memory that the container may use; ``None`` if it is not limited.
 
     Args:
-        cgroup: the folder where cgroups are mounted.
+        cgroup: the folder where cgroups, of version 1 or 2, are mounted.
     """
     text = _read(cgroup, "memory.max") or _read(cgroup, "memory/memory.limit_in_bytes")
     limit = int(text) if text.strip().isdecimal() else None
@@ -222,7 +223,7 @@ def _physical_memory() -> int | None:
         return None
 
 
-# -- what follows from it ------------------------------------------------------------------------------------
+# -- advice --------------------------------------------------------------------------------------------------
 
 
 def _advise_devices(machine: Machine, advice: MachineAdvice) -> None:
@@ -233,66 +234,66 @@ def _advise_devices(machine: Machine, advice: MachineAdvice) -> None:
     advice.not_used.append(f"No GPU is used: {machine.no_gpus}.")
     if machine.cpu_quota is not None and machine.cpu_quota < machine.cores:
         advice.warnings.append(
-            f"This container may use {machine.cpu_quota:g} cores' worth of CPU time, fewer than the cores it sees: "
-            f"devices={max(1, int(machine.cpu_quota))} would not slow trials down."
+            f"This container is limited to the CPU time of {machine.cpu_quota:g} cores but sees {machine.cores}: use "
+            f"devices={max(1, int(machine.cpu_quota))}, or trials will slow each other down."
         )
 
 
 def _advise_gpu_sharing(machine: Machine, advice: MachineAdvice) -> None:
     if not machine.gpus:
-        advice.not_used.append("MPS is not used: it is for GPUs.")
+        advice.not_used.append("MPS is not used: it needs a GPU.")
         return
     if machine.no_mps:
-        advice.uses.append("Trials packed on a GPU would take turns in time slices.")
-        advice.not_used.append(f"MPS could not be used: {machine.no_mps}.")
+        advice.uses.append("Trials packed on a GPU would share it by time slices.")
+        advice.not_used.append(f"MPS cannot be used: {machine.no_mps}.")
     else:
-        advice.uses.append("Trials packed on a GPU could run side by side under MPS; without it they take turns.")
+        advice.uses.append("Trials packed on a GPU can run side by side under MPS, or share it by time slices.")
     for gpu in machine.gpus:
         if (gpu.compute_mode or "").startswith("EXCLUSIVE") and machine.no_mps:
             advice.warnings.append(
-                f"The compute mode of {gpu.token} is {gpu.compute_mode}: without MPS only one process can use it, "
+                f"The compute mode of {gpu.token} is {gpu.compute_mode}: without MPS only one process can use the GPU, "
                 "so packing would fail. Fluid does not change compute modes."
             )
         if gpu.processes:
             pids = ", ".join(str(process.pid) for process in gpu.processes)
-            advice.warnings.append(f"{gpu.token} is in use already (process {pids}): measured times will be off.")
+            advice.warnings.append(f"{gpu.token} is in use (process {pids}): Fluid's measurements will be inaccurate.")
 
 
 def _advise_torch(machine: Machine, advice: MachineAdvice) -> None:
     torch = machine.packages["torch"]
     if torch.version is None:
-        what = ": how much of a GPU's memory trials take is not measured then" if machine.gpus else ""
-        advice.not_used.append(f"PyTorch is not installed{what}.")
+        effect = ": Fluid cannot measure the GPU memory of trials" if machine.gpus else ""
+        advice.not_used.append(f"PyTorch is not installed{effect}.")
     elif machine.gpus and torch.cuda is None:
-        advice.warnings.append(f"PyTorch {torch.version} was built without CUDA: its trials will not use the GPUs.")
+        advice.warnings.append(f"PyTorch {torch.version} was built without CUDA: its trials cannot use the GPUs.")
 
 
 def _advise_ray(machine: Machine, advice: MachineAdvice) -> None:
     version = machine.packages["ray"].version
     low, high = (".".join(map(str, bound)) for bound in RAY_RANGE)
     if version is None:
-        advice.uses.append("Trials would run in processes of this machine.")
-        advice.not_used.append("Ray is not installed; it is needed for clusters only: pip install 'fluid-tune[ray]'.")
+        advice.uses.append("Trials would run in local processes.")
+        advice.not_used.append("Ray is not installed. It is needed only for clusters: pip install 'fluid-tune[ray]'.")
         return
     advice.uses.append(
-        f"Trials would run in processes of this machine; on Ray {version}, if connected or with backend='ray'."
+        f"Trials would run in local processes, or on Ray {version} if it is connected or with backend='ray'."
     )
     if not ray_is_supported(version):
-        advice.warnings.append(f"Ray {version} is not among the versions that are tested, {low} to {high}.")
+        advice.warnings.append(f"Ray {version} is not among the tested versions, {low} to {high}.")
 
 
 def _advise_limits(machine: Machine, advice: MachineAdvice) -> None:
     if machine.shm is None:
-        advice.not_used.append(f"Checkpoints are not kept in memory: there is no {_SHM}.")
+        advice.not_used.append(f"Checkpoints are not kept in memory: this machine has no {_SHM}.")
     elif (machine.shm_free or 0) < _LITTLE_SHM:
         advice.warnings.append(
-            f"{_SHM} has little room ({_size(machine.shm_free)} free): checkpoints go to disk when it is full, and "
-            "data loaders may fail. In Docker, --shm-size gives it more."
+            f"{_SHM} has little free space ({_size(machine.shm_free)}): once it is full, checkpoints go to disk and "
+            "data loaders may fail. In Docker, enlarge it with --shm-size."
         )
     if machine.open_files is not None and machine.open_files < _FEW_FILES:
         advice.warnings.append(
-            f"A process may have {machine.open_files} files open only: many trials at once may fail. "
-            f"ulimit -n {_FEW_FILES} allows more."
+            f"A process may open only {machine.open_files} files: many trials at once may fail. "
+            f"Raise the limit with ulimit -n {_FEW_FILES}."
         )
 
 

@@ -1,4 +1,4 @@
-"""A machine in the terminal, and as JSON: what ``fluid doctor`` found."""
+"""Prints what ``fluid doctor`` found: as a table with sentences, or as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def machine_report(machine: Machine, advice: MachineAdvice) -> RenderableType:
-    """What there is, as a table, and what Fluid would use of it, in sentences."""
+    """The machine as a table, followed by what Fluid would use of it, in sentences."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -36,7 +36,7 @@ def machine_report(machine: Machine, advice: MachineAdvice) -> RenderableType:
 
 
 def as_json(machine: Machine, advice: MachineAdvice) -> dict[str, Any]:
-    """The same as ``fluid doctor --json`` prints it; sizes are bytes."""
+    """The output of ``fluid doctor --json``; sizes are in bytes."""
     gpus = [
         {
             "uuid": gpu.token,
@@ -78,7 +78,7 @@ def _rows(machine: Machine) -> Iterable[tuple[str, str]]:
     if machine.cores < machine.machine_cores:
         cores += f" of {machine.machine_cores}"
     if machine.cpu_quota is not None:
-        cores += f", limited to the time of {number(machine.cpu_quota)}"
+        cores += f", limited to the CPU time of {number(machine.cpu_quota)}"
     yield "CPU", cores
     memory = _size(machine.memory)
     yield "memory", memory if machine.memory_limit is None else f"{memory}, limited to {_size(machine.memory_limit)}"
@@ -98,7 +98,7 @@ def _package(package: Package) -> str:
     if package.name == "torch":
         text += f", for CUDA {package.cuda}" if package.cuda else ", without CUDA"
     if package.name == "ray":
-        text += "" if ray_is_supported(package.version) else ", not among the versions that are tested"
+        text += "" if ray_is_supported(package.version) else ", not among the tested versions"
     return text
 
 
@@ -124,7 +124,7 @@ def _gpu_table(gpus: Iterable[GpuState]) -> Table:
 
 
 def _sentences(bullet: str, sentences: Iterable[str], style: str) -> list[RenderableType]:
-    """One paragraph each, the text set off from its bullet."""
+    """A bulleted list with hanging indents; empty if there are no sentences."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

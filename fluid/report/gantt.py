@@ -1,6 +1,6 @@
-"""Gantt charts of plans and simulated runs, and curves over the number of devices. Needs matplotlib.
+"""Gantt charts of plans and runs, and curves over the number of devices, as image files. Needs matplotlib.
 
-Figures are made without pyplot, so that nothing here touches a display or global state.
+Figures are made without pyplot, so that neither a display nor global state is involved.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 _WIDTH = 12.0  # inches, of every figure
 _LEFT, _RIGHT = 0.85, 0.35  # inches beside the axes
-_STRIP = 0.5  # inches, the utilisation strip
-_HEAD, _GAP, _FOOT = 0.5, 0.12, 0.55  # inches: a panel's title, above its strip, below the lowest panel
-_LANE_MARGIN = 0.07  # share of a lane left free on each side
+_UTILISATION = 0.5  # inches, the utilisation below a chart
+_HEAD, _GAP, _FOOT = 0.5, 0.12, 0.55  # inches: a title, above the utilisation, below the last panel
+_LANE_MARGIN = 0.07  # share of a lane (a device's row) left free above and below
 _GREY, _RULE, _SHARED, _BOUND, _BUSY = "#555555", "#d9d9d9", "#ececec", "#b2182b", "#9fb8cf"
-#: Points of height per point of type, and of width per character, of the font drawn with.
+#: Line height and mean width of a character, in multiples of the font size.
 _LINE, _CHARACTER = 1.3, 0.62
 _SMALL, _LEAST_TYPE, _LARGEST_TYPE = 7.5, 4.2, 9.0
 
@@ -57,9 +57,9 @@ class GanttPanel:
     """One chart of a figure.
 
     Attributes:
-        title: what stands first in its title, such as the planner's name.
-        timeline: what to draw.
-        note: stands last in the title, after makespan, lower bound and utilisation.
+        title: the beginning of its title, such as the planner's name.
+        timeline: the timeline to draw.
+        note: the end of its title, after makespan, lower bound and utilisation.
     """
 
     title: str
@@ -73,34 +73,34 @@ class GanttPanel:
 
     @classmethod
     def of_result(cls, result: SimulationResult) -> GanttPanel:
-        """A simulated run, which must have been recorded."""
+        """A simulated run; it must have been simulated with ``record=True``."""
         return cls(result.planner, Timeline.of_result(result), f"{result.resizes} resizes")
 
 
 def save_gantt(path: str | Path, panels: Sequence[GanttPanel], title: str = "", *, field: str = "plot") -> None:
-    """Draws a figure with one chart per panel, one above the other on the same axis of time.
+    """Saves a figure with one chart per panel, one above the other on the same time axis.
 
     Args:
-        path: the file to write; its ending chooses the format.
+        path: the file to write; its suffix chooses the format.
         panels: at least one.
-        title: stands above all panels.
-        field: what the caller calls ``path``, for errors.
+        title: the title of the figure.
+        field: the caller's name for ``path``, for errors.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
-        InvalidFieldError: there is no panel, or the file cannot be written.
+        InvalidFieldError: ``panels`` is empty, or the file cannot be written.
     """
     _save(draw_gantt(panels, title), path, field)
 
 
 def draw_gantt(panels: Sequence[GanttPanel], title: str = "") -> Figure:
-    """The figure that :func:`save_gantt` writes. Its axes are a chart and a utilisation strip per panel."""
+    """The figure that :func:`save_gantt` saves. Each panel has two axes: the chart and the utilisation below it."""
     _imports.check()
     if not panels:
-        raise InvalidFieldError("panels", panels, "there is nothing to draw")
+        raise InvalidFieldError("panels", panels, "must not be empty")
     charts = [_chart_height(panel.timeline, len(panels)) for panel in panels]
     top = 0.4 if title else 0.0
-    height = top + sum(charts) + len(panels) * (_HEAD + _GAP + _STRIP) + _FOOT
+    height = top + sum(charts) + len(panels) * (_HEAD + _GAP + _UTILISATION) + _FOOT
     figure = Figure(figsize=(_WIDTH, height), facecolor="white")
     if title:
         figure.text(_LEFT / _WIDTH, 1.0 - 0.3 / height, printable(title), fontsize=13, weight="bold", parse_math=False)
@@ -110,11 +110,11 @@ def draw_gantt(panels: Sequence[GanttPanel], title: str = "") -> Figure:
         at -= _HEAD + chart
         axes = _add_axes(figure, at, chart)
         _Chart(axes, panel, span, chart).draw()
-        at -= _GAP + _STRIP
-        strip = _add_axes(figure, at, _STRIP)
-        _draw_strip(strip, panel.timeline)
-        for lower in (axes, strip):
-            _set_time_axis(lower, span, labels=lower is strip and panel is panels[-1])
+        at -= _GAP + _UTILISATION
+        utilisation = _add_axes(figure, at, _UTILISATION)
+        _draw_utilisation(utilisation, panel.timeline)
+        for each in (axes, utilisation):
+            _set_time_axis(each, span, labels=each is utilisation and panel is panels[-1])
     return figure
 
 
@@ -122,7 +122,7 @@ def draw_gantt(panels: Sequence[GanttPanel], title: str = "") -> Figure:
 
 
 def _chart_height(timeline: Timeline, panels: int) -> float:
-    """Inches: enough for every lane to be told apart, within what still is one picture."""
+    """Height in inches: enough to distinguish the lanes, but limited."""
     slots = max((block.slots for block in timeline.blocks), default=1)
     lane, most = (0.45, 14.0) if panels == 1 else (min(max(0.3, 0.1 * slots), 0.45), 6.0)
     return min(max(1.2, lane * len(timeline.devices)), most)
@@ -138,7 +138,7 @@ def _add_axes(figure: Figure, bottom: float, height: float) -> Axes:
 
 
 class _Chart:
-    """The chart of one panel, on axes of ``height`` inches whose axis of time covers ``span`` seconds."""
+    """Draws the chart of one panel on axes of ``height`` inches whose time axis covers ``span`` seconds."""
 
     def __init__(self, axes: Axes, panel: GanttPanel, span: float, height: float) -> None:
         self._axes = axes
@@ -148,7 +148,7 @@ class _Chart:
         self._lanes = len(panel.timeline.devices)
         self._points_per_second = 72.0 * (_WIDTH - _LEFT - _RIGHT) / span if span > 0.0 else 0.0
         self._points_per_lane = 72.0 * height / self._lanes
-        # On narrower lanes a margin would eat the blocks up.
+        # On narrower lanes the margin would leave too little of the blocks.
         self._margin = _LANE_MARGIN if self._points_per_lane > 8.0 else 0.0
         self._short = short_names(panel.timeline.trial_ids)
 
@@ -180,11 +180,11 @@ class _Chart:
 
     def _figures(self) -> str:
         timeline = self._timeline
-        said = [f"makespan {duration(timeline.makespan, like=self._span)}"]
+        parts = [f"makespan {duration(timeline.makespan, like=self._span)}"]
         if timeline.lower_bound > 0.0:
-            said.append(f"{times(timeline.makespan / timeline.lower_bound)} the lower bound")
-        said.append(f"devices busy {percent(timeline.utilisation)}")
-        return ", ".join(said + ([self._panel.note] if self._panel.note else []))
+            parts.append(f"{times(timeline.makespan / timeline.lower_bound)} the lower bound")
+        parts.append(f"devices busy {percent(timeline.utilisation)}")
+        return ", ".join(parts + ([self._panel.note] if self._panel.note else []))
 
     def _draw_lanes(self) -> None:
         axes, devices = self._axes, self._timeline.devices
@@ -195,8 +195,8 @@ class _Chart:
         if self._points_per_lane > 6.0:
             axes.hlines(range(1, self._lanes), 0.0, self._span, color=_RULE, linewidth=0.5, zorder=0)
         for lane, device in enumerate(devices):
-            # A free place beside a trial is no idle device: a trial left alone there runs at full speed.
-            for start, end in self._timeline.shared_stretches[device.index]:
+            # A free slot beside a trial does not make the device idle: the trial there runs at full speed.
+            for start, end in self._timeline.shared_intervals[device.index]:
                 corner, tall = (start, lane + self._margin), 1.0 - 2.0 * self._margin
                 axes.add_artist(Rectangle(corner, end - start, tall, facecolor=_SHARED, zorder=1, gid="shared"))
             for start, end in self._timeline.absences.get(device.index, ()):
@@ -210,7 +210,7 @@ class _Chart:
         for block in timeline.blocks:
             if block.segment not in widest or block.lanes > widest[block.segment].lanes:
                 widest[block.segment] = block
-        # add_artist, not add_patch: the limits are set already, and looking at them again takes most of the time.
+        # add_artist, because add_patch would update the limits, which are set already and take most of the time.
         for block in timeline.blocks:
             segment = timeline.segments[block.segment]
             fill = colour(timeline.trials[segment.row])
@@ -227,7 +227,7 @@ class _Chart:
                 self._label(segment, corner[1] + tall / 2.0, tall * self._points_per_lane, ink(fill))
 
     def _label(self, segment: Segment, middle: float, height: float, pen: str) -> None:
-        """Writes the trial and its width into a block of ``height`` points, as much of it as fits."""
+        """Labels a block of ``height`` points with the trial and its width, as far as they fit."""
         size = min(_LARGEST_TYPE, height / _LINE)
         if size < _LEAST_TYPE:
             return
@@ -243,7 +243,7 @@ class _Chart:
                 return
 
     def _draw_limits(self) -> None:
-        """Lines at the makespan and at the lower bound, each with its name above the chart."""
+        """Draws lines at the makespan and at the lower bound, with labels above the chart."""
         end, bound = self._timeline.makespan, self._timeline.lower_bound
         self._axes.vlines(end, 0.0, self._lanes, color="black", linewidth=1.3, zorder=3, clip_on=False)
         name = duration(end, like=self._span)
@@ -252,7 +252,7 @@ class _Chart:
         if bound > 0.0:
             self._axes.vlines(bound, 0.0, self._lanes, color=_BOUND, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
             text = f"lower bound {duration(bound, like=self._span)}"
-            # Centred on its line, or moved to the left of the makespan's name.
+            # Centred on its line, or moved to the left of the makespan's label.
             half = self._seconds_of(text) / 2.0
             free = end - (self._seconds_of(name) if at_edge else 0.0)
             self._above(text, max(half, min(bound, free - half)), "center", _BOUND)
@@ -270,11 +270,11 @@ class _Chart:
         written.set_horizontalalignment(align)
 
     def _seconds_of(self, text: str) -> float:
-        """Width of a small text, in seconds of the axis."""
+        """Width of a small text, in seconds on the time axis."""
         return (len(text) + 1) * _CHARACTER * _SMALL / self._points_per_second if self._points_per_second else 0.0
 
 
-def _draw_strip(axes: Axes, timeline: Timeline) -> None:
+def _draw_utilisation(axes: Axes, timeline: Timeline) -> None:
     """Draws the busy share of the devices over time."""
     edges, shares = timeline.utilisation_steps()
     if len(shares):
@@ -300,25 +300,25 @@ def _set_time_axis(axes: Axes, span: float, *, labels: bool) -> None:
 
 
 def save_sweep(path: str | Path, results: Sequence[SimulationResult], title: str = "") -> None:
-    """Draws makespan and device-hours against the number of devices, a line for each planner.
+    """Saves a figure of makespan and device-hours over the number of devices, with a line for each planner.
 
     Args:
-        path: the file to write; its ending chooses the format.
-        results: planners on several numbers of devices.
-        title: stands above.
+        path: the file to write; its suffix chooses the format.
+        results: runs of the planners on several numbers of devices.
+        title: the title of the figure.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
-        InvalidFieldError: there is no result, or the file cannot be written.
+        InvalidFieldError: ``results`` is empty, or the file cannot be written.
     """
     _save(draw_sweep(results, title), path)
 
 
 def draw_sweep(results: Sequence[SimulationResult], title: str = "") -> Figure:
-    """The figure that :func:`save_sweep` writes: two axes, makespan and device-hours."""
+    """The figure that :func:`save_sweep` saves, with two axes: makespan and device-hours."""
     _imports.check()
     if not results:
-        raise InvalidFieldError("results", results, "there is nothing to draw")
+        raise InvalidFieldError("results", results, "must not be empty")
     figure = Figure(figsize=(_WIDTH, 4.6), facecolor="white", layout="constrained")
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, weight="bold", parse_math=False)
@@ -347,7 +347,7 @@ def draw_sweep(results: Sequence[SimulationResult], title: str = "") -> Figure:
 
 
 def _draw_advice(axes: Axes, advice: ClusterSizeAdvice, counts: Sequence[int], unit: float) -> None:
-    """Marks the best planner's knee, and draws how it would scale if devices were all it took."""
+    """Marks the knee of the best planner, and draws perfect scaling for comparison."""
     knee, fewest = advice.knee, advice.runs[0]
     perfect = [fewest.makespan / unit * fewest.n / count for count in counts]
     axes.plot(counts, perfect, color="#999999", linestyle="--", linewidth=1.0, zorder=1, label="perfect scaling")
@@ -370,15 +370,15 @@ def _set_count_axis(axes: Axes, counts: Sequence[int]) -> None:
 
 
 def check_plot(path: str | Path, field: str = "plot") -> None:
-    """Finds out whether a figure can be saved, before the work for it is done.
+    """Checks in advance that a figure can be saved.
 
     Args:
         path: the file to write.
-        field: what the caller calls it, for the error.
+        field: the caller's name for ``path``, for errors.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
-        InvalidFieldError: the file's ending is no format matplotlib writes, or its folder is not there.
+        InvalidFieldError: the suffix is not a format of matplotlib, or the folder does not exist.
     """
     _imports.check()
     formats = sorted(FigureCanvasBase.get_supported_filetypes())
@@ -392,7 +392,7 @@ def _save(figure: Figure, path: str | Path, field: str = "plot") -> None:
     check_plot(path, field)
     try:
         with warnings.catch_warnings():
-            # Names of trials may be of any script; what the font lacks is drawn as a box.
+            # Names of trials may be in any script; characters that the font lacks are drawn as boxes.
             warnings.filterwarnings("ignore", message="Glyph")
             figure.savefig(path, dpi=150)
     except OSError as error:

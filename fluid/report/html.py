@@ -1,7 +1,7 @@
-"""A run as one HTML page: device timeline, utilisation, metric curves and a table of trials.
+"""Renders a recorded run as one HTML page: device timeline, utilisation, metric curves and a table of trials.
 
-The page needs nothing but itself, so it can be mailed, archived and opened from a disk. Facts and tables are plain
-HTML; ``page.js`` draws the rest from data inside the page. Whatever the user named is escaped, and shown as text only.
+The page loads no other file, so it can be mailed, archived and opened from a disk. Summary and tables are plain HTML;
+``page.js`` draws the rest from data inside the page. All names that users chose are escaped and shown as text only.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fluid.display.palette import colour, ink
 from fluid.errors import InvalidFieldError
 from fluid.report.run import KeyMeasurements, RecordedRun, TrialRun, is_number
 
-#: Points of all curves together, and the least and most of one curve.
+#: Points of all curves together, and the fewest and most of one curve.
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400
-#: Steps of the utilisation that are drawn as they are; of more, the mean in this many equal parts.
+#: Most steps of the utilisation. A longer series is replaced by its means over this many equal parts of the run.
 _MOST_STEPS = 2000
 #: Most hyperparameters with a column of their own, and most characters of one value.
 _MOST_PARAMETERS, _LONGEST_VALUE = 6, 60
-#: The page may load nothing, from nowhere.
+#: The page may not load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def save_html(path: str | Path, run: RecordedRun) -> None:
-    """Writes the page.
+    """Writes the page to a file.
 
     Args:
         path: the file to write.
-        run: what it shows.
+        run: the run to show.
 
     Raises:
         InvalidFieldError: the file cannot be written.
@@ -58,13 +58,13 @@ def render_html(run: RecordedRun) -> str:
         '<meta name="color-scheme" content="light dark">',
         f"<title>{title} - Fluid</title>",
         f"<style>{_asset('page.css')}</style></head><body>",
-        f"<header><h1>{title}</h1>{_facts(run)}{_notes(run)}</header>",
-        "<noscript><p class=note>The drawings need JavaScript. The tables do not.</p></noscript>",
+        f"<header><h1>{title}</h1>{_summary(run)}{_notes(run)}</header>",
+        "<noscript><p class=note>The charts need JavaScript. The tables do not.</p></noscript>",
         _asset("page.html"),
         _trials_table(run),
         f"<div class=pair>{_card('Groups', _groups_table(run)) if not run.is_one_search else ''}",
         f"{_card('Measured', _keys_table(run.keys))}</div>",
-        '<div id="tip" hidden></div>',
+        '<div id="tooltip" hidden></div>',
         f'<script type="application/json" id="data">{_embedded(page_data(run))}</script>',
         f"<script>{_asset('page.format.js')}</script>",
         f"<script>{_asset('page.js')}</script>",
@@ -74,25 +74,25 @@ def render_html(run: RecordedRun) -> str:
 
 
 def page_data(run: RecordedRun) -> dict[str, Any]:
-    """What ``page.js`` draws: plain lists, strings and numbers."""
+    """The data that ``page.js`` draws: plain lists, strings and numbers."""
     timeline = run.timeline
-    places: dict[str, int] = {}
+    placements: dict[str, int] = {}
     segments = []
     for segment in timeline.segments:
-        where = places.setdefault(placement_name(segment.width, segment.devices), len(places))
-        segments.append([segment.row, *map(_short, (segment.start, segment.end)), where, _short(segment.pause)])
+        placement = placements.setdefault(placement_name(segment.width, segment.devices), len(placements))
+        segments.append([segment.row, *map(_short, (segment.start, segment.end)), placement, _short(segment.pause)])
     lanes = {device.index: lane for lane, device in enumerate(timeline.devices)}
     return {
         "makespan": timeline.makespan,
         "lanes": [f"{device.kind} {device.index}" for device in timeline.devices],
         "hosts": [device.host for device in timeline.devices],
-        "places": list(places),
+        "placements": list(placements),
         "segments": segments,
         "blocks": [[b.segment, b.lane, b.lanes, b.slot, b.slots] for b in timeline.blocks],
         "absent": [
             [lanes[device], _short(start), _short(end)]
-            for device, stretches in timeline.absences.items()
-            for start, end in stretches
+            for device, intervals in timeline.absences.items()
+            for start, end in intervals
         ],
         "busy": _utilisation(run),
         "metrics": [{"name": name, "less": run.less_is_better(name)} for name in run.metrics],
@@ -100,11 +100,11 @@ def page_data(run: RecordedRun) -> dict[str, Any]:
     }
 
 
-# --- Data for the drawings
+# --- Data for the charts
 
 
 def _utilisation(run: RecordedRun) -> list[list[float]]:
-    """Times and the busy share from each to the next."""
+    """The times at which the busy share of the devices changes, and its value from each to the next."""
     times, shares = run.timeline.utilisation_steps()
     if len(shares) > _MOST_STEPS:
         times = np.linspace(0.0, run.timeline.makespan, _MOST_STEPS + 1)
@@ -136,7 +136,7 @@ def _trials_data(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def _curve(trial: TrialRun, metric: str, most: int) -> list[list[float]]:
-    """Iterations, times and values; of more than ``most`` points evenly chosen ones, the last always."""
+    """The iterations, times and values of a metric; at most ``most`` points, evenly chosen and including the last."""
     points = [(each.number, each.end, each.metrics[metric]) for each in trial.finished if metric in each.metrics]
     points = [point for point in points if is_number(point[2])]
     if len(points) > most:
@@ -145,7 +145,7 @@ def _curve(trial: TrialRun, metric: str, most: int) -> list[list[float]]:
 
 
 def _trial_facts(run: RecordedRun, trial: TrialRun) -> dict[str, str]:
-    """What the page tells of a selected trial, besides its config and metrics."""
+    """The entries that the page shows for a selected trial, besides its config and metrics."""
     names = {group.group_id: group.name for group in run.groups}
     facts = {
         "group": names.get(trial.group_id, trial.group_id),
@@ -160,13 +160,13 @@ def _trial_facts(run: RecordedRun, trial: TrialRun) -> dict[str, str]:
 
 
 def _short(value: float) -> float:
-    """Six digits are more than a screen shows."""
+    """Rounds to six significant digits, which are more than a screen shows."""
     return float(f"{value:.6g}")
 
 
 def _shown(value: object) -> str:
     if isinstance(value, float):
-        # As few digits as tell neighbours apart; metrics like 0.9312 and 0.9318 differ.
+        # Five digits distinguish metrics such as 0.9312 and 0.9318.
         return f"{value:.5g}" if math.isfinite(value) else str(value)
     return "" if value is None else _value(value, _LONGEST_VALUE)
 
@@ -180,7 +180,7 @@ def _value(value: object, most: int) -> str:
 
 
 def _embedded(data: object) -> str:
-    """JSON that can stand in a script element: no ``<`` may end it or open a comment."""
+    """JSON for a script element, in which no ``<`` can end the element or open a comment."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -188,26 +188,26 @@ def _embedded(data: object) -> str:
 # --- Plain HTML
 
 
-def _facts(run: RecordedRun) -> str:
+def _summary(run: RecordedRun) -> str:
     timeline = run.timeline
     states: dict[str, int] = {}
     for trial in run.trials:
         states[trial.state] = states.get(trial.state, 0) + 1
-    facts = [
+    tiles = [
         ("makespan", duration(timeline.makespan), ""),
         ("devices busy", percent(timeline.utilisation), f"of {count(len(timeline.devices), 'device')}"),
         ("trials", f"{len(run.trials):,}", ", ".join(f"{n:,} {state.lower()}" for state, n in states.items())),
         ("iterations", f"{sum(group.iterations for group in run.groups):,}", count(run.resizes, "resize")),
     ]
-    tiles = "".join(
-        f"<div class=fact><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(more)}</small></div>"
-        for name, value, more in facts
+    entries = [(name, run.session.get(key)) for name, key in (("began", "began"), ("planner", "planner"))]
+    entries += [("GPUs shared by", run.sharing)]
+    entries += [("backend", run.session.get("backend")), ("Fluid", run.session.get("fluid")), ("folder", str(run.path))]
+    line = " &nbsp;·&nbsp; ".join(f"{escape(name)} <b>{escape(str(value))}</b>" for name, value in entries if value)
+    boxes = "".join(
+        f"<div class=tile><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(more)}</small></div>"
+        for name, value, more in tiles
     )
-    told = [(name, run.session.get(key)) for name, key in (("began", "began"), ("planner", "planner"))]
-    told += [("GPUs shared by", run.sharing)]
-    told += [("backend", run.session.get("backend")), ("Fluid", run.session.get("fluid")), ("folder", str(run.path))]
-    said = " &nbsp;·&nbsp; ".join(f"{escape(name)} <b>{escape(str(value))}</b>" for name, value in told if value)
-    return f'<p class="told">{said}</p><div class="facts">{tiles}</div>'
+    return f'<p class="session">{line}</p><div class="tiles">{boxes}</div>'
 
 
 def _notes(run: RecordedRun) -> str:
@@ -234,7 +234,7 @@ def _groups_table(run: RecordedRun) -> str:
 
 def _keys_table(keys: Sequence[KeyMeasurements]) -> str:
     if not keys:
-        return '<p class="muted">Nothing: the profile is written when the session ends.</p>'
+        return '<p class="muted">No measurements: the profile is written when the session ends.</p>'
     rows = [
         [
             _cell(key.key),
@@ -275,7 +275,7 @@ def _trials_table(run: RecordedRun) -> str:
 def _table(
     headers: Iterable[str], rows: Iterable[Sequence[str]], name: str, attributes: Sequence[str] | None = None
 ) -> str:
-    """A table that can be sorted; a header that ends in ``#`` is one of figures."""
+    """A sortable table; a header that ends in ``#`` marks a column of numbers."""
     head = "".join(
         f'<th scope="col"{" class=num" * header.endswith("#")}><button>{escape(header.removesuffix("#"))}</button></th>'
         for header in headers
@@ -287,7 +287,7 @@ def _table(
 
 
 def _cell(text: str, value: float | None = None) -> str:
-    """A cell; with a value it is sorted by, it holds a figure."""
+    """A cell; ``value`` makes it one of numbers, by which the table is sorted."""
     if value is None:
         return f"<td>{escape(text)}</td>"
     return f'<td class="num" data-v="{value:.9g}">{escape(text)}</td>'
@@ -301,7 +301,7 @@ def _parameter_cell(value: object) -> str:
 
 
 def _parameters(trials: Sequence[TrialRun]) -> list[str]:
-    """The hyperparameters in which trials differ, as far as they can stand in a column."""
+    """The hyperparameters in which trials differ and whose values fit a column."""
     seen: dict[str, set[str]] = {}
     for trial in trials:
         for name, value in trial.config.items():

@@ -43,18 +43,18 @@
     return found;
   }
 
-  // --- The tip
+  // --- The tooltip
 
-  const tip = byId("tip");
-  function showTip(event, text) {
-    tip.hidden = false;
-    tip.textContent = text;
-    const box = tip.getBoundingClientRect();
+  const tooltip = byId("tooltip");
+  function showTooltip(event, text) {
+    tooltip.hidden = false;
+    tooltip.textContent = text;
+    const box = tooltip.getBoundingClientRect();
     const left = event.clientX + 14 + box.width > innerWidth ? event.clientX - box.width - 10 : event.clientX + 14;
-    tip.style.left = Math.max(4, left) + "px";
-    tip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - box.height - 4)) + "px";
+    tooltip.style.left = Math.max(4, left) + "px";
+    tooltip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - box.height - 4)) + "px";
   }
-  const hideTip = () => { tip.hidden = true; };
+  const hideTooltip = () => { tooltip.hidden = true; };
 
   // --- Devices over time
 
@@ -126,7 +126,7 @@
     }
     for (const [left, right, middle, trial, position, tall] of labels) {
       const size = Math.min(11, tall - 1), room = (right - left - 6) / (size * 0.58);
-      const where = data.places[data.segments[position][3]];
+      const where = data.placements[data.segments[position][3]];
       const share = where.includes(" of ") ? "  " + where.split(" ")[0] : where.includes(":") ? "  x" + where.split(" ")[0] : "";
       const name = [trial.id + share, trial.id, trial.short].find((text) => text.length <= room);
       if (!name) continue;
@@ -186,7 +186,7 @@
     if (!drag) return;
     const [a, b] = [drag.at, pointerOf(event)].sort((p, q) => p - q);
     if (b - a < 4 && !drag.shade) return;
-    hideTip();
+    hideTooltip();
     drag.shade = drag.shade || svg(gantt, "rect", { y: 0, height: "100%", fill: "var(--accent)", opacity: 0.25 });
     drag.shade.setAttribute("x", a);
     drag.shade.setAttribute("width", b - a);
@@ -206,13 +206,13 @@
   });
   gantt.addEventListener("pointermove", (event) => {
     const position = event.target.getAttribute("data-s");
-    if (drag || position === null) { if (!drag) hideTip(); return; }
+    if (drag || position === null) { if (!drag) hideTooltip(); return; }
     const [row, from, to, where, pause] = data.segments[position];
-    const lines = [data.trials[row].id, data.places[where], `${duration(from)} to ${duration(to)}: ${duration(to - from)}`];
-    if (pause > 0) lines.push(`${duration(pause)} of it a resize`);
-    showTip(event, lines.join("\n"));
+    const lines = [data.trials[row].id, data.placements[where], `${duration(from)} to ${duration(to)}: ${duration(to - from)}`];
+    if (pause > 0) lines.push(`including a resize of ${duration(pause)}`);
+    showTooltip(event, lines.join("\n"));
   });
-  gantt.addEventListener("pointerleave", hideTip);
+  gantt.addEventListener("pointerleave", hideTooltip);
   gantt.addEventListener("dblclick", () => zoom(0, data.makespan));
   gantt.addEventListener("wheel", (event) => {
     if (event.ctrlKey || event.metaKey) {
@@ -252,7 +252,7 @@
       low = Math.min(low, value); high = Math.max(high, value); highX = Math.max(highX, xs[k]);
     });
     if (!(high >= low)) {
-      svg(curves, "text", { x: left, y: 40 }, data.metrics.length ? "Nothing to draw." : "The trials reported no numbers.");
+      svg(curves, "text", { x: left, y: 40 }, data.metrics.length ? "No values to draw." : "The trials reported no numeric metrics.");
       return;
     }
     if (over === 0) lowX = Math.min(1, highX);
@@ -319,12 +319,12 @@
   }
   curves.addEventListener("pointermove", (event) => {
     const near = nearestCurve(event);
-    if (!near) return hideTip();
+    if (!near) return hideTooltip();
     const [row, at, value] = near;
     const when = Number(overBox.value) ? duration(at) : "iteration " + at;
-    showTip(event, `${data.trials[row].id}\n${data.metrics[Number(metricBox.value)].name} ${value}\n${when}`);
+    showTooltip(event, `${data.trials[row].id}\n${data.metrics[Number(metricBox.value)].name} ${value}\n${when}`);
   });
-  curves.addEventListener("pointerleave", hideTip);
+  curves.addEventListener("pointerleave", hideTooltip);
   curves.addEventListener("click", (event) => { const near = nearestCurve(event); choose(near ? near[0] : -1); });
 
   // --- Tables

@@ -1,4 +1,4 @@
-"""A run in the terminal, and as JSON: what its groups and trials came to."""
+"""Prints a recorded run, its groups and its trials: as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from fluid.display.format import count, duration, durations, number, percent, pr
 from fluid.display.palette import colour
 from fluid.report.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun, is_number
 
-#: Rows of a table that people still read.
+#: Most rows of a table.
 DEFAULT_TABLE_ROWS = 20
 _LONGEST_NAME = 32
 _STATE_STYLES = {"FAILED": "bold red", "UNFINISHED": "yellow", "STOPPED": "dim", "UNKNOWN": "dim"}
 
 
 def run_tables(run: RecordedRun, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> RenderableType:
-    """The run in a line, its groups, its best trials by their first metric, and what was measured.
+    """A run as a summary line, its groups, its best trials by their first metric, and the measurements.
 
     Args:
         run: the run.
-        rows: most groups and most trials listed; a line says how many are left out.
+        rows: most groups and most trials to list; a line says how many are left out.
         compact: for narrow terminals: fewer columns.
     """
     parts: list[RenderableType] = [_headline(run)]
-    if run.is_one_search:  # Its name stands above, and there is nothing to compare it with.
+    if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
         parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {_states(run.groups[0])}"))
     else:
         parts.append(_groups_table(run.groups, rows, compact=compact))
@@ -46,7 +46,7 @@ def run_tables(run: RecordedRun, *, rows: int = DEFAULT_TABLE_ROWS, compact: boo
 
 
 def as_json(run: RecordedRun) -> dict[str, Any]:
-    """The run as ``fluid report --json`` prints it."""
+    """The output of ``fluid report --json``."""
     return {
         "run": str(run.path),
         "session": {key: _plain(value) for key, value in run.session.items()},
@@ -94,7 +94,7 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become ``null``."""
+    """Replaces NaN and infinity, which JSON does not have, by ``None``."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -116,7 +116,7 @@ def _groups_table(groups: Sequence[GroupRun], rows: int, *, compact: bool) -> Ta
         table.add_column(header, justify="left" if header == "group" else "right", no_wrap=True)
     if not compact:
         table.add_column("states", overflow="fold")
-    # The newest are the ones looked for.
+    # The newest groups are of most interest.
     shown = groups[-rows:]
     for group, makespan in zip(shown, durations([group.makespan for group in shown]), strict=True):
         name = shortened(printable(group.name), _LONGEST_NAME)
@@ -130,7 +130,7 @@ def _states(group: GroupRun) -> str:
 
 
 def _trials_table(run: RecordedRun, rows: int, *, compact: bool) -> Table:
-    """The best trials by the first metric; in order of submission where there is none."""
+    """The best trials by the first metric; in order of submission if there is none."""
     metric = run.metrics[0] if run.metrics else None
     table = _empty_table()
     figures = ["iterations"] + ([] if compact else ["time", "widths"]) + ([metric] if metric else [])
@@ -164,15 +164,15 @@ def _rank(trial: TrialRun, metric: str, *, less: bool) -> float:
 
 
 def _measured(key: KeyMeasurements) -> str:
-    said = f"{printable(key.key)}:"
+    text = f"{printable(key.key)}:"
     if key.seconds is not None:
-        said += f" {duration(key.seconds)} per iteration alone,"
+        text += f" {duration(key.seconds)} per iteration alone,"
     packing = f"alpha {key.alpha:.3f}, c {key.c}" if key.packing > 1 else "packing not measured"
-    return f"{said} {packing}, beta {key.beta:.3f}"
+    return f"{text} {packing}, beta {key.beta:.3f}"
 
 
-def _left_out(things: int, rows: int, what: str) -> list[RenderableType]:
-    return [Text(f"... and {count(things - rows, f'more {what}')}\n", style="dim")] if things > rows else []
+def _left_out(total: int, rows: int, noun: str) -> list[RenderableType]:
+    return [Text(f"... and {count(total - rows, f'more {noun}')}\n", style="dim")] if total > rows else []
 
 
 def _empty_table() -> Table:

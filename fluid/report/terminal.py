@@ -45,12 +45,12 @@ def track(items: Sequence[T], describe: Callable[[T], str]) -> Iterator[T]:
 
 
 def plan_table(plan: Plan, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> Table:
-    """The trials of a plan: runtime alone, what each is given, and when it starts and ends by the prediction.
+    """The trials of a plan: runtime alone on one device, allocation, and predicted start and end.
 
     Args:
-        plan: at least one trial.
+        plan: a plan of at least one trial.
         rows: most trials shown; a caption says how many are left out.
-        compact: for narrow terminals: only what each trial is given, and when it ends.
+        compact: for narrow terminals: only the allocation and the end of each trial.
     """
     ids = plan.instance.trial_ids
     shown = range(min(rows, len(ids)))
@@ -78,7 +78,7 @@ def plan_table(plan: Plan, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = Fa
 
 
 def allocation_history(segments: Sequence[Segment]) -> str:
-    """What a trial is given, over its segments: ``"device 3, then 2 devices"``."""
+    """The devices of a trial over its segments: ``"device 3, then 2 devices"``."""
     ordered = sorted(segments, key=lambda segment: segment.start)
     if not ordered:
         return "-"
@@ -90,11 +90,11 @@ def allocation_history(segments: Sequence[Segment]) -> str:
 
 
 def plan_summary(plan: Plan, fifo_makespan: float) -> Text:
-    """The plan in one line: makespan, how far it is from the lower bound, utilisation, and what FIFO would take.
+    """The plan as one line: makespan, its ratio to the lower bound, utilisation, and the makespan under FIFO.
 
     Args:
         plan: the plan.
-        fifo_makespan: seconds by the plain scheduler, one trial a device, first come first served.
+        fifo_makespan: seconds under FIFO, which runs one trial per device, first come first served.
     """
     timeline = Timeline.of_plan(plan)
     line = Text()
@@ -107,7 +107,7 @@ def plan_summary(plan: Plan, fifo_makespan: float) -> Text:
 
 
 def _histories(plan: Plan, rows: range) -> list[list[Segment]]:
-    """The segments of each of these rows."""
+    """The segments of each row."""
     histories: dict[int, list[Segment]] = {row: [] for row in rows}
     for segment in plan.schedule.segments:
         if segment.row in histories:

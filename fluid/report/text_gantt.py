@@ -1,7 +1,7 @@
-"""The strips as text: a line per device, more where trials share it, time from left to right.
+"""A Gantt chart as text: a line per device, or one per slot where trials share it, with time from left to right.
 
-Every trial has a letter, so the picture reads without colour; with colour the letter stands at the start of each
-bar only. A picture fits the width of its terminal, whatever that is.
+Every trial has a letter, so the chart is legible without colours. With colours the letter is only at the start of each
+bar. The chart fits any width of terminal.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from fluid.display.format import duration, percent, tick_label, tick_step, unit_
 from fluid.display.palette import colour, ink, mark
 from fluid.report.timeline import Bar, Timeline
 
-#: Most devices and most text lines a picture shows before it says how many more there are.
+#: Most devices and most lines of the chart. A line below says how many devices are left out.
 MAX_DEVICES = 32
 MAX_LINES = 48
-#: From this width on there is room for a column of utilisation at the right.
+#: The width, in characters, from which the chart has a column of utilisation at its right.
 _ROOM_FOR_SHARES = 60
 _SHARES_WIDTH = 6
 _LEAST_COLUMNS = 8
 _LONGEST_NAME = 24
 
-#: What stands in a cell where no trial does.
+#: Owners of the cells that no trial owns.
 _IDLE, _BOUND, _ABSENT = -1, -2, -3
 _DIM = Style(dim=True)
 
 
 @dataclass(frozen=True)
 class _GanttGlyphs:
-    """The characters of a picture."""
+    """The characters of a chart."""
 
     idle: str
     bound: str
@@ -57,15 +57,15 @@ _ASCII = _GanttGlyphs(".", ":", "/", "~", "|", "+", "|", "+", "+", "-", "+", "^"
 
 
 def trial_style(trial: int) -> Style:
-    """The trial's colour as a background, with a legible ink."""
+    """The trial's colour as background, with legible text on it."""
     return Style(color=ink(colour(trial)), bgcolor=colour(trial))
 
 
 class TextGantt:
-    """A picture of a timeline; print it on a rich console.
+    """A Gantt chart of a timeline as a renderable of rich.
 
     Args:
-        timeline: what to draw.
+        timeline: the timeline to draw.
         max_devices: most devices to draw.
         legend_lines: most lines of legend; 0 for no legend.
     """
@@ -76,17 +76,17 @@ class TextGantt:
         self._legend_lines = legend_lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yields the lines of the picture."""
+        """Yields the lines of the chart."""
         coloured = console.color_system is not None and not console.no_color
-        lines_of = _GanttLines(self._timeline, options.max_width, _ASCII if options.ascii_only else _UNICODE, coloured)
-        lines = [*lines_of.device_lines(self._max_devices), *lines_of.utilisation_line(), *lines_of.axis_lines()]
-        for line in [*lines, *lines_of.legend_lines(self._legend_lines)]:
+        chart = _GanttLines(self._timeline, options.max_width, _ASCII if options.ascii_only else _UNICODE, coloured)
+        lines = [*chart.device_lines(self._max_devices), *chart.utilisation_line(), *chart.axis_lines()]
+        for line in [*lines, *chart.legend_lines(self._legend_lines)]:
             line.no_wrap, line.overflow = True, "crop"
             yield line
 
 
 class _GanttLines:
-    """One timeline at one width."""
+    """Draws one timeline at one width."""
 
     def __init__(self, timeline: Timeline, width: int, glyphs: _GanttGlyphs, coloured: bool) -> None:
         self._timeline = timeline
@@ -98,7 +98,7 @@ class _GanttLines:
         self._margin = max(map(len, self._labels.values())) + 2
         self._shares = width >= _ROOM_FOR_SHARES
         self._columns = max(_LEAST_COLUMNS, width - self._margin - (_SHARES_WIDTH if self._shares else 0))
-        #: characters right of the rail, columns and what may stand beside them.
+        #: Characters to the right of the rail: the columns and, if there is room, the utilisation.
         self._room = max(self._columns, width - self._margin)
         self._paused = False
         self._crowded = False
@@ -140,10 +140,10 @@ class _GanttLines:
         return self._glyphs.bottom if line == height - 1 else self._glyphs.middle
 
     def _cells(self, index: int, bars: Sequence[Bar], line: int, height: int) -> tuple[list[str], list[int]]:
-        """The characters of one text line of a device, and whose they are."""
+        """The characters of one line of a device, and the owner of each: a trial, or one of the negative constants."""
         chars, owners = [self._glyphs.idle] * self._columns, [_IDLE] * self._columns
-        # A place that is free while the device works is left blank: the device is not idle there.
-        for start, end in self._timeline.busy_stretches[index]:
+        # A free slot of a busy device is blank: the device is not idle.
+        for start, end in self._timeline.busy_intervals[index]:
             first, last = self._column(start), self._column(end)
             chars[first:last] = " " * (last - first)
         bound = self._bound_column()
@@ -154,7 +154,7 @@ class _GanttLines:
                 chars[column], owners[column] = self._glyphs.absent, _ABSENT
         too_short = []
         for bar in bars:
-            # A bar is as many lines high as its share of the device.
+            # The height of a bar is its share of the device's lines.
             if not bar.slot * height // bar.slots <= line < (bar.slot + 1) * height // bar.slots:
                 continue
             trial = self._timeline.trials[bar.row]
@@ -163,10 +163,8 @@ class _GanttLines:
                 too_short.append((min(first, self._columns - 1), trial))
             for column, char in enumerate(self._fill(bar, trial, last - first), first):
                 chars[column], owners[column] = char, trial
-        for (
-            column,
-            trial,
-        ) in too_short:  # What is too short for a column of its own shows where nothing else is.
+        # A bar shorter than a column is shown only if its column is otherwise free.
+        for column, trial in too_short:
             if owners[column] < 0:
                 chars[column], owners[column] = self._fit(mark(trial), 1), trial
         return chars, owners
@@ -178,7 +176,7 @@ class _GanttLines:
         return self._glyphs.pause * paused + self._fit(mark(trial), length - paused)
 
     def _fit(self, name: str, length: int) -> str:
-        """A trial's mark over ``length`` cells."""
+        """A trial's letter or number over ``length`` cells."""
         if length < len(name):
             self._crowded = self._crowded or length > 0
             return "#" * length
@@ -251,7 +249,7 @@ class _GanttLines:
         for trial, name in enumerate(names):
             short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + self._glyphs.ellipsis
             more = f"+{len(names) - trial} more"
-            # Room is kept for "+N more" in the last line unless this is the last entry.
+            # The last line keeps room for "+N more" unless this is the last entry.
             reserve = len(more) + 2 if used + 1 >= most and trial + 1 < len(names) else 0
             if line and len(line) + len(mark(trial)) + len(short) + 3 + reserve > self._width:
                 if used + 1 >= most:
@@ -268,15 +266,15 @@ class _GanttLines:
                 line.rstrip()
                 yield line
         notes = [(self._paused, f"{self._glyphs.pause} pause of a resize")]
-        notes += [(bool(self._timeline.absences), f"{self._glyphs.absent} device not there")]
+        notes += [(bool(self._timeline.absences), f"{self._glyphs.absent} device absent")]
         notes += [(self._crowded, "# too short for its number")]
-        said = [note for needed, note in notes if needed]
-        if said:
-            yield Text("   ".join(said), style=_DIM)
+        texts = [note for needed, note in notes if needed]
+        if texts:
+            yield Text("   ".join(texts), style=_DIM)
 
 
 def _row_of(labels: Sequence[tuple[int, str]], width: int) -> str:
-    """Labels centred at their columns. Those that would touch the one after are left out, the last never."""
+    """Labels centred at their columns; a label that would touch the next one is left out."""
     row = [" "] * width
     free = width
     for column, label in reversed(labels):
@@ -288,7 +286,7 @@ def _row_of(labels: Sequence[tuple[int, str]], width: int) -> str:
 
 
 def _pointer(column: int, pointer: str, text: str, room: int) -> str:
-    """A pointer at a column with its text to the right, or to the left where there is no room."""
+    """A pointer at a column with its text to the right, or to the left if there is no room."""
     if column + 2 + len(text) <= room:
         return " " * column + f"{pointer} {text}"
     return f"{text} {pointer}".rjust(column + 1)

@@ -1,6 +1,7 @@
-"""Who ran where and when, as drawings need it: bars on lanes, blocks across lanes, and how busy devices were.
+"""Which trial ran on which devices, and when: the :class:`Timeline` that every Gantt chart draws.
 
-Nothing here draws; the terminal picture and the Gantt chart both start from a :class:`Timeline`.
+It turns segments into bars on devices and blocks across devices, and computes the utilisation. A lane of a chart is the
+row of one device.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fluid.planning.planner import Plan
     from fluid.simulation.simulate import SimulationResult
 
-#: A device lost (``False``) or gained (``True``) at a time in seconds.
+#: A device added (``True``) or lost (``False``) at a time in seconds.
 DeviceChange = tuple[float, int, bool]
 
 
@@ -31,10 +32,10 @@ class Bar:
 
     Attributes:
         segment: position of the segment in :attr:`Timeline.segments`.
-        row: the trial.
+        row: the trial's row.
         start, end: seconds.
-        slot: which of the side-by-side places on the device, from 0.
-        slots: how many such places the device has while this bar and its neighbours are there.
+        slot: the bar's slot on the device, from 0; trials that run side by side have different slots.
+        slots: number of slots of the device while this bar and its neighbours run.
     """
 
     segment: int
@@ -47,14 +48,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A rectangle to draw: a segment on adjacent lanes. A wide trial on scattered devices has several.
+    """A rectangle of the chart: a segment on adjacent lanes. A wide trial on scattered devices has several.
 
     Attributes:
         segment: position of the segment in :attr:`Timeline.segments`.
         lane: the first lane, counted from 0 in order of device index.
-        lanes: how many lanes it covers.
-        slot: the place within the lane, from 0.
-        slots: how many places the lane has there.
+        lanes: number of lanes.
+        slot: the slot within the lane, from 0.
+        slots: number of slots of the lane at that time.
     """
 
     segment: int
@@ -66,16 +67,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What happened, or is predicted to happen, on every device.
+    """What ran, or is predicted to run, on every device.
 
     Attributes:
-        devices: the devices, by index; also those that joined later.
-        segments: what ran, in any order.
-        trial_ids: (rows,) names by row. A trial that came back has several rows, of one name or of names such as
-            ``trial 3, stage 0`` and ``trial 3, stage 1``.
+        devices: the devices by index, including those added later.
+        segments: the segments, in any order.
+        trial_ids: (rows,) names by row. A trial that was submitted several times has several rows, of one name or of
+            names such as ``trial 3, stage 0`` and ``trial 3, stage 1``.
         makespan: seconds.
-        lower_bound: seconds, 0 where none is known.
-        changes: devices lost and gained, in order of time.
+        lower_bound: seconds; 0 if unknown.
+        changes: added and lost devices, in order of time.
     """
 
     devices: tuple[Device, ...]
@@ -98,7 +99,7 @@ class Timeline:
 
     @classmethod
     def of_result(cls, result: SimulationResult) -> Timeline:
-        """A simulated run, which must have been recorded."""
+        """A simulated run; it must have been simulated with ``record=True``."""
         return cls(
             _all_devices(result.cluster, result.segments, result.device_changes),
             result.segments,
@@ -110,13 +111,13 @@ class Timeline:
 
     @cached_property
     def trials(self) -> tuple[int, ...]:
-        """(rows,) number of each row's trial: its place in :attr:`names`."""
+        """(rows,) number of each row's trial: its position in :attr:`names`."""
         numbers = {name: number for number, name in enumerate(self.names)}
         return tuple(numbers[_trial_of(name)] for name in self.trial_ids)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the trials, each once, by first appearance."""
+        """The distinct names of the trials, in order of first appearance."""
         return tuple(dict.fromkeys(map(_trial_of, self.trial_ids)))
 
     @cached_property
@@ -131,7 +132,7 @@ class Timeline:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The rectangles to draw: neighbouring bars of one segment merged into one, by segment, then lane."""
+        """The rectangles of the chart, by segment, then lane: adjacent bars of one segment are merged."""
         bars: dict[int, list[tuple[int, Bar]]] = {}
         for lane, device in enumerate(self.devices):
             for bar in self.bars[device.index]:
@@ -140,64 +141,64 @@ class Timeline:
 
     @cached_property
     def absences(self) -> Mapping[int, tuple[tuple[float, float], ...]]:
-        """Device index to the stretches, in seconds, in which it was not there; absent where it always was."""
+        """Device index to the intervals, in seconds, in which the device was absent; only devices that were."""
         found: dict[int, list[tuple[float, float]]] = {}
-        gone_since: dict[int, float] = {}
+        absent_since: dict[int, float] = {}
         known: set[int] = set()
         for time, device, added in self.changes:
-            if added and device not in known:  # It joined late: until now it was not there.
-                gone_since[device] = 0.0
+            if added and device not in known:  # It was added late, so it was absent until now.
+                absent_since[device] = 0.0
             known.add(device)
             if added:
-                found.setdefault(device, []).append((gone_since.pop(device), min(time, self.makespan)))
+                found.setdefault(device, []).append((absent_since.pop(device), min(time, self.makespan)))
             else:
-                gone_since[device] = time
-        for device, since in gone_since.items():
+                absent_since[device] = time
+        for device, since in absent_since.items():
             found.setdefault(device, []).append((since, self.makespan))
-        kept = {device: [(a, b) for a, b in stretches if a < b] for device, stretches in found.items()}
-        return {device: tuple(stretches) for device, stretches in kept.items() if stretches}
+        kept = {device: [(a, b) for a, b in intervals if a < b] for device, intervals in found.items()}
+        return {device: tuple(intervals) for device, intervals in kept.items() if intervals}
 
     @cached_property
-    def busy_stretches(self) -> Mapping[int, tuple[tuple[float, float], ...]]:
-        """Device index to the stretches, in seconds, in which at least one trial held it."""
+    def busy_intervals(self) -> Mapping[int, tuple[tuple[float, float], ...]]:
+        """Device index to the intervals, in seconds, in which at least one trial held it."""
         return {device: _union((bar.start, bar.end) for bar in bars) for device, bars in self.bars.items()}
 
     @cached_property
-    def shared_stretches(self) -> Mapping[int, tuple[tuple[float, float], ...]]:
-        """Device index to the stretches, in seconds, in which its bars stand side by side."""
+    def shared_intervals(self) -> Mapping[int, tuple[tuple[float, float], ...]]:
+        """Device index to the intervals, in seconds, in which it has several slots."""
         return {
             device: _union((bar.start, bar.end) for bar in bars if bar.slots > 1) for device, bars in self.bars.items()
         }
 
     @cached_property
     def busy_fractions(self) -> Mapping[int, float]:
-        """Device index to the share of the time it was there that a trial held it."""
+        """Device index to its busy share of the time in which it was present."""
         fractions = {}
-        for device, stretches in self.busy_stretches.items():
-            there = self.makespan - _length(self.absences.get(device, ()))
-            fractions[device] = _length(stretches) / there if there > 0.0 else 0.0
+        for device, intervals in self.busy_intervals.items():
+            present = self.makespan - _length(self.absences.get(device, ()))
+            fractions[device] = _length(intervals) / present if present > 0.0 else 0.0
         return fractions
 
     @cached_property
     def utilisation(self) -> float:
-        """Busy device-seconds over the device-seconds there were."""
-        there = self.makespan * len(self.devices) - sum(map(_length, self.absences.values()))
-        return sum(map(_length, self.busy_stretches.values())) / there if there > 0.0 else 0.0
+        """Busy device-seconds divided by available device-seconds."""
+        present = self.makespan * len(self.devices) - sum(map(_length, self.absences.values()))
+        return sum(map(_length, self.busy_intervals.values())) / present if present > 0.0 else 0.0
 
     def utilisation_steps(self) -> tuple[FloatArray, FloatArray]:
         """Utilisation over time as a step function.
 
         Returns:
-            (m + 1,) times in seconds, ascending, and (m,) the busy share of the devices that are there from
-            each time to the next.
+            (m + 1,) times in seconds, ascending, and (m,) the busy share of the available devices from each time to
+            the next.
         """
         ends = [(0.0, 0), (self.makespan, 0)]
-        busy_times, busy = _steps([*ends, *_edges(self.busy_stretches)])
-        gone_times, gone = _steps([*ends, *_edges(self.absences)])
-        times = np.union1d(busy_times, gone_times)
+        busy_times, busy = _steps([*ends, *_edges(self.busy_intervals)])
+        absent_times, absent = _steps([*ends, *_edges(self.absences)])
+        times = np.union1d(busy_times, absent_times)
         busy_at = busy[np.searchsorted(busy_times, times[:-1], side="right") - 1]
-        there = len(self.devices) - gone[np.searchsorted(gone_times, times[:-1], side="right") - 1]
-        return times, busy_at / np.maximum(there, 1.0)
+        present = len(self.devices) - absent[np.searchsorted(absent_times, times[:-1], side="right") - 1]
+        return times, busy_at / np.maximum(present, 1.0)
 
     def utilisation_bins(self, count: int) -> FloatArray:
         """(count,) mean utilisation in each of ``count`` equal parts of the makespan."""
@@ -216,11 +217,11 @@ def _trial_of(name: str) -> str:
 def _assign_slots(segments: Sequence[Segment], positions: Sequence[int]) -> Iterable[Bar]:
     """Gives each bar of one device the lowest free slot; ``positions`` are in order of start.
 
-    A run of bars that overlap, directly or through others, shares one number of slots, so that no bar changes
-    its thickness when a neighbour comes or goes.
+    Bars that overlap, directly or through others, have the same number of slots, so that no bar changes its thickness
+    when a neighbour starts or ends.
     """
     run: list[tuple[int, int]] = []
-    ends: list[tuple[float, int]] = []  # heap of (end, slot) of the bars that are still there
+    ends: list[tuple[float, int]] = []  # heap of (end, slot) of the bars that have not ended
     free: list[int] = []
     for position in positions:
         segment = segments[position]
@@ -243,7 +244,7 @@ def _run_of_bars(segments: Sequence[Segment], run: Sequence[tuple[int, int]]) ->
 
 
 def _merge_lanes(bars: Sequence[tuple[int, Bar]]) -> Iterable[Block]:
-    """The bars of one segment, by lane, as blocks."""
+    """Merges the bars of one segment, given by lane, into blocks."""
     first, before = bars[0]
     lanes = 1
     for lane, bar in bars[1:]:
@@ -256,7 +257,7 @@ def _merge_lanes(bars: Sequence[tuple[int, Bar]]) -> Iterable[Block]:
 
 
 def _all_devices(cluster: Cluster, segments: Iterable[Segment], changes: Iterable[DeviceChange]) -> tuple[Device, ...]:
-    """The cluster's devices and those known by their index only."""
+    """The cluster's devices, and those of which only the index is known."""
     devices = {device.index: device for device in cluster.devices}
     indices = {index for segment in segments for index in segment.devices} | {index for _, index, _ in changes}
     for index in indices - devices.keys():
@@ -264,10 +265,10 @@ def _all_devices(cluster: Cluster, segments: Iterable[Segment], changes: Iterabl
     return tuple(devices[index] for index in sorted(devices))
 
 
-def _union(stretches: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The union of stretches that are in order of start."""
+def _union(intervals: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The union of intervals, given in order of start."""
     joined: list[tuple[float, float]] = []
-    for start, end in stretches:
+    for start, end in intervals:
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
@@ -275,19 +276,19 @@ def _union(stretches: Iterable[tuple[float, float]]) -> tuple[tuple[float, float
     return tuple(joined)
 
 
-def _length(stretches: Iterable[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in stretches)
+def _length(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)
 
 
-def _edges(stretches: Mapping[int, Iterable[tuple[float, float]]]) -> Iterable[tuple[float, int]]:
-    for device in stretches.values():
+def _edges(intervals: Mapping[int, Iterable[tuple[float, float]]]) -> Iterable[tuple[float, int]]:
+    for device in intervals.values():
         for start, end in device:
             yield start, 1
             yield end, -1
 
 
 def _steps(edges: Sequence[tuple[float, int]]) -> tuple[FloatArray, FloatArray]:
-    """Distinct times, and the sum of all changes up to and including each."""
+    """The distinct times, and the sum of all changes up to and including each."""
     times = np.array([time for time, _ in edges], dtype=np.float64)
     distinct, place = np.unique(times, return_inverse=True)
     changes = np.bincount(place, weights=[change for _, change in edges], minlength=len(distinct))

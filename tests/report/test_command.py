@@ -118,15 +118,15 @@ def test_long_tables_are_cut(session: Sessions, capsys: Captured) -> None:
     assert "group 29" in out and "group 9 " not in out
 
 
-def test_before_the_first_iteration_there_is_no_picture(session: Sessions, capsys: Captured) -> None:
+def test_before_the_first_iteration_there_is_no_chart(session: Sessions, capsys: Captured) -> None:
     path = session({"g": [Trial(print, trial_id="a")]}).close()
     assert main(["report", str(path)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "drew no timeline.png: no iteration has ended yet"
+    assert capsys.readouterr().out.splitlines()[-1] == "did not draw timeline.png: no iteration has finished yet"
     assert (path / "report.html").exists()
-    assert f"png='{path}/x.png': no iteration has ended yet" in refusal(capsys, str(path), "--png", f"{path}/x.png")
+    assert f"png='{path}/x.png': no iteration has finished yet" in refusal(capsys, str(path), "--png", f"{path}/x.png")
 
 
-def test_without_matplotlib_there_is_no_picture(
+def test_without_matplotlib_there_is_no_chart(
     small_run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with try_import("matplotlib", extra="plot") as imports:
@@ -134,7 +134,7 @@ def test_without_matplotlib_there_is_no_picture(
     monkeypatch.setattr("fluid.report.gantt._imports", imports)
     assert main(["report", str(small_run)]) == 0
     out = capsys.readouterr().out
-    assert "drew no timeline.png: " in out and "pip install 'fluid-tune[plot]'" in out
+    assert "did not draw timeline.png: " in out and "pip install 'fluid-tune[plot]'" in out
     assert f"wrote {small_run}/report.html" in out
     assert "pip install 'fluid-tune[plot]'" in refusal(capsys, str(small_run), "--png", "x.png")
 

@@ -180,8 +180,8 @@ def test_a_machine_that_lacks_nothing() -> None:
     assert (advice.devices, advice.kind) == (2, "gpu")
     assert advice.uses == [
         "Fluid would use 2 GPUs, with devices=None.",
-        "Trials packed on a GPU could run side by side under MPS; without it they take turns.",
-        "Trials would run in processes of this machine; on Ray 2.60.0, if connected or with backend='ray'.",
+        "Trials packed on a GPU can run side by side under MPS, or share it by time slices.",
+        "Trials would run in local processes, or on Ray 2.60.0 if it is connected or with backend='ray'.",
     ]
     assert advice.not_used == advice.warnings == []
 
@@ -206,16 +206,16 @@ def changed(machine: Machine, **fields: Any) -> Machine:
 @pytest.mark.parametrize(
     ("machine", "said"),
     [
-        (changed(BEST, ray="2.8.0"), "Ray 2.8.0 is not among the versions that are tested, 2.9 to 2.60."),
+        (changed(BEST, ray="2.8.0"), "Ray 2.8.0 is not among the tested versions, 2.9 to 2.60."),
         (changed(BEST, ray="nightly"), "Ray nightly is not among"),
-        (changed(BEST, open_files=256), "A process may have 256 files open only"),
-        (changed(BEST, shm_free=64 << 20), "/dev/shm has little room (64 MiB free)"),
-        (changed(BEST, gpu={"processes": (GpuProcess(77, 1e9),)}), "GPU-a is in use already (process 77)"),
+        (changed(BEST, open_files=256), "A process may open only 256 files"),
+        (changed(BEST, shm_free=64 << 20), "/dev/shm has little free space (64 MiB)"),
+        (changed(BEST, gpu={"processes": (GpuProcess(77, 1e9),)}), "GPU-a is in use (process 77)"),
         (
             changed(BEST, gpu={"compute_mode": "EXCLUSIVE_PROCESS"}, no_mps="it is not installed"),
-            "without MPS only one process can use it",
+            "without MPS only one process can use the GPU",
         ),
-        (changed(BARE, cpu_quota=2.5), "devices=2 would not slow trials down"),
+        (changed(BARE, cpu_quota=2.5), "use devices=2, or trials will slow each other down"),
         (
             replace(BEST, packages={**PACKAGES, "torch": Package("torch", "2.13.0+cpu")}),
             "PyTorch 2.13.0+cpu was built without CUDA",
@@ -229,8 +229,8 @@ def test_what_may_go_wrong_is_a_warning(machine: Machine, said: str) -> None:
 
 def test_why_mps_could_not_be_used() -> None:
     advice = advise(changed(BEST, no_mps="GPU-a is split by MIG"))
-    assert "MPS could not be used: GPU-a is split by MIG." in advice.not_used
-    assert "Trials packed on a GPU would take turns in time slices." in advice.uses
+    assert "MPS cannot be used: GPU-a is split by MIG." in advice.not_used
+    assert "Trials packed on a GPU would share it by time slices." in advice.uses
     assert advice.warnings == []
 
 
@@ -250,7 +250,7 @@ def test_the_report_names_what_there_is() -> None:
         assert part in text
     assert "2.13.0, for CUDA 12.8" in text
     text = printed(changed(BARE, cores=4, cpu_quota=2.5, memory_limit=8 * GIB, open_files=None))
-    for part in ("4 cores of 16, limited to the time of 2.5", "limited to 8 GiB", "no limit", "not installed"):
+    for part in ("4 cores of 16, limited to the CPU time of 2.5", "limited to 8 GiB", "no limit", "not installed"):
         assert part in text
 
 

@@ -118,7 +118,7 @@ def test_the_data_is_what_the_drawings_need(small_run: Path) -> None:
     assert data == json.loads(json.dumps(page_data(load_run(small_run))))
     assert data["lanes"] == ["gpu 0", "gpu 1", "gpu 2"]
     assert data["makespan"] == 10.0
-    assert [data["places"][segment[3]] for segment in data["segments"]] == [
+    assert [data["placements"][segment[3]] for segment in data["segments"]] == [
         "1/2 of device 0",
         "2 devices: 1,2",
         "1/2 of device 0",

@@ -316,8 +316,8 @@ def test_a_trial_that_came_back_is_one_trial(session: Sessions) -> None:
     a = run.trials[0]
     assert (a.trial_id, a.state, a.failure, a.config) == ("a", "DONE", "", {"x": 5})
     assert [(each.number, each.metrics["score"]) for each in a.finished] == [(1, 1.0), (2, 2.0), (3, 7.0)]
-    stretches = [(s.row, s.start, s.devices) for s in run.timeline.segments]
-    assert stretches == [(0, 0.0, (0,)), (0, 3.0, (1,)), (1, 2.0, (0,))]
+    intervals = [(s.row, s.start, s.devices) for s in run.timeline.segments]
+    assert intervals == [(0, 0.0, (0,)), (0, 3.0, (1,)), (1, 2.0, (0,))]
     assert [entry["trial"] for entry in as_json(run)["trials"]] == ["a", "b"]
 
 

@@ -102,7 +102,7 @@ def test_axis_and_markers() -> None:
     assert "┊" in text
 
 
-def test_pauses_are_told_apart() -> None:
+def test_pauses_are_marked() -> None:
     lines = picture(toy("dynamic", epsilon=1.0))
     assert any("~c" in line for line in lines)
     assert lines[-1] == "~ pause of a resize"
@@ -115,7 +115,7 @@ def test_an_absent_device_is_shown() -> None:
     lines = text_of(TextGantt(line), 50).splitlines()
     assert re.fullmatch(r"gpu 1 │b{17}·{5}/{21}", lines[1])
     assert not any("lower bound" in line for line in lines)
-    assert "/ device not there" in lines[-1]
+    assert "/ device absent" in lines[-1]
 
 
 def test_a_trial_shorter_than_a_column_is_shown_where_nothing_else_is() -> None:

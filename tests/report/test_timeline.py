@@ -134,7 +134,7 @@ def test_co_residents_count_once() -> None:
 
 def test_stretches_in_which_a_device_is_shared() -> None:
     line = timeline([packed(0, 0.0, 4.0), packed(1, 1.0, 2.0), wide(2, 4.0, 6.0, 0, 1)], 2)
-    assert line.shared_stretches == {0: ((0.0, 4.0),), 1: ()}
+    assert line.shared_intervals == {0: ((0.0, 4.0),), 1: ()}
 
 
 def test_utilisation_over_time() -> None:
