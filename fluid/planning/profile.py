@@ -78,7 +78,7 @@ class Profile:
             raise InvalidFieldError("threshold", threshold, "must be below 1")
         self._keys: dict[str, KeyProfile] = {}
         self._resizes = Bucket()
-        self._told: set[tuple[str, Overhead]] = set()
+        self._logged: set[tuple[str, Overhead]] = set()
 
     def observe(
         self,
@@ -299,8 +299,8 @@ class Profile:
         if 1.0 <= value < bound:
             return value
         clamped = max(1.0, min(value, bound * _INSIDE))
-        if (key, name) not in self._told:
-            self._told.add((key, name))
+        if (key, name) not in self._logged:
+            self._logged.add((key, name))
             message = "profile %r: measured %s=%.6g lies outside [1, %.6g); %.6g is used"
             _log.info(message, key, name, value, bound, clamped)
         return clamped

@@ -33,7 +33,7 @@ from fluid.planning.runtime_model import TOLERANCE
 from fluid.resources import Cluster, Device
 from fluid.simulation.scenario import Scenario
 from fluid.simulation.trial_outcomes import OracleProfile, TrialOutcomes
-from fluid.simulation.workloads import GroupAsk, Scores, make_algorithm
+from fluid.simulation.workloads import GroupRequest, Scores, make_algorithm
 from fluid.trialgroup import TrialState
 
 _SECONDS_PER_HOUR = 3600.0
@@ -96,11 +96,11 @@ def simulate(scenario: Scenario, planner: Planner, *, record: bool = False) -> S
         planner: who plans.
         record: whether to keep the segments, for drawings.
     """
-    return _Run(scenario, planner, record).run()
+    return _Simulation(scenario, planner, record).run()
 
 
 @dataclass
-class _Ask:
+class _RequestedRun:
     """One run of a trial that the algorithm asked for."""
 
     group: int
@@ -112,7 +112,7 @@ class _Ask:
     ran: int = 0
 
 
-class _Run:
+class _Simulation:
     """One scenario under one planner."""
 
     def __init__(self, scenario: Scenario, planner: Planner, record: bool) -> None:
@@ -120,7 +120,7 @@ class _Run:
         self._planner = planner
         self._record = record
         trials_rng, scores_rng = np.random.default_rng(scenario.seed).spawn(2)
-        self._fates = TrialOutcomes(scenario, trials_rng)
+        self._outcomes = TrialOutcomes(scenario, trials_rng)
         self._paces: dict[str, float] = {}
         self._algorithm = make_algorithm(scenario.workload, Scores(scores_rng), len(scenario.cluster))
         self._backend = SimulatedBackend(
@@ -131,11 +131,11 @@ class _Run:
         #: the next one last; those of one instant in the order given
         self._changes = sorted(scenario.changes, key=lambda change: change.at)[::-1]
         self._changed: list[tuple[float, int, bool]] = []
-        self._groups: list[GroupAsk] = []
+        self._groups: list[GroupRequest] = []
         self._submitted: list[float] = []
         self._finished: list[float] = []
-        self._asks: list[_Ask] = []
-        self._open: dict[str, _Ask] = {}
+        self._requested: list[_RequestedRun] = []
+        self._open: dict[str, _RequestedRun] = {}
         self._ids: dict[int, str] = {}
 
     def run(self) -> SimulationResult:
@@ -179,28 +179,28 @@ class _Run:
         self._backend.execute(self._state.handle(Tick(self._backend.now())))
 
     def _is_to_stop(self, report: Report) -> bool:
-        ask = self._open[report.trial_id]
-        ask.ran = report.iteration - ask.first
-        ask.stopped |= ask.stop_after <= ask.ran < ask.iterations
-        return ask.stopped
+        request = self._open[report.trial_id]
+        request.ran = report.iteration - request.first
+        request.stopped |= request.stop_after <= request.ran < request.iterations
+        return request.stopped
 
     def _end(self, end: ReportEnd) -> tuple[int, bool]:
-        ask = self._open.pop(end.trial_id)
-        self._finished[ask.group] = self._backend.now()
-        return ask.trial, ask.stopped
+        request = self._open.pop(end.trial_id)
+        self._finished[request.group] = self._backend.now()
+        return request.trial, request.stopped
 
-    def _submit(self, groups: list[GroupAsk]) -> None:
+    def _submit(self, groups: list[GroupRequest]) -> None:
         now = self._backend.now()
         events: list[Event] = []
         for group in groups:
             index, fresh = len(self._groups), []
-            for wanted in group.asks:
+            for wanted in group.requests:
                 trial_id = self._id_of(wanted.trial)
                 first = self._state.trials[trial_id].progress.done if trial_id in self._state.trials else 0
-                self._paces[trial_id] = self._fates.pace(wanted.trial)
-                stop_after = math.ceil(self._fates.stop_at(wanted.trial) * wanted.iterations)
-                self._open[trial_id] = _Ask(index, wanted.trial, first, wanted.iterations, stop_after)
-                self._asks.append(self._open[trial_id])
+                self._paces[trial_id] = self._outcomes.pace(wanted.trial)
+                stop_after = math.ceil(self._outcomes.stop_at(wanted.trial) * wanted.iterations)
+                self._open[trial_id] = _RequestedRun(index, wanted.trial, first, wanted.iterations, stop_after)
+                self._requested.append(self._open[trial_id])
                 if trial_id in self._state.trials:
                     events.append(
                         BudgetExtended(
@@ -249,7 +249,7 @@ class _Run:
     def _truth(self, trial_id: str) -> Truth:
         trial = int(trial_id.rstrip("+").split("-")[1])
         scenario = self._scenario
-        return Truth(self._fates.pace(trial) * self._fates.slowdown(trial), scenario.alpha, scenario.beta, trial)
+        return Truth(self._outcomes.pace(trial) * self._outcomes.slowdown(trial), scenario.alpha, scenario.beta, trial)
 
     # -- the result ----------------------------------------------------------------------------------------
 
@@ -268,9 +268,9 @@ class _Run:
             device_hours=available / _SECONDS_PER_HOUR,
             resizes=self._backend.resizes,
             trials=len(self._ids),
-            stopped=sum(ask.stopped for ask in self._asks),
+            stopped=sum(request.stopped for request in self._requested),
             groups=tuple(
-                GroupResult(group.name, submitted, finished, len(group.asks))
+                GroupResult(group.name, submitted, finished, len(group.requests))
                 for group, submitted, finished in zip(self._groups, self._submitted, self._finished, strict=True)
             ),
             segments=tuple(segments) if self._record else (),
@@ -300,11 +300,11 @@ class _Run:
         cluster = Cluster(tuple(devices.values()))
         everything: dict[int, float] = {}
         work: dict[int, dict[int | None, dict[int, float]]] = {}
-        for ask in self._asks:
-            group = self._groups[ask.group]
+        for request in self._requested:
+            group = self._groups[request.group]
             for seconds in (everything, work.setdefault(group.bracket, {}).setdefault(group.stage, {})):
-                done = ask.ran * self._truth(_name(ask.trial)).seconds
-                seconds[ask.trial] = seconds.get(ask.trial, 0.0) + done
+                done = request.ran * self._truth(_name(request.trial)).seconds
+                seconds[request.trial] = seconds.get(request.trial, 0.0) + done
 
         def bound(seconds: dict[int, float]) -> float:
             heights = [height for height in seconds.values() if height > 0.0]

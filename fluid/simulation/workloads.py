@@ -15,7 +15,7 @@ from fluid.simulation.scenario import Workload
 
 
 @dataclass(frozen=True)
-class Ask:
+class RunRequest:
     """A request to run one trial for some iterations more.
 
     Attributes:
@@ -30,7 +30,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class GroupAsk:
+class GroupRequest:
     """Trials asked for together.
 
     Attributes:
@@ -41,7 +41,7 @@ class GroupAsk:
     """
 
     name: str
-    asks: tuple[Ask, ...]
+    requests: tuple[RunRequest, ...]
     stage: int | None = None
     bracket: int = 0
 
@@ -49,11 +49,11 @@ class GroupAsk:
 class Algorithm(Protocol):
     """Asks for trials at the start and whenever trials end."""
 
-    def start(self) -> list[GroupAsk]:
+    def start(self) -> list[GroupRequest]:
         """Returns what to run at first."""
         ...
 
-    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
         """Takes trials that ended at one instant, each with whether it was stopped early; returns what to run next."""
         ...
 
@@ -77,17 +77,17 @@ class RandomSearch:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
 
-    def start(self) -> list[GroupAsk]:
+    def start(self) -> list[GroupRequest]:
         """Returns one group of all trials."""
-        asks = tuple(Ask(trial, self._workload.max_iterations) for trial in range(self._workload.trials))
-        return [GroupAsk("all trials", asks, stage=0)]
+        requests = tuple(RunRequest(trial, self._workload.max_iterations) for trial in range(self._workload.trials))
+        return [GroupRequest("all trials", requests, stage=0)]
 
-    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
         """Returns nothing: no trial follows from another."""
         return []
 
 
-class Bracket:
+class SuccessiveHalving:
     """Successive Halving: rungs in lock-step; the best of each go on with ``eta`` times the budget.
 
     Args:
@@ -125,17 +125,17 @@ class Bracket:
         self.started = False
         self.finished = False
 
-    def start(self) -> list[GroupAsk]:
+    def start(self) -> list[GroupRequest]:
         """Returns the next rung."""
         self.started = True
         iterations = self._target - self._reached
         self._waiting, self._survivors = set(self._trials), []
         follow_up_iterations = self._workload.max_iterations - self._target
-        asks = tuple(Ask(trial, iterations, follow_up_iterations) for trial in self._trials)
+        requests = tuple(RunRequest(trial, iterations, follow_up_iterations) for trial in self._trials)
         name, stage = f"{self._name} rung {self._rung}", self._first_stage + self._rung
-        return [GroupAsk(name, asks, stage, self._number)]
+        return [GroupRequest(name, requests, stage, self._number)]
 
-    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
         """Returns the next rung once the last trial of this one has ended."""
         for trial, stopped in trials:
             if trial in self._waiting:
@@ -159,12 +159,12 @@ class Bracket:
         return max(1, self._workload.max_iterations // int(self._workload.eta ** (self._rungs - rung)))
 
 
-def successive_halving(workload: Workload, scores: Scores) -> Bracket:
+def successive_halving(workload: Workload, scores: Scores) -> SuccessiveHalving:
     """One bracket of ``workload.trials`` trials whose last rung has the whole budget."""
     rungs = 0
     while workload.eta ** (rungs + 1) <= min(workload.trials, workload.max_iterations):
         rungs += 1
-    return Bracket("bracket 0", range(workload.trials), rungs, workload, scores)
+    return SuccessiveHalving("bracket 0", range(workload.trials), rungs, workload, scores)
 
 
 class Hyperband:
@@ -178,7 +178,7 @@ class Hyperband:
 
     def __init__(self, workload: Workload, scores: Scores, *, one_by_one: bool) -> None:
         self._one_by_one = one_by_one
-        self._brackets: list[Bracket] = []
+        self._brackets: list[SuccessiveHalving] = []
         s_max = 0
         while workload.eta ** (s_max + 1) <= workload.max_iterations:
             s_max += 1
@@ -187,22 +187,22 @@ class Hyperband:
             count = -(-(s_max + 1) * workload.eta**s // (s + 1))
             trials = range(first_trial, first_trial + count)
             name, beside = f"bracket {s_max - s}", 0 if one_by_one else s_max - s
-            self._brackets.append(Bracket(name, trials, s, workload, scores, first_stage, beside))
+            self._brackets.append(SuccessiveHalving(name, trials, s, workload, scores, first_stage, beside))
             first_trial += count
             first_stage += s + 1 if one_by_one else 0
 
-    def start(self) -> list[GroupAsk]:
+    def start(self) -> list[GroupRequest]:
         """Returns the first rung of the first bracket, or of each."""
         first = self._brackets[:1] if self._one_by_one else self._brackets
-        return [ask for bracket in first for ask in bracket.start()]
+        return [request for bracket in first for request in bracket.start()]
 
-    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
         """Returns the rungs that follow."""
-        asks = [ask for bracket in self._brackets for ask in bracket.ended(trials)]
+        requests = [request for bracket in self._brackets for request in bracket.ended(trials)]
         waiting = [bracket for bracket in self._brackets if not bracket.started]
         if waiting and all(bracket.finished for bracket in self._brackets if bracket.started):
-            asks += waiting[0].start()
-        return asks
+            requests += waiting[0].start()
+        return requests
 
 
 class Asha:
@@ -225,26 +225,26 @@ class Asha:
         while self._targets[-1] < workload.max_iterations:
             self._targets.append(min(self._targets[-1] * workload.eta, workload.max_iterations))
 
-    def start(self) -> list[GroupAsk]:
+    def start(self) -> list[GroupRequest]:
         """Returns the first ``concurrency`` trials."""
         count = min(self._concurrency, self._workload.trials)
-        return [GroupAsk("first trials", tuple(self._fresh() for _ in range(count)))]
+        return [GroupRequest("first trials", tuple(self._fresh() for _ in range(count)))]
 
-    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
         """Returns each trial's next rung, or a fresh trial in place of one that ends here."""
-        asks = []
+        requests = []
         for trial, stopped in trials:
             if not stopped and self._promoted(trial):
                 rung = self._rung[trial] = self._rung[trial] + 1
-                asks.append(Ask(trial, self._targets[rung] - self._targets[rung - 1]))
+                requests.append(RunRequest(trial, self._targets[rung] - self._targets[rung - 1]))
             elif self._next < self._workload.trials:
-                asks.append(self._fresh())
-        return [GroupAsk("next trials", tuple(asks))] if asks else []
+                requests.append(self._fresh())
+        return [GroupRequest("next trials", tuple(requests))] if requests else []
 
-    def _fresh(self) -> Ask:
+    def _fresh(self) -> RunRequest:
         trial, self._next = self._next, self._next + 1
         self._rung[trial] = 0
-        return Ask(trial, self._targets[0])
+        return RunRequest(trial, self._targets[0])
 
     def _promoted(self, trial: int) -> bool:
         rung = self._rung[trial]
@@ -264,22 +264,22 @@ class Pbt:
         self._workload = workload
         self._done: dict[int, int] = {}
 
-    def start(self) -> list[GroupAsk]:
+    def start(self) -> list[GroupRequest]:
         """Returns the population's first interval."""
         members = range(self._workload.trials)
-        return [GroupAsk("population", tuple(ask for member in members for ask in self._interval(member)))]
+        return [GroupRequest("population", tuple(request for member in members for request in self._interval(member)))]
 
-    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
         """Returns the next interval of each; a member that was stopped is replaced by a copy of another."""
-        asks = [ask for trial, _ in trials for ask in self._interval(trial)]
-        return [GroupAsk("next interval", tuple(asks))] if asks else []
+        requests = [request for trial, _ in trials for request in self._interval(trial)]
+        return [GroupRequest("next interval", tuple(requests))] if requests else []
 
-    def _interval(self, member: int) -> list[Ask]:
+    def _interval(self, member: int) -> list[RunRequest]:
         done = self._done.get(member, 0)
         iterations = min(self._workload.interval, self._workload.max_iterations - done)
         self._done[member] = done + iterations
         follow_up_iterations = self._workload.max_iterations - self._done[member]
-        return [Ask(member, iterations, follow_up_iterations)] if iterations > 0 else []
+        return [RunRequest(member, iterations, follow_up_iterations)] if iterations > 0 else []
 
 
 def make_algorithm(workload: Workload, scores: Scores, devices: int) -> Algorithm:

@@ -23,7 +23,7 @@ from fluid.resources import Cluster, Device
 from fluid.simulation import simulate as simulation
 from fluid.simulation.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
-from fluid.simulation.workloads import Algorithm, Ask, GroupAsk
+from fluid.simulation.workloads import Algorithm, GroupRequest, RunRequest
 
 NAMES = tuple(PLANNERS)
 LOCK_STEP = ("random", "successive_halving", "hyperband", "syncbohb", "pbt")
@@ -102,24 +102,24 @@ class Spy:
     """Watches an algorithm: who is asked for, and who is reported to have ended."""
 
     algorithm: Algorithm
-    asked: list[Ask]
-    in_flight: dict[int, Ask]
+    asked: list[RunRequest]
+    in_flight: dict[int, RunRequest]
     most_in_flight: int = 0
 
-    def start(self) -> list[GroupAsk]:
+    def start(self) -> list[GroupRequest]:
         return self.note(self.algorithm.start())
 
-    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupAsk]:
+    def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
         assert [trial for trial, _ in trials] == sorted({trial for trial, _ in trials}), "in order of trial"
         for trial, _ in trials:
             del self.in_flight[trial]  # KeyError: it ended twice, or was never asked for
         return self.note(self.algorithm.ended(trials))
 
-    def note(self, groups: list[GroupAsk]) -> list[GroupAsk]:
-        for ask in (ask for group in groups for ask in group.asks):
-            assert ask.trial not in self.in_flight
-            self.in_flight[ask.trial] = ask
-            self.asked.append(ask)
+    def note(self, groups: list[GroupRequest]) -> list[GroupRequest]:
+        for request in (request for group in groups for request in group.requests):
+            assert request.trial not in self.in_flight
+            self.in_flight[request.trial] = request
+            self.asked.append(request)
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         return groups
 
@@ -196,7 +196,7 @@ def test_every_run_is_sound(scenario: Scenario, name: str) -> None:
     (spy,) = spies
     assert spy.in_flight == {}, "a trial was lost"
     assert len(spy.asked) == sum(group.trials for group in result.groups)
-    assert result.trials == len({ask.trial for ask in spy.asked}) == len(result.trial_ids)
+    assert result.trials == len({request.trial for request in spy.asked}) == len(result.trial_ids)
     assert {segment.row for segment in result.segments} == set(range(result.trials))
     assert 0.0 < result.lower_bound <= result.makespan * (1.0 + CLOSE)
     assert 0.0 < result.utilisation <= 1.0 + CLOSE

@@ -14,9 +14,9 @@ from fluid.simulation.scenario import ALGORITHMS, Workload
 from fluid.simulation.workloads import (
     Algorithm,
     Asha,
-    Ask,
-    GroupAsk,
+    GroupRequest,
     Hyperband,
+    RunRequest,
     Scores,
     make_algorithm,
     successive_halving,
@@ -36,8 +36,8 @@ class Play:
     algorithm: Algorithm
     seed: int = 0
     early_stop: float = 0.0
-    groups: list[GroupAsk] = field(default_factory=list)
-    running: dict[int, Ask] = field(default_factory=dict)
+    groups: list[GroupRequest] = field(default_factory=list)
+    running: dict[int, RunRequest] = field(default_factory=dict)
     #: trial -> iterations of each of its asks that ended, in order.
     done: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     stopped: set[int] = field(default_factory=set)
@@ -55,14 +55,14 @@ class Play:
                 self.stopped |= {trial} if early else set()
             self.take(self.algorithm.ended(reports))
 
-    def take(self, groups: list[GroupAsk]) -> None:
+    def take(self, groups: list[GroupRequest]) -> None:
         self.groups += groups
         for group in groups:
-            assert group.asks, "a group is never empty"
-            for ask in group.asks:
-                assert ask.iterations >= 1
-                assert ask.trial not in self.running, "a trial is not asked for while it runs"
-                self.running[ask.trial] = ask
+            assert group.requests, "a group is never empty"
+            for request in group.requests:
+                assert request.iterations >= 1
+                assert request.trial not in self.running, "a trial is not asked for while it runs"
+                self.running[request.trial] = request
         self.most_running = max(self.most_running, len(self.running))
 
     @property
@@ -75,11 +75,11 @@ class Play:
         found: dict[str, list[tuple[int, int]]] = defaultdict(list)
         reached: dict[int, int] = defaultdict(int)
         for group in self.groups:
-            for ask in group.asks:
-                reached[ask.trial] += ask.iterations
-            targets = {reached[ask.trial] for ask in group.asks}
+            for request in group.requests:
+                reached[request.trial] += request.iterations
+            targets = {reached[request.trial] for request in group.requests}
             assert len(targets) == 1, "all trials of a rung reach the same budget"
-            found[group.name.rpartition(" rung ")[0]].append((len(group.asks), targets.pop()))
+            found[group.name.rpartition(" rung ")[0]].append((len(group.requests), targets.pop()))
         return found
 
 
@@ -106,7 +106,7 @@ def test_a_score_does_not_depend_on_who_is_asked_first() -> None:
 def test_random_search_asks_once_for_everything() -> None:
     algorithm = make_algorithm(Workload("random", trials=5, max_iterations=9), scores(), 8)
     (group,) = algorithm.start()
-    assert group.asks == tuple(Ask(trial, 9) for trial in range(5))
+    assert group.requests == tuple(RunRequest(trial, 9) for trial in range(5))
     assert group.stage == 0
     assert algorithm.ended([(0, False), (1, True)]) == []
 
@@ -157,18 +157,18 @@ def test_the_best_of_a_rung_go_on() -> None:
     best = sorted(range(27), key=lambda trial: -drawn[trial])
     groups = play("successive_halving", trials=27, max_iterations=27).groups
     for group, keep in zip(groups[1:], (9, 3, 1), strict=True):
-        assert {ask.trial for ask in group.asks} == set(best[:keep])
+        assert {request.trial for request in group.requests} == set(best[:keep])
 
 
 def test_who_was_stopped_does_not_go_on() -> None:
     drawn, best = scores(), 0
     algorithm = successive_halving(Workload("successive_halving", trials=9, max_iterations=9), drawn)
     (rung,) = algorithm.start()
-    ranked = sorted((ask.trial for ask in rung.asks), key=lambda trial: -drawn[trial])
+    ranked = sorted((request.trial for request in rung.requests), key=lambda trial: -drawn[trial])
     best, rest = ranked[0], ranked[1:]
     assert algorithm.ended([(trial, False) for trial in rest]) == [], "the rung waits for its last trial"
     (rung,) = algorithm.ended([(best, True)])
-    assert {ask.trial for ask in rung.asks} == set(ranked[1:4])
+    assert {request.trial for request in rung.requests} == set(ranked[1:4])
     assert algorithm.ended([(trial, True) for trial in ranked[1:4]]) == []
     assert algorithm.finished, "nobody is left"
 
@@ -207,12 +207,12 @@ def test_a_budget_that_is_no_power_of_eta_is_used_whole() -> None:
 def test_the_brackets_of_hyperband_run_side_by_side() -> None:
     algorithm = Hyperband(Workload("hyperband", max_iterations=27), scores(), one_by_one=False)
     groups = algorithm.start()
-    assert [len(group.asks) for group in groups] == [27, 12, 6, 4]
+    assert [len(group.requests) for group in groups] == [27, 12, 6, 4]
     assert [group.bracket for group in groups] == [0, 1, 2, 3]
     last = groups[3]
-    assert algorithm.ended([(ask.trial, False) for ask in last.asks]) == []
-    (rung,) = algorithm.ended([(ask.trial, False) for ask in groups[2].asks])
-    assert (len(rung.asks), rung.bracket, rung.stage) == (2, 2, 1), "no bracket waits for another"
+    assert algorithm.ended([(request.trial, False) for request in last.requests]) == []
+    (rung,) = algorithm.ended([(request.trial, False) for request in groups[2].requests])
+    assert (len(rung.requests), rung.bracket, rung.stage) == (2, 2, 1), "no bracket waits for another"
 
 
 def test_syncbohb_starts_a_bracket_when_the_one_before_has_finished() -> None:
@@ -238,7 +238,7 @@ def test_brackets_of_which_all_trials_are_stopped_are_over(algorithm: str) -> No
 def test_asha_keeps_that_many_trials_running(concurrency: int, expected: int) -> None:
     played = play("asha", trials=30, max_iterations=27, concurrency=concurrency, devices=8)
     assert played.most_running == expected
-    assert len(played.groups[0].asks) == expected
+    assert len(played.groups[0].requests) == expected
     assert len(played.done) == 30
 
 
@@ -276,14 +276,14 @@ def test_asha_promotes_only_the_best_of_those_that_reported(seed: int, trials: i
     rng = np.random.default_rng(seed)
     drawn = scores(seed)
     algorithm = Asha(Workload("asha", trials=trials, max_iterations=eta**3, eta=eta), drawn, concurrency=trials)
-    running = {ask.trial for ask in algorithm.start()[0].asks}
+    running = {request.trial for request in algorithm.start()[0].requests}
     rung: dict[int, int] = dict.fromkeys(running, 0)
     reported: dict[int, list[float]] = defaultdict(list)
     while running:
         trial, stopped = int(rng.choice(sorted(running))), bool(rng.random() < 0.2)
         running.remove(trial)
         groups = algorithm.ended([(trial, stopped)])
-        promoted = {ask.trial for group in groups for ask in group.asks}
+        promoted = {request.trial for group in groups for request in group.requests}
         assert promoted <= {trial}
         at = rung[trial]
         if stopped:
@@ -295,7 +295,7 @@ def test_asha_promotes_only_the_best_of_those_that_reported(seed: int, trials: i
         if promoted:
             rung[trial] = at + 1
             running.add(trial)
-            assert groups[0].asks == (Ask(trial, eta ** (at + 1) - eta**at),)
+            assert groups[0].requests == (RunRequest(trial, eta ** (at + 1) - eta**at),)
 
 
 def test_a_fresh_trial_takes_the_place_of_one_that_ends() -> None:
@@ -305,9 +305,9 @@ def test_a_fresh_trial_takes_the_place_of_one_that_ends() -> None:
     worst = min(range(3), key=lambda trial: drawn[trial])
     best = max(range(3), key=lambda trial: drawn[trial])
     (group,) = algorithm.ended([(best, False)])
-    assert group.asks == (Ask(best, 2),)
+    assert group.requests == (RunRequest(best, 2),)
     (group,) = algorithm.ended([(worst, False)])
-    assert group.asks == (Ask(3, 1),)
+    assert group.requests == (RunRequest(3, 1),)
     assert group.stage is None
 
 
@@ -328,9 +328,9 @@ def test_every_member_of_a_population_runs_to_the_end(most: int, interval: int, 
 def test_members_that_end_at_one_instant_go_on_together() -> None:
     algorithm = make_algorithm(Workload("pbt", trials=4, max_iterations=8, interval=5), scores(), 2)
     (group,) = algorithm.start()
-    assert group.asks == tuple(Ask(member, 5, follow_up_iterations=3) for member in range(4))
+    assert group.requests == tuple(RunRequest(member, 5, follow_up_iterations=3) for member in range(4))
     (group,) = algorithm.ended([(0, False), (2, True)])
-    assert group.asks == (Ask(0, 3), Ask(2, 3))
+    assert group.requests == (RunRequest(0, 3), RunRequest(2, 3))
     assert algorithm.ended([(0, False)]) == []
 
 
