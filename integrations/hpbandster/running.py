@@ -63,6 +63,21 @@ def run(
     Raises:
         InvalidFieldError: an argument cannot be used, or trials do not report ``metric``.
         FluidError: the executor was closed during the run.
+
+    Example:
+        >>> import ConfigSpace
+        >>> from fluid import FluidExecutor
+        >>> from fluid.integrations.hpbandster import run
+        >>> def train(config):
+        ...     for iteration in range(9):
+        ...         yield {"loss": (config["x"] - 2.0) ** 2 + 1.0 / (iteration + 1)}
+        >>> space = ConfigSpace.ConfigurationSpace({"x": (0.0, 4.0)})
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        ...     result = run("HyperBand", space, train, max_budget=9, executor=executor, seed=1)
+        >>> len(result.get_id2config_mapping())
+        9
+        >>> sorted({int(one.budget) for one in result.get_all_runs()})
+        [1, 3, 9]
     """
     is_worker = isinstance(trainable, type) and issubclass(trainable, Worker)
     if not is_worker:

@@ -70,6 +70,21 @@ def optimize(
         FluidError: the executor was closed. Trials under way are told ``FAIL``.
         RuntimeError: called from a callback of the study.
         Exception: what a trial, ``space`` or a callback raised, once the other trials under way have ended.
+
+    Example:
+        >>> import optuna
+        >>> from fluid import FluidExecutor
+        >>> from fluid.integrations.optuna import optimize
+        >>> def train(config):
+        ...     for iteration in range(3):
+        ...         yield {"loss": (config["x"] - 2.0) ** 2 + 1.0 / (iteration + 1)}
+        >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
+        >>> study = optuna.create_study(direction="minimize")
+        >>> space = {"x": optuna.distributions.FloatDistribution(0.0, 4.0)}
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        ...     optimize(study, train, n_trials=4, executor=executor, space=space, metric="loss", budget=3)
+        >>> len(study.trials), 0.0 <= study.best_params["x"] <= 4.0
+        (4, True)
     """
     _imports.check()
     if not isinstance(study, optuna.study.Study):

@@ -47,6 +47,20 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
 
     Raises:
         InvalidFieldError: ``executor`` is not a FluidExecutor, or this process uses Ray Client.
+
+    Example:
+        >>> from fluid import FluidExecutor, tune
+        >>> def train(config):
+        ...     for iteration in range(3):
+        ...         tune.report({"loss": (config["x"] - 2.0) ** 2 / (iteration + 1)})
+        >>> def sweep(executor):
+        ...     return tune.run(train, config={"x": tune.grid_search([1.0, 2.0])}, executor=executor)
+
+        ``sweep(FluidExecutor())`` runs both trials on this machine's devices. Anything but an executor is refused:
+
+        >>> sweep("local")
+        Traceback (most recent call last):
+        fluid.errors.InvalidFieldError: executor='local': must be a FluidExecutor
     """
     if executor is None:
         return ray.tune.run(run_or_experiment, **options)
@@ -65,6 +79,20 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
 
     Raises:
         InvalidFieldError: ``executor`` is not a FluidExecutor, or this process uses Ray Client.
+
+    Example:
+        >>> from fluid import FluidExecutor, tune
+        >>> def train(config):
+        ...     for iteration in range(3):
+        ...         tune.report({"loss": (config["x"] - 2.0) ** 2 / (iteration + 1)})
+        >>> config = tune.TuneConfig(metric="loss", mode="min", num_samples=8)
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        ...     space = {"x": tune.uniform(0.0, 4.0)}
+        ...     tuner = tune.Tuner(train, param_space=space, tune_config=config, executor=executor)
+        >>> config.scheduler is None  # The configuration given is not changed.
+        True
+
+        ``tuner.fit()``, within the ``with`` block, then returns the ``ResultGrid`` of ``ray.tune``.
     """
 
     def __init__(self, trainable: Any = None, *, executor: FluidExecutor | None = None, **options: Any) -> None:

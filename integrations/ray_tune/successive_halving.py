@@ -74,6 +74,16 @@ class SuccessiveHalvingScheduler(FIFOScheduler):  # type: ignore[misc]
 
     Raises:
         InvalidFieldError: an argument cannot be used.
+
+    Example:
+        >>> from fluid import tune
+        >>> scheduler = tune.SuccessiveHalvingScheduler("loss", "min", max_t=9, bracket_size=9)
+        >>> config = tune.TuneConfig(scheduler=scheduler, num_samples=9)
+        >>> scheduler.debug_string()
+        'Using SuccessiveHalvingScheduler: no trials'
+
+        ``tune.Tuner(trainable, tune_config=config, executor=FluidExecutor()).fit()`` then runs 9 trials to iteration 1,
+        the best 3 of them to iteration 3, and the best one to iteration 9.
     """
 
     _supports_buffered_results = False

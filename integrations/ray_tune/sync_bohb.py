@@ -34,6 +34,12 @@ class SyncBOHB(SuccessiveHalvingScheduler):
 
     Raises:
         InvalidFieldError: an argument cannot be used.
+
+    Example:
+        >>> from fluid import tune
+        >>> scheduler = tune.SyncBOHB("loss", "min", max_t=9)
+        >>> scheduler.configurations()  # Of one bracket of each size: 9, 3 and 3 trials.
+        15
     """
 
     # The controller does not tell searchers of a trial's last result, so trials wait there until the model has it.
@@ -66,6 +72,10 @@ class SyncBOHB(SuccessiveHalvingScheduler):
 
         Args:
             brackets: ``None`` for one of each size.
+
+        Example:
+            >>> SyncBOHB("loss", "min", max_t=81).configurations(brackets=2)
+            108
         """
         if brackets is None:
             brackets = self._halvings + 1
