@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fluid.engine.allocations import Allocations
 from fluid.engine.commands import Command, NoteResize, ReportCall, ReportEnd, ReportStart, RunIteration, StopTrial
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.lanes import Lanes
+from fluid.engine.measuring import Measuring
 from fluid.engine.records import GroupRecord, Stage, TrialRecord
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.trials import Trials
@@ -39,6 +41,8 @@ class SessionState:
     lanes: Lanes
     occupancy: Occupancy
     estimates: Estimates
+    allocations: Allocations
+    measuring: Measuring
     scheduling: Scheduling
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
@@ -99,7 +103,7 @@ class SessionState:
         self.lanes.release(trial.placement.lanes)
         if trial.placement.move is not None:
             self.lanes.release(trial.placement.move.old_lanes)
-        self.scheduling.leave(trial)
+        self.allocations.release(trial)
         self.resizing.pop(trial.row, None)
         self.clearing.pop(trial.row, None)
         trial.placement.lanes = ()

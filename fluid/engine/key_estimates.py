@@ -1,4 +1,4 @@
-"""A profile key's figures as planning uses them, and how far packing and widening were tried."""
+"""Key estimates: a profile key's figures as planning uses them, and how far packing and widening were tried."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from fluid.resources import MemoryNeed
 
 @dataclass(slots=True)
 class KeyEstimate:
-    """What the profile says about one key, read off it when it learnt something.
+    """A copy of what the profile says about one key, taken when the profile learnt something.
 
     Attributes:
         pace: seconds per iteration at width 1; ``None`` until measured.
-        packing: c: a key starts alone on a device, and one more co-resident is tried for as long as the last paid.
-        width: d: a key starts at width 1, and twice the width is tried for as long as the last one was measured and
-            beta allows.
-        tried: the widest of them that was measured.
+        packing: c, the packing limit. Rises from 1 by one co-resident after each that was measured to pay.
+        width: d, the width limit. Doubles from 1 after each measured width while beta allows.
+        tried: the widest measured width.
+        memory: device memory; ``None`` until measured.
+        starts: seconds of its trials' latest starts, afresh or from a checkpoint.
+        saves: seconds of its trials' latest saves.
+        observed: (co-residents, width) -> iterations seen.
     """
 
     key: str
@@ -33,30 +36,28 @@ class KeyEstimate:
     width: int = 1
     tried: int = 1
     memory: MemoryNeed | None = None
-    #: Seconds that the latest starts of its trials took, from checkpoints or afresh, and the latest saves.
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
-    #: (co-residents, width) -> iterations seen.
     observed: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def interruption(self) -> float:
-        """Seconds to save a trial and to go on with it elsewhere; a save that nobody has seen is taken for a start."""
+        """Seconds to save a trial and to resume it elsewhere; a save that was never measured counts as a start."""
         start = median_low(self.starts) if self.starts else 0.0
         return start + (median_low(self.saves) if self.saves else start)
 
     def worth_observing(self, co_residents: int, width: int) -> bool:
-        """Counts an iteration; returns whether the profile should hear of it."""
+        """Counts an iteration; returns whether the profile is to learn from it."""
         seen = self.observed.get((co_residents, width), 0)
         self.observed[co_residents, width] = seen + 1
         return seen < tuning.OBSERVE_ALL or seen % tuning.OBSERVE_EVERY == 0
 
     def update(self, profile: Profile, *, trying_pays: bool = True) -> bool:
-        """Reads the figures off the profile, which learnt something; returns whether c or d changed.
+        """Copies the figures from the profile; returns whether c or d changed.
 
         Args:
-            profile: what is known.
-            trying_pays: whether there is enough left to do for trying one more co-resident to pay for itself.
+            profile: what was measured.
+            trying_pays: whether the work left repays trying one more co-resident.
         """
         self.memory = profile.memory(self.key)
         self.pace = profile.seconds_per_iteration(self.key)
@@ -72,7 +73,7 @@ class KeyEstimate:
         if pace < tuning.TOO_SHORT_TO_PACK_S:
             return 1
         limit, measured = profile.packing_limit(self.key, self.max_packing), profile.measured_packing(self.key)
-        tries = trying_pays or self.packing > measured  # what has been begun is brought to an end
+        tries = trying_pays or self.packing > measured  # a trial of packing that has begun is completed
         return max(1, min(limit, measured + tries))
 
     def _width(self, profile: Profile) -> int:

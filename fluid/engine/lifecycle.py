@@ -87,7 +87,7 @@ class Lifecycle:
             raise core.error(
                 trial, f"started at iteration {event.iteration}, beyond its checkpoint's {trial.progress.done}"
             )
-        core.estimates.facts(trial).starts.append(event.seconds)
+        core.measuring.observe_start(trial, event.seconds)
         trial.progress.granted -= trial.progress.done - event.iteration
         trial.residence.checkpoint_is_current &= event.iteration == trial.progress.done
         trial.progress.done = event.iteration
@@ -130,7 +130,7 @@ class Lifecycle:
         if event.finished:
             trial.progress.finished_early, trial.progress.budget = True, trial.progress.done
             self._residency.forget_later_checkpoints(trial)
-        core.scheduling.note_work(trial)
+        core.allocations.update_work(trial)
         if trial.calls:
             self._calls.deliver(trial)  # some wait until it is as far as it was before it lost its lane
             core.top_up(trial)
@@ -144,9 +144,9 @@ class Lifecycle:
 
     def _learn(self, trial: TrialRecord, event: IterationDone) -> None:
         if not trial.pace.disturbed and trial.state is TrialState.RUNNING:
-            self._core.scheduling.observe(trial, event.seconds, event.memory, event.busy)
+            self._core.measuring.observe(trial, event.seconds, event.memory, event.busy)
         elif event.memory is not None:
-            self._core.scheduling.observe_memory(trial, event.memory)
+            self._core.measuring.observe_memory(trial, event.memory)
         trial.pace.disturbed = False
 
     def _report(self, trial: TrialRecord, event: IterationDone) -> None:
@@ -223,7 +223,7 @@ class Lifecycle:
     def _take_over(self, row: int, device: int) -> None:
         """Starts the trial for which another one made way, if it still waits."""
         scheduling = self._core.scheduling
-        if row in scheduling.queue and scheduling.take_over(self._core.trials.by_row[row], device):
+        if row in scheduling.queue and scheduling.start_on(self._core.trials.by_row[row], device):
             self.start(self._core.trials.by_row[row])
 
     # -- stop ----------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Preemptions:
             return []
         if not 0 < len(scheduling.queue) <= tuning.MOST_WAITING * len(core.occupancy):
             return []
-        running = [core.trials.by_row[row] for row in scheduling.running]
+        running = [core.trials.by_row[row] for row in core.allocations.running]
         waiting = [core.trials.by_row[row] for row in scheduling.queue]
         if any(trial.preempting for trial in running):
             return []
@@ -62,7 +62,7 @@ class Preemptions:
         holds = trial.row in self._core.occupancy.held
         width = 1.0 / estimates.co_residents(trial) if holds and trial.placement.width < 1.0 else trial.placement.width
         step = seconds / max(1, trial.progress.left)
-        cost = estimates.facts(trial).interruption
+        cost = estimates.of_key(trial).interruption
         return Demand(trial.row, seconds, trial.progress.follow_up_iterations * usual_pace, step, width, cost, yields)
 
     def _may_be_preempted(self, trial: TrialRecord, first: float) -> bool:

@@ -119,7 +119,7 @@ class Residency:
         """Notes a checkpoint; returns the trial if its state has left the lane that kept it."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
-            self._core.estimates.facts(trial).saves.append(event.seconds)
+            self._core.measuring.observe_save(trial, event.seconds)
             self._note_checkpoint(trial, event.checkpoint)
         if not event.dropped:
             return None

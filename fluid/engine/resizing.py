@@ -33,7 +33,7 @@ class Resizing:
         if devices is None or (devices != old_devices and not trial.spec.can_save):
             return
         if devices == old_devices:
-            core.scheduling.allow_packing(trial, width)
+            core.allocations.allow_packing(trial, width)
             core.log(trial, f"lets others in, width {width:g}")
             return
         move = Move(
@@ -43,7 +43,7 @@ class Resizing:
             core.trials.new_row(),
             core.memory.placed_need_of(trial.row),
         )
-        occupancy.move(trial.row, devices, width, need, old_devices_row=move.old_devices_row)
+        core.allocations.move(trial, devices, width, need, old_devices_row=move.old_devices_row)
         by_device = dict(zip(old_devices, trial.placement.lanes, strict=True))
         trial.placement.lanes = tuple(
             by_device[device]
@@ -51,9 +51,8 @@ class Resizing:
             else core.lanes.acquire(device, trial.trial_id, core.commands).lane_id
             for device in devices
         )
-        trial.placement.move, trial.placement.width = move, width
+        trial.placement.move = move
         core.resizing[trial.row] = trial
-        core.scheduling.mark_resizing(trial)
         core.set_state(
             trial, TrialState.RESIZING, f"from devices {list(old_devices)} to width {width:g} on {list(devices)}"
         )
@@ -109,20 +108,19 @@ class Resizing:
         if event.lane_id is not None and event.lane_id not in trial.placement.lanes:
             return None
         if not trial.placement.move.after_loss:
-            core.scheduling.profile.observe_resize(event.seconds)
+            core.measuring.observe_resize(event.seconds)
         core.invalidate_timing(trial)
-        self._leave_ghost(trial.placement.move)
+        core.allocations.release_old_devices(trial.placement.move)
         core.lanes.release(
             lane_id for lane_id in trial.placement.move.old_lanes if lane_id not in trial.placement.lanes
         )
         trial.placement.move = None
         del core.resizing[trial.row]
         core.invalidate_timing(trial)
-        core.scheduling.mark_running(trial)
+        core.allocations.mark_running(trial)
         core.set_state(trial, TrialState.RUNNING, f"resized in {event.seconds:.3f} s")
         core.note_resize(trial, event.seconds)
-        scheduling = core.scheduling
-        core.changed |= bool(scheduling.queue) or core.occupancy.free_count > 0
+        core.changed |= bool(core.scheduling.queue) or core.occupancy.free_count > 0
         if trial.progress.done >= trial.progress.budget and not trial.stopping:
             return trial
         self._calls.deliver(trial)
@@ -162,7 +160,7 @@ class Resizing:
 
     def go_on_without(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
         """Has a trial go on in the lanes that are left of those it had, from the end of its last iteration."""
-        core, occupancy = self._core, self._core.occupancy
+        core = self._core
         lanes = self.survivors(trial, lane_id)
         if (
             trial.placement.move is not None
@@ -173,7 +171,7 @@ class Resizing:
         core.invalidate_timing(trial)
         devices = tuple(core.lanes[other].device_id for other in lanes)
         need = core.memory.need_of(trial.row)
-        occupancy.move(trial.row, devices, float(len(lanes)), need)
+        core.allocations.move(trial, devices, float(len(lanes)), need)
         if trial.placement.move is None or trial.placement.move.stage is not Stage.MOVING:
             trial.placement.move = Move(lanes, devices, float(len(lanes)), core.trials.new_row(), need, Stage.MOVING)
         else:
@@ -185,13 +183,9 @@ class Resizing:
         trial.placement.lost_lanes.add(lane_id)
         if any(call.lane_id == lane_id for call in trial.calls):
             self._calls.recall(trial)  # before it is told how far to run: what comes after a call waits for it
-        trial.placement.lanes, trial.placement.width, trial.progress.granted = (
-            lanes,
-            float(len(lanes)),
-            max(trial.progress.done, trial.limit),
-        )
+        trial.placement.lanes = lanes
+        trial.progress.granted = max(trial.progress.done, trial.limit)
         core.resizing[trial.row] = trial
-        core.scheduling.mark_resizing(trial)
         core.set_state(
             trial, TrialState.RESIZING, f"goes on without lane {lane_id}, on devices {list(devices)}: {reason}"
         )
@@ -204,13 +198,9 @@ class Resizing:
 
     def _give_back(self, trial: TrialRecord, move: Move) -> None:
         """Leaves a trial that has not moved with the lanes and devices it has."""
-        occupancy = self._core.occupancy
         self._core.lanes.release(lane_id for lane_id in trial.placement.lanes if lane_id not in move.old_lanes)
-        occupancy.release(trial.row)
-        self._leave_ghost(move)
-        occupancy.hold(trial.row, move.old_devices, move.old_width, move.old_need)
-        self._core.scheduling.learn_need(trial)
-        trial.placement.lanes, trial.placement.width = move.old_lanes, move.old_width
+        self._core.allocations.move_back(trial, move)
+        trial.placement.lanes = move.old_lanes
         move.called_off = True
         self._core.changed = True
 
@@ -231,11 +221,7 @@ class Resizing:
     def _stay(self, trial: TrialRecord) -> None:
         trial.placement.move = None
         del self._core.resizing[trial.row]
-        self._core.scheduling.mark_running(trial)
+        self._core.allocations.mark_running(trial)
         self._core.set_state(trial, TrialState.RUNNING, "goes on at the width it had")
         self._calls.deliver(trial)
         self._core.top_up(trial)
-
-    def _leave_ghost(self, move: Move) -> None:
-        if move.old_devices_row in self._core.occupancy.held:
-            self._core.occupancy.release(move.old_devices_row)

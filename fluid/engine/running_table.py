@@ -1,10 +1,11 @@
-"""The trials that run, in columns: what a re-planner looks at, kept up to date event by event.
+"""The running table: the trials that run, in columns, as re-planners see them, kept up to date event by event.
 
-Gathering a thousand records anew at every departure would cost more than all the planning.
+Collecting a thousand records anew at every departure would cost more than all the planning.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,15 +32,18 @@ class _Column:
 
 
 class RunningTable:
-    """Columns of the running trials, without gaps; a trial that leaves is replaced by the last one."""
+    """Columns of the trials that run, or are about to, and are not being resized.
+
+    The columns have no gaps: a trial that leaves is replaced by the last one. Iteration gives rows in that order.
+    """
 
     def __init__(self) -> None:
         self._rows: list[int] = []
-        self._place: dict[int, int] = {}
-        self._row, self._key, self._device, self._most_packed, self._widest = (_Column(np.int64) for _ in range(5))
+        self._position: dict[int, int] = {}
+        self._row, self._key, self._device, self._packing_cap, self._width_cap = (_Column(np.int64) for _ in range(5))
         self._work, self._width, self._speed = (_Column(np.float64) for _ in range(3))
         self._columns = (
-            *(self._row, self._key, self._device, self._most_packed, self._widest),
+            *(self._row, self._key, self._device, self._packing_cap, self._width_cap),
             *(self._work, self._width, self._speed),
         )
         # By profile key.
@@ -50,53 +54,69 @@ class RunningTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def set_key(self, facts: KeyEstimate) -> None:
-        """Notes what is known about a profile key."""
-        index = self._keys.setdefault(facts.key, len(self._keys))
+    def __contains__(self, row: object) -> bool:
+        return row in self._position
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def set_key(self, estimate: KeyEstimate) -> None:
+        """Sets what is known about a profile key."""
+        index = self._keys.setdefault(estimate.key, len(self._keys))
         for column, value in (
-            (self._alpha, facts.alpha),
-            (self._beta, facts.beta),
-            (self._c, facts.packing),
-            (self._d, facts.width),
+            (self._alpha, estimate.alpha),
+            (self._beta, estimate.beta),
+            (self._c, estimate.packing),
+            (self._d, estimate.width),
         ):
             column.reserve(index + 1)
             column.values[index] = value
 
     def add(self, trial: TrialRecord, devices: tuple[int, ...], speed: float, work: float) -> None:
-        """Notes that a trial runs on these devices, the slowest of that speed, with so many seconds of work left."""
-        place = self._place[trial.row] = len(self._rows)
+        """Adds a trial.
+
+        Args:
+            trial: a trial of a key that was set.
+            devices: that it holds.
+            speed: of the slowest of them.
+            work: seconds that it has left.
+        """
+        position = self._position[trial.row] = len(self._rows)
         self._rows.append(trial.row)
         for column in self._columns:
-            column.reserve(place + 1)
-        self._row.values[place] = trial.row
-        self._key.values[place] = self._keys[trial.spec.profile_key]
-        self._device.values[place] = devices[0]
-        self._most_packed.values[place] = _NO_LIMIT if trial.limits.packing_cap is None else trial.limits.packing_cap
-        self._widest.values[place] = trial.max_width
-        self._work.values[place] = work
-        self._width.values[place] = trial.placement.width
-        self._speed.values[place] = speed
+            column.reserve(position + 1)
+        packing_cap = trial.limits.packing_cap
+        self._row.values[position] = trial.row
+        self._key.values[position] = self._keys[trial.spec.profile_key]
+        self._device.values[position] = devices[0]
+        self._packing_cap.values[position] = _NO_LIMIT if packing_cap is None else packing_cap
+        self._width_cap.values[position] = trial.max_width
+        self._work.values[position] = work
+        self._width.values[position] = trial.placement.width
+        self._speed.values[position] = speed
 
     def remove(self, row: int) -> None:
-        """Notes that a trial does not run any more; one that did not is passed over."""
-        place = self._place.pop(row, None)
-        if place is None:
+        """Removes a trial; one that is not in the table is passed over."""
+        position = self._position.pop(row, None)
+        if position is None:
             return
         last = self._rows.pop()
         if last != row:
-            self._rows[place], self._place[last] = last, place
+            self._rows[position], self._position[last] = last, position
             for column in self._columns:
-                column.values[place] = column.values[len(self._rows)]
+                column.values[position] = column.values[len(self._rows)]
 
     def set_work(self, row: int, work: float) -> None:
-        """Notes how many seconds of work a trial has left, if it runs."""
-        place = self._place.get(row)
-        if place is not None:
-            self._work.values[place] = work
+        """Sets the seconds of work that a trial has left; one that is not in the table is passed over."""
+        position = self._position.get(row)
+        if position is not None:
+            self._work.values[position] = work
 
     def set_width(self, row: int, width: float) -> None:
-        """Notes that a trial has another width on the device it has."""
-        self._width.values[self._place[row]] = width
+        """Sets the width of a trial that keeps its devices; one that is not in the table is passed over."""
+        position = self._position.get(row)
+        if position is not None:
+            self._width.values[position] = width
 
     # -- questions -----------------------------------------------------------------------------------------
 
@@ -104,10 +124,10 @@ class RunningTable:
         """Rows of the packed trials that tolerate fewer neighbours than those of that width."""
         widths = self._width.values[: len(self._rows)]
         found = (widths < 1.0 - TOLERANCE) & (widths > width + TOLERANCE)
-        return [self._rows[place] for place in np.flatnonzero(found).tolist()]
+        return [self._rows[position] for position in np.flatnonzero(found).tolist()]
 
-    def can_give_way(self) -> bool:
-        """Whether a trial runs that could do with less: one of several devices, or alone on one though it packs."""
+    def can_narrow(self) -> bool:
+        """Whether a trial could do with less: it has several devices, or one for itself though it packs."""
         count = len(self._rows)
         widths = self._width.values[:count]
         return bool(((widths >= 2.0) | ((widths == 1.0) & (self._packing(slice(count)) > 1))).any())
@@ -119,17 +139,17 @@ class RunningTable:
         if not (widths > 1.0).any():
             return []
         limit = self._limit(slice(count))
-        return [(self._rows[place], int(limit[place])) for place in np.flatnonzero(widths > limit).tolist()]
+        return [(self._rows[position], int(limit[position])) for position in np.flatnonzero(widths > limit).tolist()]
 
     def snapshot(self, occupancy: Occupancy, epsilon: float) -> Running:
-        """What a re-planner looks at, by ascending row."""
+        """What a re-planner sees, by ascending row."""
         count, n = len(self._rows), len(occupancy)
         order = np.argsort(self._row.values[:count])
         key, width = self._key.values[order], self._width.values[order]
         device = self._device.values[order]
         residents = np.ones(count, dtype=np.int64)
-        for place in np.flatnonzero(width < 1.0).tolist():  # the others are alone
-            residents[place] = len(occupancy.residents[int(device[place])])
+        for position in np.flatnonzero(width < 1.0).tolist():  # the others are alone
+            residents[position] = len(occupancy.residents[int(device[position])])
         return Running(
             rows=self._row.values[order],
             remaining=self._work.values[order],
@@ -146,10 +166,10 @@ class RunningTable:
             epsilon=epsilon,
         )
 
-    def _packing(self, places: slice | IntArray) -> IntArray:
-        c: IntArray = np.minimum(self._c.values[self._key.values[places]], self._most_packed.values[places])
+    def _packing(self, positions: slice | IntArray) -> IntArray:
+        c: IntArray = np.minimum(self._c.values[self._key.values[positions]], self._packing_cap.values[positions])
         return c
 
-    def _limit(self, places: slice | IntArray) -> IntArray:
-        d: IntArray = np.minimum(self._d.values[self._key.values[places]], self._widest.values[places])
+    def _limit(self, positions: slice | IntArray) -> IntArray:
+        d: IntArray = np.minimum(self._d.values[self._key.values[positions]], self._width_cap.values[positions])
         return d

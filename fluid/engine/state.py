@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fluid.engine.allocations import Allocations
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError, SessionState
+from fluid.engine.estimates import Estimates
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
@@ -38,10 +40,13 @@ from fluid.engine.events import (
 from fluid.engine.failures import Failures
 from fluid.engine.lanes import Lanes
 from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.measuring import Measuring
 from fluid.engine.preemption import Preemptions
+from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import GroupRecord, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.submissions import Submissions
 from fluid.engine.trials import Trials
@@ -51,6 +56,7 @@ from fluid.planning.occupancy import Occupancy
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
+from fluid.planning.start_queue import StartQueue
 from fluid.resources import DEFAULT_MEMORY_WATERMARK
 from fluid.trialgroup import TrialState
 
@@ -96,22 +102,47 @@ class EngineState:
         self.trials = Trials()
         self.occupancy = Occupancy(watermark=watermark)
         self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), self.occupancy.memory)
-        self.scheduling = Scheduling(
-            planner,
+        table, queue = RunningTable(), StartQueue()
+        self.estimates = Estimates(
             self.profile,
-            self.trials,
             self.occupancy,
-            self.lanes,
+            table,
             max_packing=require_integer("max_packing", max_packing, at_least=1),
             max_width=planner.d if max_width is None else require_integer("max_width", max_width, at_least=1),
-            watermark=watermark,
         )
+        self.allocations = Allocations(self.trials, self.occupancy, self.estimates, table)
+        self.scheduling = Scheduling(
+            planner,
+            trials=self.trials,
+            queue=queue,
+            occupancy=self.occupancy,
+            lanes=self.lanes,
+            estimates=self.estimates,
+            table=table,
+            allocations=self.allocations,
+        )
+        self._rebalancing = Rebalancing(
+            trials=self.trials,
+            queue=queue,
+            occupancy=self.occupancy,
+            estimates=self.estimates,
+            table=table,
+            allocations=self.allocations,
+        )
+        self._measuring = Measuring(self.profile, self.occupancy, self.estimates, self.allocations, self._rebalancing)
         #: Whether a Tick is due, once the submitter has had its say.
         self.wants_tick = False
         #: When what ticks are for changed last, seconds.
         self.changed_at = 0.0
-        self.estimates = self.scheduling.estimates
-        self._core = SessionState(self.trials, self.lanes, self.occupancy, self.estimates, self.scheduling)
+        self._core = SessionState(
+            trials=self.trials,
+            lanes=self.lanes,
+            occupancy=self.occupancy,
+            estimates=self.estimates,
+            allocations=self.allocations,
+            measuring=self._measuring,
+            scheduling=self.scheduling,
+        )
         self._calls = Calls(self._core)
         self._residency = Residency(self._core, self._calls)
         self._resizing = Resizing(self._core, self._calls)
@@ -167,7 +198,7 @@ class EngineState:
     @property
     def only_spreads(self) -> bool:
         """Whether all that a tick could do is to spread trials over idle devices: nobody waits or is in the way."""
-        return not self.scheduling.queue and not self.scheduling.has_overpacking
+        return not self.scheduling.queue and not self._rebalancing.has_overpacking
 
     def is_taken(self, trial_id: str) -> bool:
         """Whether a trial has, or had, that id."""
@@ -195,7 +226,7 @@ class EngineState:
             except Exception as error:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be: {error!r}") from error
-        if core.changed or core.arrivals or self._ticked or self.scheduling.ramped:
+        if core.changed or core.arrivals or self._ticked or self._measuring.has_ramp_changes:
             self._settle()
         self.wants_tick |= self._preemptions.is_due()
         self._residency.evict_excess()
@@ -236,7 +267,7 @@ class EngineState:
             self._failures.fail_what_waits()
             self._ticked = self.wants_tick = False
             return
-        ramped = scheduling.pop_ramp_changes()
+        ramped = self._measuring.pop_ramp_changes()
         if core.changed or core.arrivals or ramped:
             self._failures.end_misfits()
             if ramped:
@@ -254,9 +285,9 @@ class EngineState:
 
     def _rebalance(self) -> None:
         self.wants_tick = False
-        for trial in self.scheduling.overpacked():
+        for trial in self._rebalancing.overpacked():
             self._lifecycle.preempt(trial)
-        for trial, width in self.scheduling.rebalance():
+        for trial, width in self._rebalancing.rebalance(self.scheduling.replanner):
             self._resizing.begin(trial, width)
         if self.scheduling.queue:
             self._dispatch()
@@ -271,7 +302,7 @@ class EngineState:
         if self.scheduling.queue:
             lanes = len(self.lanes)
             for trial in self._residency.make_room():
-                if self.scheduling.start_at_home(trial):
+                if self.scheduling.start_where_kept(trial):
                     self._lifecycle.start(trial)
             if len(self.lanes) < lanes:  # some were ended to make room, and there is room now
                 self._start_what_fits()

@@ -116,7 +116,7 @@ class Submissions:
             self._core.enqueue(trial, "extended")
         else:
             if trial.state is not TrialState.QUEUED or trial.row in self._core.scheduling.queue:
-                self._core.scheduling.note_work(trial)
+                self._core.allocations.update_work(trial)
             self._core.top_up(trial)
 
     def stop_requested(self, event: StopRequested) -> None:

@@ -124,12 +124,13 @@ def _queue(state: EngineState) -> Iterator[str]:
         for trial in state.trials.values()
         if trial.state is TrialState.STARTING or trial.state is TrialState.RUNNING
     }
-    if running != scheduling.running:
-        yield f"rows {scheduling.running} are planned as running, and {running} are"
+    planned = set(state.allocations.running)
+    if running != planned:
+        yield f"rows {planned} are planned as running, and {running} are"
 
 
 def _work(state: EngineState) -> Iterator[str]:
-    known, total = state.scheduling.work.by_row, state.scheduling.work.total
+    known, total = state.allocations.work.by_row, state.allocations.work.total
     expected = {
         trial.row for trial in state.trials.values() if trial.state.holds_devices or trial.row in state.scheduling.queue
     }

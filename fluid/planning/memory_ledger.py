@@ -22,7 +22,7 @@ class MemoryLedger:
     def __init__(
         self, watermark: float, residents: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
     ) -> None:
-        self._watermark = watermark
+        self.watermark = watermark
         self._residents = residents
         self._held = held
         #: device index -> bytes that trials may fill there; ``None`` where memory does not bound packing.
@@ -41,7 +41,7 @@ class MemoryLedger:
 
     def add_device(self, index: int, memory_bytes: float | None) -> None:
         """Adds a device with so much memory; ``None`` where memory does not bound packing."""
-        self._usable[index] = None if memory_bytes is None else memory_bytes * self._watermark
+        self._usable[index] = None if memory_bytes is None else memory_bytes * self.watermark
 
     def remove_device(self, index: int) -> None:
         """Removes a device, and what lanes and kept states take on it."""

@@ -1,6 +1,7 @@
-"""Trials that wait for a device, in starting order.
+"""The start queue: trials that wait for a device, in starting order.
 
-By descending priority; of one priority, those that lead to more first; then by descending width, then as queued.
+By descending priority; then critical ones (of a rung that others wait for) first; then by descending width; then as
+queued.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
-#: (-priority, whether nothing is to follow, -width)
+#: (-priority, whether it is not critical, -width)
 _Class = tuple[float, bool, float]
 
 
 class StartQueue:
-    """Rows that wait. A row is queued at most once.
+    """Rows of trials that wait. A row is queued at most once.
 
-    Rows of one width and one ``kind`` are alike to placement: where one does not fit, none of them does.
+    Rows of one width and one ``kind`` are alike to placement: if one does not fit, none of them does.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class StartQueue:
         return row in self._where
 
     def __iter__(self) -> Iterator[int]:
-        """Gives the rows in starting order."""
+        """Iterates over the rows in starting order."""
         for key in sorted(self._classes):
             for _, row in sorted(entry for rows in self._classes[key].values() for entry in rows):
                 yield row
@@ -43,25 +44,25 @@ class StartQueue:
         priority: float = 1.0,
         kind: Hashable = None,
         *,
-        leads: bool = False,
-        again: bool = False,
+        critical: bool = False,
+        in_front: bool = False,
     ) -> None:
-        """Queues a row behind those of its priority and width that are like it.
+        """Queues a row behind those of its priority, width and kind.
 
         Args:
-            row: a row that does not wait.
+            row: a row that is not queued.
             width: of a device, or in devices.
             priority: a higher one starts first.
-            kind: what else placement goes by.
-            leads: whether more is to follow once it is done.
-            again: whether it was first before, and is to be so again.
+            kind: what else placement depends on.
+            critical: whether other trials wait for its end.
+            in_front: whether it goes before those like it instead of behind them.
         """
-        key = (-priority, not leads, -width)
+        key = (-priority, not critical, -width)
         self._tickets += 1
-        ticket = -self._tickets if again else self._tickets
+        ticket = -self._tickets if in_front else self._tickets
         self._where[row] = (key, kind, ticket)
         rows = self._classes.setdefault(key, {}).setdefault(kind, deque())
-        if again:
+        if in_front:
             rows.appendleft((ticket, row))
         else:
             rows.append((ticket, row))
@@ -71,7 +72,7 @@ class StartQueue:
         return -self._where[row][0][0]
 
     def remove(self, row: int) -> None:
-        """Takes a row out."""
+        """Removes a row."""
         key, kind, ticket = self._where.pop(row)
         rows = self._classes[key][kind]
         rows.remove((ticket, row))
@@ -79,22 +80,21 @@ class StartQueue:
             self._forget(key, kind)
 
     def clear(self) -> None:
-        """Takes all rows out."""
+        """Removes all rows."""
         self._classes.clear()
         self._where.clear()
 
     def widths(self) -> list[float]:
-        """The widths that are waited for, in starting order; one may come several times."""
+        """Widths of the queued rows, in starting order; a width may come several times."""
         return [-key[2] for key in sorted(self._classes)]
 
     def start(self, place: Callable[[int], bool]) -> list[int]:
-        """Offers rows to ``place``, in starting order, and takes out those it accepts.
+        """Offers rows to ``place``, in starting order, and removes those it accepts.
 
-        A trial that does not fit lets narrower ones and those of another kind pass: they would leave the devices
-        idle otherwise.
+        Narrower trials, and trials of another kind, pass one that does not fit: devices would stay idle otherwise.
 
         Args:
-            place: starts a row if it fits now, and says whether it did.
+            place: starts a row if it fits now; returns whether it did.
 
         Returns:
             The rows started.
@@ -124,7 +124,7 @@ class StartQueue:
 
     @staticmethod
     def _next_kind(kinds: dict[Hashable, deque[tuple[int, int]]], unfit: set[Hashable]) -> Hashable:
-        """The kind whose first row waits for longest, of those that may fit; any if none may."""
+        """The kind whose first row has waited longest, of those that may fit; any if none may."""
         if len(kinds) == 1:
             return next(iter(kinds))
         return min(kinds, key=lambda kind: (kind in unfit, kinds[kind][0]))

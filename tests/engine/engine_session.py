@@ -39,7 +39,7 @@ def fingerprint(state: EngineState) -> str:
     lanes = [repr(lane) for lane in state.lanes]
     occupancy = state.occupancy
     rest = (state.groups, list(state.scheduling.queue), occupancy.held, occupancy.residents, state.memory.reserved)
-    return repr((trials, lanes, rest, sorted(state.scheduling.running), state.wants_tick))
+    return repr((trials, lanes, rest, state.allocations.running, state.wants_tick))
 
 
 class Known(Profile):

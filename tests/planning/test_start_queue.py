@@ -76,17 +76,17 @@ def test_a_row_that_starts_as_long_as_there_is_room() -> None:
 def test_of_one_priority_those_that_lead_to_more_come_first_whatever_their_width() -> None:
     queue = StartQueue()
     queue.push(0, 4.0)
-    queue.push(1, 1.0, leads=True)
+    queue.push(1, 1.0, critical=True)
     queue.push(2, 1.0, priority=2.0)
-    queue.push(3, 2.0, leads=True)
+    queue.push(3, 2.0, critical=True)
     assert list(queue) == [2, 3, 1, 0]
     assert queue.widths() == [1.0, 2.0, 1.0, 4.0]
 
 
 def test_a_row_that_was_first_before_is_so_again() -> None:
     queue = filled([(1.0, 1.0, "x"), (1.0, 1.0, "y"), (2.0, 1.0, "x")])
-    queue.push(7, 1.0, kind="y", again=True)
-    queue.push(8, 1.0, kind="x", again=True)
+    queue.push(7, 1.0, kind="y", in_front=True)
+    queue.push(8, 1.0, kind="x", in_front=True)
     assert list(queue) == [2, 8, 7, 0, 1]
     queue.remove(8)
     assert queue.start(lambda _: True) == [2, 7, 0, 1]

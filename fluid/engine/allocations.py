@@ -1,0 +1,150 @@
+"""Allocations: what each trial is given (devices, width, memory), and how much work it has left.
+
+Messages read these from the trial's record, placement from occupancy and its memory ledger, planners from the running
+table's columns. All of them are written here and nowhere else, so that they agree.
+"""
+
+from __future__ import annotations
+
+from fluid.engine.estimates import Estimates
+from fluid.engine.records import Move, TrialRecord
+from fluid.engine.remaining_work import RemainingWork
+from fluid.engine.running_table import RunningTable
+from fluid.engine.trials import Trials
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.runtime_model import TOLERANCE
+from fluid.resources import MemoryNeed
+
+
+class Allocations:
+    """Gives trials devices, and keeps every copy of what they were given.
+
+    Args:
+        trials: the trials of the session.
+        occupancy: which trial holds which device.
+        estimates: what trials need, and how much work they have left.
+        table: the columns of the running trials.
+
+    Attributes:
+        work: seconds of work left of the trials that run or wait.
+    """
+
+    def __init__(self, trials: Trials, occupancy: Occupancy, estimates: Estimates, table: RunningTable) -> None:
+        self.work = RemainingWork()
+        self._trials = trials
+        self._occupancy = occupancy
+        self._estimates = estimates
+        self._table = table
+
+    @property
+    def running(self) -> list[int]:
+        """Rows of the trials that run, or are about to, and are not being resized; ascending."""
+        return sorted(self._table)
+
+    # -- devices and width ---------------------------------------------------------------------------------
+
+    def place(self, trial: TrialRecord, *, near: int | None, only: bool, own_state: float) -> bool:
+        """Gives a trial that holds nothing devices for its width, as :meth:`Occupancy.place` does.
+
+        Returns:
+            Whether it fits now.
+        """
+        need, width = self._estimates.need(trial), trial.placement.width
+        placed = self._occupancy.place(trial.row, width, need, near=near, only=only, own_state=own_state)
+        return placed is not None
+
+    def hold(self, trial: TrialRecord, device: int) -> None:
+        """Gives a trial that holds nothing this device, whether or not there is room."""
+        self._occupancy.hold(trial.row, (device,), trial.placement.width, self._estimates.need(trial))
+
+    def set_width(self, trial: TrialRecord, width: float) -> None:
+        """Changes the width of a trial that waits, or that keeps its devices."""
+        trial.placement.width = width
+        if trial.row in self._occupancy.held:
+            self._occupancy.tolerate(trial.row, width)
+            self._table.set_width(trial.row, width)
+
+    def allow_packing(self, trial: TrialRecord, width: float) -> None:
+        """Opens a trial's device to as many others as fit beside that width; that costs only their company."""
+        if width < trial.placement.width - TOLERANCE:
+            self.set_width(trial, width)
+
+    def move(
+        self,
+        trial: TrialRecord,
+        devices: tuple[int, ...],
+        width: float,
+        need: MemoryNeed | None,
+        *,
+        old_devices_row: int | None = None,
+    ) -> None:
+        """Gives a trial other devices; until :meth:`mark_running`, planners do not see it.
+
+        Args:
+            trial: a trial that holds devices.
+            devices: its new devices.
+            width: its new width.
+            need: device memory, where it is known.
+            old_devices_row: row that keeps the devices it leaves until :meth:`release_old_devices`.
+        """
+        self._occupancy.move(trial.row, devices, width, need, old_devices_row=old_devices_row)
+        trial.placement.width = width
+        self._table.remove(trial.row)
+
+    def move_back(self, trial: TrialRecord, move: Move) -> None:
+        """Gives a trial that has not moved yet what it had before."""
+        self._occupancy.release(trial.row)
+        self.release_old_devices(move)
+        self._occupancy.hold(trial.row, move.old_devices, move.old_width, move.old_need)
+        self.update_need(trial)
+        trial.placement.width = move.old_width
+
+    def release_old_devices(self, move: Move) -> None:
+        """Frees the devices that a moved trial has left."""
+        if move.old_devices_row in self._occupancy.held:
+            self._occupancy.release(move.old_devices_row)
+
+    def mark_running(self, trial: TrialRecord) -> None:
+        """Adds a trial to those that planners may resize: it runs, or is about to, on the devices it holds."""
+        devices = self._occupancy.held[trial.row]
+        self._table.add(trial, devices, self._occupancy.speed(devices), self.work.by_row[trial.row])
+
+    def release(self, trial: TrialRecord) -> None:
+        """Frees everything that a trial holds."""
+        self._table.remove(trial.row)
+        self.work.forget(trial.row)
+        if trial.row in self._occupancy.held:
+            self._occupancy.release(trial.row)
+        if trial.placement.move is not None:
+            self.release_old_devices(trial.placement.move)
+
+    # -- memory --------------------------------------------------------------------------------------------
+
+    def update_need(self, trial: TrialRecord) -> None:
+        """Books the present estimate of a trial's need on the devices it holds."""
+        need, move = self._estimates.need(trial), trial.placement.move
+        for row in (trial.row,) if move is None else (trial.row, move.old_devices_row):
+            if row in self._occupancy.held:
+                self._occupancy.memory.set_need(row, need)
+
+    def update_needs(self, profile_key: str) -> None:
+        """Books a key's need for all of its trials, also for those placed before the need was measured."""
+        for row in self._occupancy.held:
+            trial = self._trials.by_row.get(row)
+            if trial is not None and trial.spec.profile_key == profile_key and trial.spec.memory is None:
+                self.update_need(trial)
+
+    # -- work left -----------------------------------------------------------------------------------------
+
+    def update_work(self, trial: TrialRecord) -> None:
+        """Books the present estimate of the work that a running or waiting trial has left."""
+        height = self._estimates.height(trial)
+        self.work.set(trial.row, height)
+        self._table.set_work(trial.row, height)
+
+    def update_works(self, profile_key: str) -> None:
+        """Books the work left of all trials of a key, of whose pace there was only a guess before."""
+        for row in list(self.work.by_row):
+            trial = self._trials.by_row.get(row)
+            if trial is not None and trial.spec.profile_key == profile_key:
+                self.update_work(trial)

@@ -1,0 +1,126 @@
+"""Measuring: what the engine learns from iterations, starts, saves and resizes, for the profile and for estimates."""
+
+from __future__ import annotations
+
+from fluid.engine import tuning
+from fluid.engine.allocations import Allocations
+from fluid.engine.estimates import Estimates
+from fluid.engine.key_estimates import KeyEstimate
+from fluid.engine.rebalancing import Rebalancing
+from fluid.engine.records import TrialRecord
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.profile import Profile
+from fluid.resources import MemoryNeed
+
+
+class Measuring:
+    """Learns the pace, overheads and memory of trials while they run.
+
+    Args:
+        profile: takes what is measured.
+        occupancy: its number of devices says how much work is worth a trial of further packing.
+        estimates: are brought up to date with the profile.
+        allocations: are brought up to date with the estimates.
+        rebalancing: checks devices again once a key packs less.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        occupancy: Occupancy,
+        estimates: Estimates,
+        allocations: Allocations,
+        rebalancing: Rebalancing,
+    ) -> None:
+        self._profile = profile
+        self._occupancy = occupancy
+        self._estimates = estimates
+        self._allocations = allocations
+        self._rebalancing = rebalancing
+        #: whether c, d or the first pace of a key changed while its trials run or wait.
+        self.has_ramp_changes = False
+
+    def pop_ramp_changes(self) -> bool:
+        """Whether c, d or the first pace of a key changed since the last call."""
+        changed, self.has_ramp_changes = self.has_ramp_changes, False
+        return changed
+
+    def observe(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, busy: float | None = None) -> None:
+        """Learns from an iteration of a running trial whose co-residency did not change meanwhile.
+
+        Args:
+            trial: the trial.
+            seconds: that the iteration took.
+            memory: what the trial was seen to need, if that was measured.
+            busy: share of the time in which the device was busy, if that was measured.
+        """
+        estimate = self._estimates.of_key(trial)
+        residents, width = self._estimates.co_residents(trial), max(1, round(trial.placement.width))
+        if memory is not None:
+            self.observe_memory(trial, memory)
+        if seconds <= 0.0:
+            return
+        alone = residents == width == 1
+        if estimate.worth_observing(residents, width):
+            typical = seconds if alone else _as_typical(trial, estimate, seconds)
+            self._profile.observe(trial.spec.profile_key, typical, co_residents=residents, width=width, busy=busy)
+            self._update(estimate, seconds / self._estimates.stretch(trial))
+        if alone:
+            trial.pace.solo = _smooth(trial.pace.solo, seconds)
+        trial.pace.seconds = _smooth(trial.pace.seconds, seconds / self._estimates.stretch(trial))
+
+    def observe_memory(self, trial: TrialRecord, memory: MemoryNeed) -> None:
+        """Learns what a running trial was seen to need, whatever ran beside it."""
+        estimate = self._estimates.of_key(trial)
+        if _exceeds(memory, estimate.memory):
+            self._profile.observe_memory(estimate.key, memory)
+            estimate.memory = self._profile.memory(estimate.key)
+            self._allocations.update_needs(estimate.key)
+
+    def observe_start(self, trial: TrialRecord, seconds: float) -> None:
+        """Learns how long a trial took to start, afresh or from a checkpoint."""
+        self._estimates.of_key(trial).starts.append(seconds)
+
+    def observe_save(self, trial: TrialRecord, seconds: float) -> None:
+        """Learns how long a trial took to be saved."""
+        self._estimates.of_key(trial).saves.append(seconds)
+
+    def observe_resize(self, seconds: float) -> None:
+        """Learns how long a resize took."""
+        self._profile.observe_resize(seconds)
+
+    def _update(self, estimate: KeyEstimate, pace: float) -> None:
+        """Brings a key's estimate up to date with the profile; ``pace`` is its first one, if it had none."""
+        if estimate.pace is None:
+            estimate.pace = pace
+            self.has_ramp_changes = True
+            self._allocations.update_works(estimate.key)
+        packing = estimate.packing
+        self.has_ramp_changes |= self._estimates.update(estimate, trying_pays=self._trying_pays())
+        if estimate.packing < packing:
+            self._rebalancing.check_packing()
+
+    def _trying_pays(self) -> bool:
+        """Whether the work left repays trying one more co-resident, for which a lane is started."""
+        return self._allocations.work.total >= tuning.WORTH_TRYING_S * len(self._occupancy)
+
+
+def _as_typical(trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> float:
+    """Seconds that a packed or wide iteration would have taken a trial of its key's usual pace.
+
+    Trials of a key differ, and overheads are factors: which of them happened to be packed or wide must not count.
+    """
+    if trial.pace.solo is None or estimate.pace is None:
+        return seconds
+    return seconds * estimate.pace / trial.pace.solo
+
+
+def _smooth(before: float | None, latest: float) -> float:
+    weight = tuning.PACE_SMOOTHING
+    return latest if before is None else (1.0 - weight) * before + weight * latest
+
+
+def _exceeds(seen: MemoryNeed, known: MemoryNeed | None) -> bool:
+    return (
+        known is None or seen.persistent_bytes > known.persistent_bytes or seen.ephemeral_bytes > known.ephemeral_bytes
+    )

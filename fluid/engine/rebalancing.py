@@ -1,0 +1,131 @@
+"""Rebalancing: which running trials get another width, and which leave a device that is packed too much."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fluid.engine.allocations import Allocations
+from fluid.engine.estimates import Estimates
+from fluid.engine.records import TrialRecord
+from fluid.engine.running_table import RunningTable
+from fluid.engine.trials import Trials
+from fluid.planning.arrangement import Replanner, Running, WidthChange
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.runtime_model import stretch_of
+from fluid.planning.start_queue import StartQueue
+from fluid.trialgroup import TrialState
+
+
+class Rebalancing:
+    """Chooses among the running trials; it does not resize or pause any.
+
+    Args:
+        trials: the trials of the session.
+        queue: the trials that wait.
+        occupancy: which trial holds which device.
+        estimates: what trials need, and how fast they are.
+        table: the columns of the running trials.
+        allocations: opens devices to further trials.
+    """
+
+    def __init__(
+        self,
+        *,
+        trials: Trials,
+        queue: StartQueue,
+        occupancy: Occupancy,
+        estimates: Estimates,
+        table: RunningTable,
+        allocations: Allocations,
+    ) -> None:
+        self._trials = trials
+        self._queue = queue
+        self._occupancy = occupancy
+        self._estimates = estimates
+        self._table = table
+        self._allocations = allocations
+        #: whether a device may hold more trials than are of use there.
+        self._check_packing = False
+
+    # -- widths --------------------------------------------------------------------------------------------
+
+    def rebalance(self, replanner: Replanner) -> list[tuple[TrialRecord, float]]:
+        """Widths to change now: to make room for queued trials, or to use idle devices once none is queued."""
+        if not self._table:
+            return []
+        # First, trials that run wider than was measured to help are narrowed.
+        changes = [WidthChange(row, float(width)) for row, width in self._table.too_wide()]
+        if not changes and self._queue:
+            changes = self._make_room(replanner)
+        elif not changes:
+            changes = replanner.replan(self._snapshot())
+        by_row = self._trials.by_row
+        return [
+            (by_row[change.row], change.width) for change in changes if self._allowed(by_row[change.row], change.width)
+        ]
+
+    def _make_room(self, replanner: Replanner) -> list[WidthChange]:
+        narrowest = min(self._queue.widths())
+        for row in self._table.packed_wider_than(narrowest):
+            trial = self._trials.by_row[row]
+            self._allocations.allow_packing(trial, max(narrowest, 1.0 / self._estimates.packing(trial)))
+        if not self._table.can_narrow():
+            return []
+        waiting = np.array([self._allocations.work.by_row[row] for row in self._queue])
+        return replanner.make_room(self._snapshot(), waiting)
+
+    def _snapshot(self) -> Running:
+        """What a re-planner sees: the trials that run and are not being resized."""
+        return self._table.snapshot(self._occupancy, self._estimates.epsilon)
+
+    def _allowed(self, trial: TrialRecord, width: float) -> bool:
+        """Whether a trial can be resized now, and a wider one ends sooner."""
+        if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting:
+            return False
+        if width > max(1.0, trial.placement.width) and not self._pays(trial, width):
+            return False
+        stays = self._estimates.co_residents(trial) == 1 and max(trial.placement.width, width) <= 1.0
+        return stays or trial.spec.can_save
+
+    def _pays(self, trial: TrialRecord, width: float) -> bool:
+        """Whether a wider trial ends sooner, though the iteration in flight still runs at its present width."""
+        estimates = self._estimates
+        if not estimates.may_try(trial, width):
+            return False
+        estimate, speed = estimates.of_key(trial), self._occupancy.speed(self._occupancy.held[trial.row])
+        after = estimates.height(trial) * (1.0 - 1.0 / max(1, trial.progress.left))
+        moved = estimates.epsilon + after * stretch_of(estimate.alpha, estimate.beta, width) / speed
+        return moved < after * estimates.stretch(trial)
+
+    # -- packing -------------------------------------------------------------------------------------------
+
+    def check_packing(self) -> None:
+        """Makes :meth:`overpacked` check all devices next time."""
+        self._check_packing = True
+
+    @property
+    def has_overpacking(self) -> bool:
+        """Whether trials may be packed too much, or run wider than helps."""
+        return self._check_packing or bool(self._table.too_wide())
+
+    def overpacked(self) -> list[TrialRecord]:
+        """One trial of each device on which fewer would get more done than all do, as was measured since they came.
+
+        If that trial cannot be paused now, or a further one may have to be, the next call checks the devices again.
+        """
+        if not self._check_packing:
+            return []
+        found = []
+        self._check_packing = False
+        for rows in self._occupancy.residents.values():
+            trials = [self._trials.by_row[row] for row in reversed(rows) if row in self._table]
+            many = [trial for trial in trials if self._packing_hurts(trial, len(rows))]
+            self._check_packing |= bool(many)
+            if not any(trial.preempting for trial in many):
+                found += [trial for trial in many if trial.state is TrialState.RUNNING and not trial.stopping][:1]
+        return found
+
+    def _packing_hurts(self, trial: TrialRecord, residents: int) -> bool:
+        """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p."""
+        estimate = self._estimates.of_key(trial)
+        return residents > max(1, estimate.packing) and estimate.alpha * (residents - 1) > residents
