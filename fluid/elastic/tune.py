@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
+from fluid.trainables.trainable import elastic_class_of
 
 if TYPE_CHECKING:
     from fluid.elastic.trainable import ElasticTrainable
@@ -21,7 +22,7 @@ def as_tune_trainable(cls: type[ElasticTrainable]) -> type:
     with try_import("Ray Tune", extra="ray") as imports:
         from ray.tune import Trainable
     imports.check()
-    elastic_class(cls)
+    require_elastic_class(cls)
 
     class TuneTrainable(Trainable):  # type: ignore[misc]
         """Hands everything on to an elastic trainable."""
@@ -54,20 +55,15 @@ def as_tune_trainable(cls: type[ElasticTrainable]) -> type:
     return TuneTrainable
 
 
-def hosts_elastic(trainable: Any) -> bool:
-    """Whether a class is just what :func:`as_tune_trainable` made: one derived from it may do, and keep, more."""
-    return isinstance(trainable, type) and "fluid_elastic_class" in vars(trainable)
-
-
-def elastic_class(trainable: Any) -> type[ElasticTrainable]:
-    """The elastic trainable that a class is, or was made from.
+def require_elastic_class(trainable: Any) -> type[ElasticTrainable]:
+    """Returns the elastic class that a class is, or wraps.
 
     Raises:
-        InvalidFieldError: it is neither.
+        InvalidFieldError: it does neither.
     """
     from fluid.elastic.trainable import ElasticTrainable
 
-    found = getattr(trainable, "fluid_elastic_class", trainable)
+    found = elastic_class_of(trainable) or trainable
     if not isinstance(found, type) or not issubclass(found, ElasticTrainable):
         raise InvalidFieldError("trainable", trainable, "must be a subclass of fluid.elastic.ElasticTrainable")
     return found

@@ -37,7 +37,7 @@ from fluid.elastic.messages import (
     WriteCheckpoint,
 )
 from fluid.elastic.trainable import ElasticTrainable
-from fluid.elastic.tune import elastic_class
+from fluid.elastic.tune import require_elastic_class
 from fluid.errors import FluidError
 
 _LOOPBACK = "127.0.0.1"
@@ -118,7 +118,7 @@ class Worker:
         self._release_member()
         begun = self._clock.now()
         sys.path[:] = [*message.sys_path, *(path for path in sys.path if path not in message.sys_path)]
-        trainable: ElasticTrainable = elastic_class(pickle.loads(message.trainable))()
+        trainable: ElasticTrainable = require_elastic_class(pickle.loads(message.trainable))()
         trainable.setup(pickle.loads(message.config))
         if message.checkpoint is not None:
             trainable.load_checkpoint(message.checkpoint)

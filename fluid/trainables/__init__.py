@@ -1,4 +1,4 @@
-"""What users may pass as a trainable, and how it is pickled and sent to another process.
+"""The forms of a trainable, and how trainables are pickled for another process.
 
 It imports ``errors``, ``_imports`` and ``_clock`` of fluid, and cloudpickle; ray only for Ray Tune's own trainables.
 Start reading in :mod:`fluid.trainables.trainable` (the forms a trainable may have).

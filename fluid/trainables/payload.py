@@ -1,7 +1,7 @@
-"""Trials pickled, as they travel to a lane and into the run folder.
+"""Pickled trials, as they are sent to a lane and written to the run folder.
 
-A trial is pickled once, in the thread of the submitter, so that one that cannot be pickled is refused before the
-engine hears of it.
+A trial is pickled once, in the submitter's thread, so that one that cannot be pickled is refused before it reaches
+the engine.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fluid.trainables.pickling import dump_config, dump_trainable, imports_of
-from fluid.trainables.trainable import is_elastic, kind_of
+from fluid.trainables.import_scan import imports_of
+from fluid.trainables.pickling import dump_config, dump_trainable
+from fluid.trainables.trainable import elastic_class_of, is_elastic, kind_of
 
-#: Trainables whose pickles are kept. A search submits one trainable over and over; a loop may make one per trial.
+#: Most trainables in the cache. A search submits one trainable many times; a loop may make one for each trial.
 _KEPT = 64
 
 
@@ -25,7 +26,7 @@ class TrainablePayload:
 
     Attributes:
         pickled: the trainable, by cloudpickle.
-        imports: modules that it imports, for lanes to load before they are asked for.
+        imports: modules that it imports, for lanes to load ahead of its first trial.
         elastic: whether its trials can span several devices.
     """
 
@@ -53,11 +54,11 @@ def payload_of(trainable: Any, config: Mapping[str, Any]) -> TrialPayload:
 
 
 class PayloadCache:
-    """Pickles trials, and each of the latest trainables only once. Safe to use from several threads."""
+    """Pickles trials, and each of the latest trainables only once. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By identity; the trainable is kept with its payload, so that its identity stays its own.
+        #: By id(); keeping the trainable with its payload keeps its id from being reused.
         self._known: OrderedDict[int, tuple[Any, TrainablePayload]] = OrderedDict()
 
     def payload_of(self, trainable: Any, config: Mapping[str, Any]) -> TrialPayload:
@@ -75,7 +76,7 @@ class PayloadCache:
 
 
 def _trainable_payload(trainable: Any) -> TrainablePayload:
-    sent = getattr(trainable, "fluid_elastic_class", trainable)  # A lane needs no Ray Tune to train it.
+    sent = elastic_class_of(trainable) or trainable
     kind_of(sent)
     pickled = dump_trainable(sent)
     return TrainablePayload(pickled=pickled, imports=tuple(imports_of(sent)), elastic=is_elastic(sent))

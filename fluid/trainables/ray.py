@@ -1,7 +1,7 @@
 """Trainables written for Ray Tune, run without a Ray cluster.
 
-Ray Tune's own public methods do the work (``train``, ``save``, ``restore``, ``stop``). What they need of a
-cluster is where to keep files; :class:`_Folder` answers that with the trial's own folder.
+They run through Ray Tune's public methods (``train``, ``save``, ``restore``, ``stop``). Of a cluster these need only a
+place for files; :class:`_Folder` gives them the trial's own folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from fluid.errors import FluidError
 from fluid.trainables.resident import Step, step_of
 
-#: What Ray Tune reports of a function that returned without a last result.
+#: A key in the result that Ray Tune reports when a function has returned without a last result.
 _DUPLICATE = "__duplicate__"
-#: The entry of a config that tells a trainable its trial's name; it is taken out before the user sees it.
+#: The config entry with the trial's name; Ray Tune removes it before the user's code sees the config.
 _TRIAL_INFO = "__trial_info__"
-#: The file, within a checkpoint, with what ``restore`` needs besides the trainable's own files.
+#: The file, within a checkpoint, that ``restore`` needs besides the trainable's own files.
 _RESULT = "ray_result.pkl"
 
 
@@ -47,20 +47,20 @@ class RayClassResident:
         result = self._trainable.train()
         if _DUPLICATE in result:
             return Step(None, True)
-        # The config is as large as the user likes and known to whoever reads the metrics.
+        # The config may be large, and the driver has it.
         return step_of({name: value for name, value in result.items() if name != "config"}, "train()")
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = getattr(self._trainable, method)
         if method == "reset" and "storage" in inspect.signature(function).parameters:
-            kwargs = {"storage": self._storage, **kwargs}  # It would be left without one.
+            kwargs = {"storage": self._storage, **kwargs}  # Without it, reset() leaves the trainable without storage.
         return function(*args, **kwargs)
 
     def save(self, path: str) -> None:
         saved = self._trainable.save(os.path.join(path, "state"))
         metrics = {name: value for name, value in saved.metrics.items() if name != "config"}
         with open(os.path.join(path, _RESULT), "wb") as file:
-            # The classes are private to Ray and move between its releases: they are named by what it gave us.
+            # These classes are private to Ray and differ between its releases: pickle refers to the ones in use.
             pickle.dump((type(saved), type(saved.checkpoint), metrics), file)
 
     def restore(self, path: str) -> None:
@@ -75,14 +75,14 @@ class RayClassResident:
 
 
 class RayFunctionResident:
-    """A function that calls ``ray.tune.report``. It runs in a thread of Ray's; its state cannot be saved."""
+    """A function that calls ``ray.tune.report``. Ray runs it in a thread; its state cannot be saved."""
 
     def __init__(self, function: Any, trial_id: str, folder: str) -> None:
         self._function = function
         self._trial_id = trial_id
         self._folder = folder
         self._resident: RayClassResident | None = None
-        #: Ray keeps one session per process; each resident has its own put there while its code runs.
+        #: Ray keeps one session per process; each resident's is put there while its code runs.
         self._session: Any = None
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -103,13 +103,13 @@ class RayFunctionResident:
             return self._resident.call(method, args, kwargs)
 
     def save(self, path: str) -> None:
-        raise FluidError("a function trainable cannot be saved exactly; write a class to have it saved")
+        raise FluidError("a function trainable cannot be saved exactly; write a class instead")
 
     def restore(self, path: str) -> None:
-        raise FluidError("a function trainable cannot be restored; write a class to have it restored")
+        raise FluidError("a function trainable cannot be restored; write a class instead")
 
     def cleanup(self) -> None:
-        # Stopping one raises again what its thread raised, which has been reported.
+        # cleanup() raises what the thread raised once more; it has been reported.
         with self._in_session(), suppress(Exception):
             if self._resident is not None:
                 self._resident.cleanup()
@@ -125,10 +125,10 @@ class RayFunctionResident:
 
 
 class _Folder:
-    """Where a Ray Tune trainable keeps its files: what Ray's ``StorageContext`` is to it, without a cluster.
+    """Replaces Ray's ``StorageContext``, which tells a trainable where to keep its files, without a cluster.
 
     Attributes:
-        copies: whether a checkpoint has to be copied because its owner deletes it after reporting it.
+        copies: whether checkpoints must be copied, because the user's code deletes them after reporting them.
     """
 
     def __init__(self, trial_id: str, folder: str, copies: bool) -> None:
@@ -147,7 +147,7 @@ class _Folder:
         return f"checkpoint_{self.current_checkpoint_index:06d}"
 
     def persist_artifacts(self, force: bool = False) -> None:
-        """Does nothing: the files are where they belong."""
+        """Does nothing: the files are in their final place."""
 
     def persist_current_checkpoint(self, checkpoint: Any) -> Any:
         if not self.copies:

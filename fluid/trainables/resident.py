@@ -1,4 +1,4 @@
-"""A trial within a lane, as the lane sees it whatever form its trainable has."""
+"""The interface between a lane and a trial, the same for all forms of trainables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Step(NamedTuple):
-    """What one call of :meth:`Resident.step` did.
+    """The result of one call of :meth:`Resident.step`.
 
     Attributes:
-        metrics: what the trial reported; ``None`` if it had nothing left to do and ran no iteration.
-        finished: the trial has no more to do.
+        metrics: what the trial reported; ``None`` if it was done before and ran no iteration.
+        finished: whether the trial is done.
     """
 
     metrics: Mapping[str, Any] | None
@@ -19,10 +19,10 @@ class Step(NamedTuple):
 
 
 class Resident(Protocol):
-    """A trial within a lane. Any method may raise what the user's code raises."""
+    """A trial within a lane. Every method may raise what the user's code raises."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Makes the trial ready for its first iteration; called once, before anything else."""
+        """Prepares the trial for its first iteration; called once, before all other methods."""
         ...
 
     def step(self) -> Step:
@@ -46,15 +46,15 @@ class Resident(Protocol):
         ...
 
     def cleanup(self) -> None:
-        """Releases what the trial holds; called once, at the end."""
+        """Releases the trial's resources; called once, at the end."""
         ...
 
 
 def step_of(metrics: Any, source: str) -> Step:
-    """Reads what a trial reported; ``done: True`` says that it has finished.
+    """Makes a Step of the metrics that a trial reported; ``done: True`` in them means that it is done.
 
     Raises:
-        TypeError: it is no mapping.
+        TypeError: they are no mapping.
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(f"{source} must give a dict of metrics per iteration, not {type(metrics).__name__}")

@@ -1,7 +1,7 @@
-"""One small interface to everything a user may give as a trainable.
+"""Adapts every form of trainable to one interface, :class:`~fluid.trainables.resident.Resident`.
 
-A lane knows :class:`Resident` only. What users write comes in four forms: a class, a subclass of Ray Tune's
-``Trainable``, a generator function, or a function for Ray Tune. Neither Ray nor PyTorch is imported here.
+Users write one of four forms: a class, a subclass of Ray Tune's ``Trainable``, a generator function, or a function for
+Ray Tune. Neither Ray nor PyTorch is imported here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from fluid.trainables.resident import Resident, Step, step_of
 
 Kind = Literal["class", "ray_class", "generator", "ray_function"]
 
-#: Name of the folder, within a checkpoint, that a trainable's ``save_checkpoint`` writes to.
+#: The folder, within a checkpoint, that a trainable's ``save_checkpoint`` writes to.
 _FOLDER = "state"
-#: Name of the file, within a checkpoint, that says what ``save_checkpoint`` returned.
+#: The file, within a checkpoint, with what ``save_checkpoint`` returned.
 _RETURNED = "returned.pkl"
+#: Attribute by which a Ray Tune class names the elastic class that it wraps.
+_WRAPPED_ELASTIC_CLASS = "fluid_elastic_class"
 
 
-# -- what a trainable is ------------------------------------------------------------------------------------
+# -- forms of trainables ------------------------------------------------------------------------------------
 
 
 def kind_of(trainable: Any) -> Kind:
-    """Says which form of trainable this is.
+    """Returns the form of a trainable.
 
     Raises:
-        InvalidFieldError: it is none that Fluid can run.
+        InvalidFieldError: Fluid cannot run it.
         MissingDependencyError: it is a function for Ray Tune, and Ray Tune is not installed.
     """
     if inspect.isclass(trainable):
@@ -60,7 +62,7 @@ def kind_of(trainable: Any) -> Kind:
 
 
 def can_save(trainable: Any) -> bool:
-    """Whether the trials of a trainable can be saved and restored, and so be moved to another lane."""
+    """Whether the trials of a trainable can be saved and restored, and so moved to another lane."""
     return inspect.isclass(trainable) and all(
         _defines(trainable, name) for name in ("save_checkpoint", "load_checkpoint")
     )
@@ -68,11 +70,23 @@ def can_save(trainable: Any) -> bool:
 
 def is_elastic(trainable: Any) -> bool:
     """Whether the trials of a trainable can span several devices; a class says so by ``fluid_elastic = True``."""
+    if hasattr(trainable, _WRAPPED_ELASTIC_CLASS) and elastic_class_of(trainable) is None:
+        return False  # Derived from a class that wraps an elastic one, and so only known to Ray Tune.
     return bool(getattr(trainable, "fluid_elastic", False))
 
 
+def elastic_class_of(trainable: Any) -> Any:
+    """Returns the elastic class that a Ray Tune class wraps, see :func:`fluid.elastic.as_tune_trainable`.
+
+    Returns:
+        The class, which lanes run in its place, without Ray Tune; ``None`` if it wraps none. That includes classes
+        derived from one that does: they may override its methods, and run as they are.
+    """
+    return vars(trainable).get(_WRAPPED_ELASTIC_CLASS) if isinstance(trainable, type) else None
+
+
 def profile_name(trainable: Any) -> str:
-    """The name under which trials of this trainable share what was measured."""
+    """Returns the name under which trials of this trainable share their measurements."""
     function = trainable if inspect.isclass(trainable) else _unwrapped(trainable)
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
@@ -83,7 +97,7 @@ def _is_from_ray(cls: type) -> bool:
 
 
 def _defines(cls: type, name: str) -> bool:
-    """Whether a class has a method of its own, not just the stub that Ray Tune's base class has."""
+    """Whether a class has a method of that name, other than the stub of Ray Tune's base class."""
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)
     return owner is not None and not owner.__module__.startswith("ray.tune.trainable")
 
@@ -107,18 +121,18 @@ def _require_config_argument(trainable: Any) -> None:
     except TypeError as error:
         raise InvalidFieldError("trainable", trainable, f"must take the config as its only argument: {error}") from None
     except ValueError:
-        pass  # Some built-in callables have no signature to look at.
+        pass  # Some built-in callables have no signature.
 
 
 # -- adapters -------------------------------------------------------------------------------------------------
 
 
 def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
-    """Makes the adapter that fits a trainable; nothing of the user's runs before its ``setup``.
+    """Makes the adapter for a trainable; no code of the user's runs before its ``setup``.
 
     Args:
         trainable: what the user gave.
-        trial_id: told to trainables that ask for it.
+        trial_id: passed on to Ray Tune's trainables.
         folder: the trial's own folder; need not exist.
 
     Raises:
@@ -129,7 +143,7 @@ def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
         return _ClassResident(trainable)
     if kind == "generator":
         return _GeneratorResident(trainable)
-    from fluid.trainables.ray import RayClassResident, RayFunctionResident  # Only those who use Ray pay for it.
+    from fluid.trainables.ray import RayClassResident, RayFunctionResident  # Loaded only for Ray's trainables.
 
     if kind == "ray_class":
         return RayClassResident(trainable, trial_id, folder)
@@ -140,9 +154,10 @@ def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False) -
     """Sets a resident up.
 
     Args:
-        resident: that nothing was done with yet.
-        config: of the trial.
-        joins: whether it takes its state from another lane. A class may say by ``setup_to_join`` how it is set up then.
+        resident: a new one.
+        config: the trial's.
+        joins: whether it will receive its state from another lane; a class's ``setup_to_join``, if it has one, is then
+            called instead of ``setup``.
     """
     if joins and isinstance(resident, _ClassResident):
         resident.set_up_to_join(config)
@@ -151,10 +166,10 @@ def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False) -
 
 
 def elastic_part(resident: Resident) -> Any:
-    """Returns the :class:`fluid.elastic.ElasticTrainable` that a resident is.
+    """Returns a resident's :class:`fluid.elastic.ElasticTrainable`.
 
     Raises:
-        FluidError: it is none.
+        FluidError: its trainable is of another class.
     """
     trainable = getattr(resident, "trainable", None)
     if not is_elastic(trainable) or not hasattr(trainable, "load_state"):
@@ -163,8 +178,10 @@ def elastic_part(resident: Resident) -> Any:
 
 
 class _ClassResident:
-    """A class with ``setup``, ``step``, ``save_checkpoint``, ``load_checkpoint`` and ``cleanup``; all but
-    ``step`` may be missing. Without ``setup`` the config goes to ``__init__``."""
+    """A class with ``step`` and, optionally, ``setup``, ``save_checkpoint``, ``load_checkpoint`` and ``cleanup``.
+
+    Without ``setup`` the config goes to ``__init__``.
+    """
 
     def __init__(self, cls: type) -> None:
         self._class = cls
@@ -187,7 +204,7 @@ class _ClassResident:
     def step(self) -> Step:
         try:
             metrics = self.trainable.step()
-        except StopIteration:  # As a generator says it: there is nothing more to do, and no metrics.
+        except StopIteration:  # As for a generator: the trial is done, and this was no iteration.
             return Step(None, True)
         return step_of(metrics, "step()")
 
@@ -217,7 +234,7 @@ class _ClassResident:
 
 
 class _GeneratorResident:
-    """A generator function: it yields the metrics of one iteration at a time. Its state cannot be saved."""
+    """A generator function, which yields the metrics of one iteration at a time. Its state cannot be saved."""
 
     def __init__(self, function: Callable[[dict[str, Any]], Iterator[Mapping[str, Any]]]) -> None:
         self._function = function
@@ -237,10 +254,12 @@ class _GeneratorResident:
         raise FluidError(f"{method!r} cannot be called: a generator function has no methods; write a class")
 
     def save(self, path: str) -> None:
-        raise FluidError("a generator function cannot be saved: its state is its own; write a class to have it saved")
+        raise FluidError(
+            "a generator function cannot be saved, because its state is not accessible; write a class instead"
+        )
 
     def restore(self, path: str) -> None:
-        raise FluidError("a generator function cannot be restored; write a class to have it restored")
+        raise FluidError("a generator function cannot be restored; write a class instead")
 
     def cleanup(self) -> None:
         close = getattr(self._iterator, "close", None)
@@ -249,7 +268,7 @@ class _GeneratorResident:
 
 
 class _Relative(NamedTuple):
-    """Marks a checkpoint that is a path below the trainable's own folder, not an object."""
+    """Marks a checkpoint that is a path within the trainable's folder, not an object."""
 
     path: str
 
@@ -257,5 +276,5 @@ class _Relative(NamedTuple):
 def _relative(path: str, folder: str) -> str:
     relative = os.path.relpath(os.path.join(folder, path), folder)
     if relative.split(os.sep)[0] == os.pardir:
-        raise FluidError(f"save_checkpoint returned {path!r}, which is outside of the folder it was given")
+        raise FluidError(f"save_checkpoint returned {path!r}, which is outside the folder it was given")
     return relative

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fluid.elastic.tune import hosts_elastic
 from fluid.integrations.ray_tune.lane_trial import SAVED, LaneTrial, LaneTrialSpec, SavableLaneTrial
 from fluid.integrations.ray_tune.private_api import STDERR_FILE, STDOUT_FILE, Trainable, newest_checkpoint_index
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
-from fluid.trainables.trainable import can_save
+from fluid.trainables.trainable import can_save, elastic_class_of
 
 #: Counters that Tune's Trainable keeps beside the user's state.
 _COUNTERS = (
@@ -133,6 +132,6 @@ def lane_trial_for(trainable: type, shipped: ShippedTrainable) -> type[LaneTrial
     """Makes the class that runs the trials of a trainable of Tune in lanes."""
     base = LaneTrial
     if issubclass(trainable, Trainable) and can_save(trainable):
-        base = ElasticLaneTrial if hosts_elastic(trainable) else SavableLaneTrial
+        base = ElasticLaneTrial if elastic_class_of(trainable) is not None else SavableLaneTrial
     name = getattr(trainable, "_name", None) or trainable.__name__
     return type(name, (base,), {"shipped_trainable": shipped, "__module__": base.__module__, "__qualname__": name})

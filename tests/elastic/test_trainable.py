@@ -206,10 +206,10 @@ def test_every_public_name_can_be_loaded() -> None:
 
 
 def test_what_is_no_elastic_trainable_cannot_be_given_to_ray_tune() -> None:
-    from fluid.elastic.tune import elastic_class
+    from fluid.elastic.tune import require_elastic_class
 
     with pytest.raises(InvalidFieldError, match="trainable"):
-        elastic_class(dict)
+        require_elastic_class(dict)
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
@@ -224,10 +224,10 @@ def test_without_ray_tune_the_error_says_how_to_get_it() -> None:
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 def test_for_ray_tune(tmp_path: Path) -> None:
     from fluid.elastic import as_tune_trainable
-    from fluid.elastic.tune import elastic_class
+    from fluid.elastic.tune import require_elastic_class
 
     tune_class = as_tune_trainable(Regression)
-    assert elastic_class(tune_class) is Regression
+    assert require_elastic_class(tune_class) is Regression
     assert kind_of(tune_class) == "ray_class" and is_elastic(tune_class) and can_save(tune_class)
     residents = [make_resident(tune_class, trial_id="t", folder=str(tmp_path)) for _ in range(2)]
     for resident in residents:

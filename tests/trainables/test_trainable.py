@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 
 import fluid.trainables.trainable
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
+from fluid.trainables.payload import payload_of
 from fluid.trainables.resident import Resident, Step
-from fluid.trainables.trainable import can_save, is_elastic, kind_of, make_resident, profile_name
+from fluid.trainables.trainable import can_save, elastic_class_of, is_elastic, kind_of, make_resident, profile_name
 
 
 class Full:
@@ -156,7 +158,7 @@ def test_a_class_is_saved_and_restored_elsewhere(tmp_path: Path, how: str) -> No
 def test_a_checkpoint_must_stay_in_its_folder(tmp_path: Path) -> None:
     full = resident(Full)
     full.setup({"save": "outside"})
-    with pytest.raises(FluidError, match="outside of the folder"):
+    with pytest.raises(FluidError, match="outside the folder"):
         full.save(str(tmp_path))
 
 
@@ -326,3 +328,24 @@ def test_ray_functions_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert importlib.import_module("ray.train._internal.session")._session is None
     for one in both:
         one.cleanup()
+
+
+class Wraps:
+    """As :func:`fluid.elastic.as_tune_trainable` makes it."""
+
+    fluid_elastic = True
+    fluid_elastic_class = Full
+
+    def step(self) -> dict[str, Any]:
+        return {}
+
+
+class Overrides(Wraps):
+    """Derived from a wrapper, so that it does more than the class that is wrapped."""
+
+
+def test_a_class_derived_from_a_wrapper_runs_as_it_is() -> None:
+    assert elastic_class_of(Wraps) is Full and is_elastic(Wraps)
+    assert elastic_class_of(Overrides) is None and not is_elastic(Overrides)
+    assert elastic_class_of(Full) is None and is_elastic(Full)
+    assert pickle.loads(payload_of(Overrides, {}).trainable.pickled) is Overrides

@@ -1,0 +1,9 @@
+"""A backend on a virtual clock: it answers the engine's commands as devices would, by the runtime model.
+
+It imports the engine's commands and events, :mod:`fluid.planning` and lower packages. Start reading in
+:mod:`fluid.backends.simulated.backend` (commands to events); :mod:`fluid.backends.simulated.devices` has the rates.
+"""
+
+from fluid.backends.simulated.backend import SimulatedBackend, Truth
+
+__all__ = ["SimulatedBackend", "Truth"]

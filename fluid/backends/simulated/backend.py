@@ -1,0 +1,311 @@
+"""The simulated backend: the engine's commands to events, on a virtual clock.
+
+Time stands still while the engine thinks, and jumps to the next thing that happens when it polls. Nothing really runs:
+iterations report no metrics, and calls return nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fluid._clock import VirtualClock
+from fluid.backends.base import Sharing
+from fluid.backends.simulated.devices import SimulatedTrial, Truth, VirtualDevices
+from fluid.engine.commands import (
+    Call,
+    Command,
+    Pause,
+    Resize,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopLane,
+    StopTrial,
+)
+from fluid.engine.events import (
+    Checkpoint,
+    Event,
+    IterationDone,
+    LaneReady,
+    TrialCalled,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialStarted,
+)
+from fluid.errors import FluidError
+from fluid.planning.rollout import Segment
+from fluid.resources import Device
+
+#: Events closer together than this share of the time are one instant.
+_SAME_INSTANT = 1e-12
+
+
+class SimulatedBackend:
+    """Implements :class:`fluid.backends.base.Backend` by the runtime model.
+
+    Args:
+        truth: how a trial really behaves, by its id and the config that it was registered with (empty if it was not).
+        devices: the devices at the start.
+        epsilon: seconds a resize really costs.
+        saves: whether every iteration is saved, at no cost, so that a trial that loses its lane loses no more than the
+            iteration in flight.
+
+    Attributes:
+        clock: the virtual clock.
+        resizes: resizes so far.
+
+    Example:
+        >>> from fluid.engine.commands import StartLane, StartTrial
+        >>> backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
+        >>> backend.execute([StartLane(lane_id=0, device_id=0), StartTrial("a", (0,), iterations=1)])
+        >>> [type(event).__name__ for event in backend.poll()]
+        ['LaneReady', 'TrialStarted']
+        >>> [event.at for event in backend.poll()]
+        [2.0]
+    """
+
+    sharing = Sharing("timeslice")
+
+    def __init__(
+        self,
+        truth: Callable[[str, Mapping[str, Any]], Truth],
+        devices: Iterable[Device] = (),
+        *,
+        epsilon: float = 0.0,
+        saves: bool = False,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.resizes = 0
+        self._truth = truth
+        self._epsilon = epsilon
+        self._saves = saves
+        self._devices = VirtualDevices(self.clock)
+        self._devices.add(devices)
+        self._configs: dict[str, Mapping[str, Any]] = {}
+        self._trials: dict[str, SimulatedTrial] = {}
+        #: trial -> lanes that hold a part of it
+        self._parts: dict[str, set[int]] = {}
+        self._ready: list[Event] = []
+        self._woken = threading.Event()
+        self._closed = False
+        self._handlers: dict[type[Command], Callable[[Any], None]] = {
+            StartLane: self._start_lane,
+            StopLane: self._stop_lane,
+            StartTrial: self._start,
+            RunIteration: self._run,
+            Pause: self._pause,
+            StopTrial: self._stop,
+            Save: self._save,
+            Resize: self._resize,
+            Call: self._call,
+        }
+
+    # -- the interface of a backend --------------------------------------------------------------------------
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Stretches of time in which a trial held devices, as they ended."""
+        return self._devices.segments
+
+    def devices(self) -> list[Device]:
+        """Returns the devices, in order of their index."""
+        return self._devices.all()
+
+    def add_devices(self, devices: Iterable[Device]) -> None:
+        """Makes further devices known, before a command names them."""
+        self._devices.add(devices)
+
+    def now(self) -> float:
+        """Returns the virtual time, seconds."""
+        return self.clock.now()
+
+    def register(self, trial_id: str, trainable: Any, config: Mapping[str, Any]) -> None:
+        """Says what a trial's config is, from which ``truth`` tells how it behaves; the trainable is not run."""
+        self._configs[trial_id] = config
+
+    def forget(self, trial_id: str) -> None:
+        """Says that no command will name a trial any more."""
+        self._configs.pop(trial_id, None)
+
+    def execute(self, commands: Sequence[Command]) -> None:
+        """Carries commands out, at this instant.
+
+        Raises:
+            FluidError: the backend was closed, or a command is not for a backend; then none of them was carried out.
+        """
+        self._check_open()
+        for command in commands:
+            if type(command) not in self._handlers:
+                raise FluidError(f"{command} is no command for a backend")
+            if isinstance(command, StartLane) and command.device_id not in self._devices:
+                raise FluidError(f"{command}: there is no device {command.device_id}")
+        for command in commands:
+            self._handlers[type(command)](command)
+
+    def next_at(self) -> float:
+        """When the next thing happens, seconds; infinite where nothing will."""
+        return self.now() if self._ready else self._devices.next_at()
+
+    def poll(self, timeout: float | None = None) -> list[Event]:
+        """Advances to the next instant at which something happens, and returns all that happens then.
+
+        Time does not pass once :meth:`wake` was called. Without a timeout, if nothing will ever happen, this waits
+        for :meth:`wake`.
+
+        Args:
+            timeout: most virtual seconds to advance.
+        """
+        self._check_open()
+        if not self._ready and not self._woken.is_set():
+            self._advance(float("inf") if timeout is None else self.now() + max(0.0, timeout))
+        self._woken.clear()
+        events, self._ready = self._ready, []
+        return events
+
+    def wake(self) -> None:
+        """Makes :meth:`poll`, the one in progress or else the next, return; from any thread."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """Ends every lane. Closing twice is harmless."""
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FluidError("this backend was closed")
+
+    def _advance(self, latest: float) -> None:
+        instant = max(self._devices.next_at(), self.now())
+        if instant > latest:
+            self.clock.advance_to(latest)
+        elif instant == float("inf"):
+            self._woken.wait()
+        else:
+            self.clock.advance_to(instant)
+            while self._devices.next_at() <= instant + _SAME_INSTANT * max(1.0, instant):
+                trial, resize = self._devices.pop()
+                if resize is None:
+                    self._end_iteration(trial)
+                else:
+                    self._ready.append(resize)
+                    self._go_on(trial)
+
+    # -- commands --------------------------------------------------------------------------------------------
+
+    def _start_lane(self, command: StartLane) -> None:
+        self._devices.start_lane(command.lane_id, command.device_id)
+        self._ready.append(LaneReady(self.now(), command.lane_id))
+
+    def _stop_lane(self, command: StopLane) -> None:
+        lane_id = command.lane_id
+        ended: list[SimulatedTrial] = []
+        for trial in list(self._trials.values()):
+            parts = self._parts[trial.trial_id]
+            if lane_id in trial.lanes and lane_id in parts:
+                if trial.busy:
+                    self._devices.vacate(trial)
+                left = tuple(lane for lane in trial.lanes if lane != lane_id and lane in parts)
+                if left and not trial.stopping:  # They stand still until the engine says how they go on.
+                    trial.lanes, trial.left, trial.work, trial.pausing = left, 0, 0.0, False
+                    continue
+                del self._trials[trial.trial_id]
+                ended.append(trial)
+        for parts in self._parts.values():
+            parts.discard(lane_id)
+        self._devices.stop_lane(lane_id)
+        for trial in ended:  # Its other lanes still owe the answer to a StopTrial.
+            self._release(trial.trial_id, trial.stopping)
+
+    def _start(self, command: StartTrial) -> None:
+        trial_id, done = command.trial_id, command.checkpoint.iteration if command.checkpoint else 0
+        truth = self._truth(trial_id, self._configs.get(trial_id, {}))
+        self._trials[trial_id] = SimulatedTrial(trial_id, truth, command.lane_ids, done=done)
+        self._parts[trial_id] = set(command.lane_ids)
+        self._ready.append(TrialStarted(self.now(), trial_id, command.lane_ids[0], iteration=done, seconds=0.0))
+        self._run(command)
+
+    def _run(self, command: StartTrial | RunIteration) -> None:
+        trial = self._trials[command.trial_id]
+        trial.left += command.iterations
+        if not trial.busy and trial.left > 0:
+            trial.lanes = command.lane_ids
+            self._devices.occupy(trial)
+            self._devices.begin_iteration(trial)
+
+    def _pause(self, command: Pause) -> None:
+        trial = self._trials.get(command.trial_id)
+        if trial is not None:
+            trial.pausing = True
+            if not trial.busy:
+                self._answer(trial)
+
+    def _stop(self, command: StopTrial) -> None:
+        trial = self._trials.get(command.trial_id)
+        if trial is not None and trial.busy and trial.lanes[0] in command.lane_ids:
+            trial.stopping = command.lane_ids
+        else:
+            self._release(command.trial_id, command.lane_ids)
+
+    def _save(self, command: Save) -> None:
+        trial = self._trials.get(command.trial_id)
+        if trial is None:
+            return
+        lane_id, checkpoint = command.lane_ids[0], Checkpoint(trial.done, "", in_memory=True)
+        self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, checkpoint, dropped=command.drop))
+        if command.drop:
+            self._parts[trial.trial_id].discard(lane_id)
+            del self._trials[trial.trial_id]
+
+    def _resize(self, command: Resize) -> None:
+        trial = self._trials[command.trial_id]
+        trial.lanes, trial.left = command.lane_ids, command.iterations
+        self._parts[command.trial_id] = set(command.lane_ids)
+        self.resizes += 1
+        self._devices.occupy(trial)
+        self._devices.begin_resize(trial, self._epsilon)
+
+    def _call(self, command: Call) -> None:
+        if command.trial_id in self._trials:
+            self._ready.append(TrialCalled(self.now(), command.trial_id, command.lane_ids[0], command.call_id))
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def _end_iteration(self, trial: SimulatedTrial) -> None:
+        trial.done += 1
+        trial.left -= 1
+        trial.work = trial.rate = 0.0
+        lane_id, seconds = trial.lanes[0], self.now() - trial.began
+        self._ready.append(
+            IterationDone(self.now(), trial.trial_id, lane_id, iteration=trial.done, seconds=seconds)
+        )
+        if self._saves:
+            self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, Checkpoint(trial.done, "")))
+        self._go_on(trial)
+
+    def _go_on(self, trial: SimulatedTrial) -> None:
+        if trial.left > 0 and not (trial.pausing or trial.stopping):
+            self._devices.begin_iteration(trial)
+        else:
+            self._devices.vacate(trial)
+            self._answer(trial)
+
+    def _answer(self, trial: SimulatedTrial) -> None:
+        """Answers what was asked of a trial while it was busy."""
+        if trial.pausing:
+            trial.pausing, trial.left = False, 0
+            self._ready.append(TrialPaused(self.now(), trial.trial_id, trial.lanes[0], iteration=trial.done))
+        if trial.stopping:
+            self._release(trial.trial_id, trial.stopping)
+
+    def _release(self, trial_id: str, lanes: tuple[int, ...]) -> None:
+        parts = self._parts.get(trial_id, set())
+        for lane in lanes:
+            if lane in parts:
+                parts.remove(lane)
+                self._ready.append(TrialReleased(self.now(), trial_id, lane))
+        if trial_id in self._trials and self._trials[trial_id].lanes[0] not in parts:
+            del self._trials[trial_id]
