@@ -12,6 +12,18 @@ from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
 
+class Sharing(NamedTuple):
+    """How lanes share a GPU.
+
+    Attributes:
+        way: ``"mps"`` (at the same time) or ``"timeslice"`` (in turns).
+        why: why it is not MPS, though that was asked for where it can be had; empty otherwise.
+    """
+
+    way: str
+    why: str = ""
+
+
 @runtime_checkable
 class Backend(Protocol):
     """What runs the engine's commands.
@@ -19,8 +31,13 @@ class Backend(Protocol):
     One thread calls it, but for ``wake``, which may be called from any.
     """
 
+    @property
+    def sharing(self) -> Sharing:
+        """How lanes that are started now share a GPU; without MPS they always do so in turns."""
+        ...
+
     def devices(self) -> list[Device]:
-        """Returns the devices there are, in order of their index."""
+        """Returns the devices, in order of their index."""
         ...
 
     def add_devices(self, devices: Iterable[Device]) -> None:

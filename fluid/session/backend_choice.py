@@ -34,8 +34,7 @@ def make_backend(
         InvalidFieldError: the backend cannot do that; names the executor's argument.
     """
     if not isinstance(backend, str):
-        how = getattr(backend, "sharing", None)
-        if sharing == "mps" and (how is None or how.way != "mps"):
+        if sharing == "mps" and backend.sharing.way != "mps":
             raise InvalidFieldError("packing", sharing, "has to be said to the backend: sharing='mps'")
         if lane_policy is not None:
             raise InvalidFieldError("lane_policy", lane_policy, "has to be said to the backend")

@@ -182,8 +182,8 @@ class Pump:
             rest.callback(self._refuse_calls)
 
     def _write_facts(self) -> None:
-        how = getattr(self._backend, "sharing", None)
-        facts = self._facts if how is None else {**self._facts, "sharing": how.way, "sharing_why": how.why}
+        how = self._backend.sharing
+        facts = {**self._facts, "sharing": how.way, "sharing_why": how.why}
         if facts != self._written:
             self._folder.write_session(**facts)
             self._written = facts

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Report, ReportEnd
+from fluid.engine.commands import Command, Notice, Report, ReportEnd
 from fluid.engine.events import (
     BudgetExtended,
     DeviceAdded,
@@ -124,7 +124,10 @@ class _Simulation:
         self._paces: dict[str, float] = {}
         self._algorithm = make_algorithm(scenario.workload, Scores(scores_rng), len(scenario.cluster))
         self._backend = SimulatedBackend(
-            self._truth, scenario.epsilon, saves=any(change.lost is not None for change in scenario.changes)
+            lambda trial_id, _: self._truth(trial_id),
+            scenario.cluster.devices,
+            epsilon=scenario.epsilon,
+            saves=any(change.lost is not None for change in scenario.changes),
         )
         profile = OracleProfile(scenario, self._paces)
         self._state = EngineState(planner, profile, max_packing=scenario.c, max_width=scenario.d)
@@ -139,9 +142,7 @@ class _Simulation:
         self._ids: dict[int, str] = {}
 
     def run(self) -> SimulationResult:
-        devices = self._scenario.cluster.devices
-        self._backend.add_devices(devices)
-        self._handle(DeviceAdded(0.0, device) for device in devices)
+        self._handle(DeviceAdded(0.0, device) for device in self._backend.devices())
         self._submit(self._algorithm.start())
         while self._open:
             change_at = self._changes[-1].at if self._changes else math.inf
@@ -161,7 +162,7 @@ class _Simulation:
     def _handle(self, events: Iterable[Event]) -> None:
         """Lets the engine decide, and the algorithm answer what ended."""
         commands = self._state.handle(*events)
-        self._backend.execute(commands)
+        self._execute(commands)
         stops: dict[str, Event] = {}
         ended: list[tuple[int, bool]] = []
         for command in commands:
@@ -176,7 +177,10 @@ class _Simulation:
             self._submit(self._algorithm.ended(sorted(ended)))
 
     def _tick(self) -> None:
-        self._backend.execute(self._state.handle(Tick(self._backend.now())))
+        self._execute(self._state.handle(Tick(self._backend.now())))
+
+    def _execute(self, commands: Iterable[Command]) -> None:
+        self._backend.execute([command for command in commands if not isinstance(command, Notice)])
 
     def _is_to_stop(self, report: Report) -> bool:
         request = self._open[report.trial_id]

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
+from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Pause, Resize, RunIteration, Save, StartLane, StartTrial, StopLane, StopTrial
+from fluid.engine.commands import (
+    NoteDeviceLost,
+    Pause,
+    Resize,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopLane,
+    StopTrial,
+)
 from fluid.engine.events import (
     Checkpoint,
     Event,
@@ -17,21 +32,28 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.errors import FluidError
 from fluid.planning.rollout import Segment
 from fluid.resources import Device
+from fluid.trainables.payload import payload_of
 
 
 def backend(devices: int = 1, *, epsilon: float = 0.0, speed: float = 1.0, **truth: float) -> SimulatedBackend:
     """A backend with a ready lane on each device, of the device's number."""
     rows: dict[str, int] = {}
     made = SimulatedBackend(
-        lambda trial_id: Truth(**{"seconds": 1.0, **truth}, row=rows.setdefault(trial_id, len(rows))),  # type: ignore[arg-type]
-        epsilon,
+        lambda trial_id, _: Truth(**{"seconds": 1.0, **truth}, row=rows.setdefault(trial_id, len(rows))),  # type: ignore[arg-type]
+        (Device(index, speed=speed) for index in range(devices)),
+        epsilon=epsilon,
     )
-    made.add_devices(Device(index, speed=speed) for index in range(devices))
     made.execute([StartLane(index, index) for index in range(devices)])
     assert made.poll() == [LaneReady(0.0, index) for index in range(devices)]
     return made
+
+
+def endless(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    while True:
+        yield {}
 
 
 def until(made: SimulatedBackend, time: float) -> list[Event]:
@@ -161,7 +183,48 @@ def test_a_lane_that_ends_takes_its_trial_along(restart: bool) -> None:
 
 
 def test_every_iteration_may_be_saved() -> None:
-    made = SimulatedBackend(lambda _: Truth(1.0), saves=True)
-    made.add_devices([Device(0)])
+    made = SimulatedBackend(lambda *_: Truth(1.0), [Device(0)], saves=True)
     made.execute([StartLane(0, 0), StartTrial("a", (0,), iterations=1)])
     assert until(made, 9.0)[-1] == TrialSaved(1.0, "a", 0, Checkpoint(1, ""))
+
+
+def test_it_is_a_backend() -> None:
+    assert isinstance(backend(), Backend)
+
+
+def test_time_passes_no_further_than_the_timeout_and_not_once_it_is_woken() -> None:
+    made = backend()
+    made.execute([StartTrial("a", (0,), iterations=1)])
+    assert [type(event) for event in made.poll()] == [TrialStarted]
+    assert made.poll(0.25) == [] and made.now() == 0.25
+    made.wake()
+    assert made.poll() == [] and made.now() == 0.25
+    assert [type(event) for event in made.poll(90.0)] == [IterationDone] and made.now() == 1.0
+
+
+def test_it_waits_to_be_woken_where_nothing_will_happen() -> None:
+    made = backend()
+    waiting = threading.Thread(target=made.poll)
+    waiting.start()
+    made.wake()
+    waiting.join(90.0)
+    assert not waiting.is_alive() and made.now() == 0.0
+
+
+def test_a_trial_behaves_as_its_config_says() -> None:
+    made = SimulatedBackend(lambda trial_id, config: Truth(config["seconds"]), [Device(0)])
+    made.register("a", payload_of(endless, {"seconds": 3.0}))
+    made.execute([StartLane(0, 0), StartTrial("a", (0,), iterations=1)])
+    assert until(made, 9.0)[-1].at == 3.0
+
+
+def test_what_is_no_command_is_refused_and_nothing_is_done() -> None:
+    made = backend()
+    for bad in (NoteDeviceLost(0, 0.0), StartLane(7, 7)):
+        with pytest.raises(FluidError, match=r"no command for a backend|no device 7"):
+            made.execute([StartTrial("a", (0,), iterations=1), bad])
+    assert made.next_at() == float("inf")
+    made.close()
+    for call in (made.poll, lambda: made.execute([])):
+        with pytest.raises(FluidError, match="closed"):
+            call()

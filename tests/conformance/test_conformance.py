@@ -10,10 +10,11 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
+from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, Report, ReportCall, ReportEnd, ReportStart, StartTrial
 from fluid.engine.events import (
@@ -88,109 +89,55 @@ def spreading() -> type:
     return Spreading
 
 
-class Driver(Protocol):
-    """A backend with two devices, as the suite sees it."""
-
-    def now(self) -> float: ...
-    def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None: ...
-    def add_devices(self, devices: list[Device]) -> None: ...
-    def execute(self, commands: list[Command]) -> None: ...
-    def poll(self, ticking: bool) -> list[Event]: ...
-    def close(self) -> None: ...
+def simulated(folder: Path) -> Backend:
+    return SimulatedBackend(lambda _, config: Truth(config["seconds"]), [Device(0), Device(1)])
 
 
-class Simulated:
-    """The simulated backend."""
-
-    def __init__(self, folder: Path) -> None:
-        self._seconds: dict[str, float] = {}
-        self._backend = SimulatedBackend(lambda trial_id: Truth(self._seconds[trial_id]))
-        self.add_devices([Device(0), Device(1)])
-
-    def now(self) -> float:
-        return self._backend.now()
-
-    def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None:
-        self._seconds[trial_id] = seconds
-
-    def add_devices(self, devices: list[Device]) -> None:
-        self._backend.add_devices(devices)
-
-    def execute(self, commands: list[Command]) -> None:
-        self._backend.execute(commands)
-
-    def poll(self, ticking: bool) -> list[Event]:
-        # Nothing happens between two instants, so the submitter has had its say.
-        return [] if ticking else self._backend.poll()
-
-    def close(self) -> None:
-        pass
-
-
-class Real:
-    """A backend of real processes."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def now(self) -> float:
-        return float(self._backend.now())
-
-    def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None:
-        self._backend.register(trial_id, payload_of(spreading() if elastic else Sleeper, {"seconds": seconds}))
-
-    def add_devices(self, devices: list[Device]) -> None:
-        self._backend.add_devices(devices)
-
-    def execute(self, commands: list[Command]) -> None:
-        self._backend.execute([command for command in commands if not isinstance(command, Notice)])
-
-    def poll(self, ticking: bool) -> list[Event]:
-        return list(self._backend.poll(0.005 if ticking else PATIENCE))
-
-    def close(self) -> None:
-        self._backend.close()
-
-
-def local(folder: Path) -> Driver:
+def local(folder: Path) -> Backend:
     from fluid.backends.local.backend import LocalBackend
 
-    return Real(LocalBackend([Device(0), Device(1)], run_dir=folder))
+    return LocalBackend([Device(0), Device(1)], run_dir=folder)
 
 
-def ray(folder: Path) -> Driver:
+def ray(folder: Path) -> Backend:
     pytest.importorskip("ray")
     from fluid.backends.ray import RayBackend
 
-    return Real(RayBackend(2, run_dir=folder))
+    return RayBackend(2, run_dir=folder)
 
 
-BACKENDS: dict[str, Callable[[Path], Driver]] = {"simulated": Simulated, "local": local, "ray": ray}
+BACKENDS: dict[str, Callable[[Path], Backend]] = {"simulated": simulated, "local": local, "ray": ray}
 
 
 class Session:
     """An engine and a backend; the engine's state is checked after every step."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.is_real = not isinstance(backend, SimulatedBackend)
         self.state = EngineState(make_planner("portfolio"), max_packing=1, max_failures=1)
         self.commands: list[Command] = []
         self.calls = 0
-        self.tell(*(DeviceAdded(driver.now(), Device(index)) for index in (0, 1)))
+        self.tell(*(DeviceAdded(backend.now(), device) for device in backend.devices()))
 
     def tell(self, *events: Event) -> list[Command]:
         commands = self.state.handle(*events)
         validate_state(self.state)
         self.commands += commands
-        self.driver.execute(commands)
+        self.backend.execute([command for command in commands if not isinstance(command, Notice)])
         return commands
+
+    def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None:
+        """Registers a trial whose iterations take so many seconds."""
+        trainable = spreading() if elastic and self.is_real else Sleeper
+        self.backend.register(trial_id, payload_of(trainable, {"seconds": seconds}))
 
     def submit(self, group_id: str, **trials: tuple[int, float]) -> None:
         """Submits trials, each of so many iterations of so many seconds."""
         for trial_id, (_, seconds) in trials.items():
-            self.driver.register(trial_id, seconds)
+            self.register(trial_id, seconds)
         specs = tuple(TrialSpec(trial_id, budget) for trial_id, (budget, _) in trials.items())
-        self.tell(GroupSubmitted(self.driver.now(), group_id, specs))
+        self.tell(GroupSubmitted(self.backend.now(), group_id, specs))
 
     def run(self, until: Callable[[], bool]) -> None:
         """Goes on until something is so."""
@@ -198,9 +145,9 @@ class Session:
         while not until():
             assert time.monotonic() < deadline, {trial.trial_id: trial.story for trial in self.state.trials.values()}
             ticking = self.state.wants_tick
-            events = self.driver.poll(ticking)
+            events = self.backend.poll(0.005 if ticking else PATIENCE)
             if events or ticking:
-                self.tell(*(events or [Tick(self.driver.now())]))
+                self.tell(*(events or [Tick(self.backend.now())]))
 
     def run_to_the_end(self) -> None:
         self.run(lambda: all(trial.state.ended for trial in self.state.trials.values()))
@@ -212,7 +159,7 @@ class Session:
         """Asks for a call of ``tell``; returns its number."""
         self.calls += 1
         payload = dump_arguments((value,), {})
-        self.tell(CallRequested(self.driver.now(), trial_id, call_id=self.calls, method="tell", payload=payload))
+        self.tell(CallRequested(self.backend.now(), trial_id, call_id=self.calls, method="tell", payload=payload))
         return self.calls
 
     def answers(self) -> dict[int, ReportCall]:
@@ -236,9 +183,11 @@ def connected(ray_cluster: str) -> Iterator[None]:
 def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
     if request.param == "ray":
         request.getfixturevalue("connected")
-    driver = BACKENDS[request.param](tmp_path)
-    yield Session(driver)
-    driver.close()
+    backend = BACKENDS[request.param](tmp_path)
+    assert isinstance(backend, Backend)
+    yield Session(backend)
+    backend.close()
+    backend.close()  # Harmless.
 
 
 def test_all_trials_run_to_the_end(session: Session) -> None:
@@ -264,7 +213,7 @@ def test_reports_carry_width_devices_and_times(session: Session) -> None:
 def test_a_trial_that_is_stopped_reports_no_more(session: Session) -> None:
     session.submit("g", a=(10**6, 0.01), b=(2, 0.01))
     session.run(lambda: len(session.iterations("a")) >= 2)
-    session.tell(StopRequested(session.driver.now(), "a"))
+    session.tell(StopRequested(session.backend.now(), "a"))
     seen = len(session.iterations("a"))
     session.run_to_the_end()
     assert len(session.iterations("a")) == seen
@@ -273,17 +222,17 @@ def test_a_trial_that_is_stopped_reports_no_more(session: Session) -> None:
 
 def test_a_queued_trial_can_be_stopped(session: Session) -> None:
     session.submit("g", a=(5, 0.01), b=(5, 0.01), c=(5, 0.01))
-    session.tell(StopRequested(session.driver.now(), "c"))
+    session.tell(StopRequested(session.backend.now(), "c"))
     session.run_to_the_end()
     assert session.ends() == {"a": "DONE", "b": "DONE", "c": "STOPPED"} and session.iterations("c") == []
 
 
 def test_budgets_can_be_extended_while_running_and_after(session: Session) -> None:
     session.submit("g", a=(3, 0.01), b=(1, 0.01))
-    session.tell(BudgetExtended(session.driver.now(), "a", 2))
+    session.tell(BudgetExtended(session.backend.now(), "a", 2))
     session.run_to_the_end()
     assert session.iterations("a") == [1, 2, 3, 4, 5]
-    session.tell(BudgetExtended(session.driver.now(), "b", 2))
+    session.tell(BudgetExtended(session.backend.now(), "b", 2))
     session.run_to_the_end()
     assert session.iterations("b") == [1, 2, 3]
 
@@ -292,8 +241,8 @@ def test_trials_and_groups_arrive_while_others_run(session: Session) -> None:
     session.submit("g", a=(20, 0.01))
     session.run(lambda: bool(session.iterations("a")))
     session.submit("h", b=(2, 0.01), c=(2, 0.01))
-    session.driver.register("d", 0.01)
-    session.tell(TrialAdded(session.driver.now(), "g", TrialSpec("d", 2)))
+    session.register("d", 0.01)
+    session.tell(TrialAdded(session.backend.now(), "g", TrialSpec("d", 2)))
     session.run_to_the_end()
     assert set(session.ends().values()) == {"DONE"} and len(session.ends()) == 4
 
@@ -301,7 +250,7 @@ def test_trials_and_groups_arrive_while_others_run(session: Session) -> None:
 def test_a_lost_devices_trial_goes_on_elsewhere(session: Session) -> None:
     session.submit("g", a=(12, 0.02), b=(12, 0.02))
     session.run(lambda: min(len(session.iterations("a")), len(session.iterations("b"))) >= 2)
-    session.tell(DeviceLost(session.driver.now(), 1))
+    session.tell(DeviceLost(session.backend.now(), 1))
     session.run_to_the_end()
     for trial_id in ("a", "b"):
         assert session.iterations(trial_id) == list(range(1, 13))
@@ -313,7 +262,7 @@ def test_more_trials_than_a_device_keeps_resident_can_all_be_extended(session: S
     names = [f"t{x}" for x in range(24)]
     session.submit("g", **dict.fromkeys(names, (1, 0.001)))
     session.run_to_the_end()
-    session.tell(*(BudgetExtended(session.driver.now(), name, 1) for name in names))
+    session.tell(*(BudgetExtended(session.backend.now(), name, 1) for name in names))
     session.run_to_the_end()
     assert all(session.iterations(name) == [1, 2] for name in names)
 
@@ -323,14 +272,14 @@ def test_methods_are_called_while_a_trial_runs_and_after(session: Session) -> No
     session.run(lambda: len(session.iterations("a")) >= 2 and session.ends().get("b") == "DONE")
     running = [session.call("a", 1), session.call("a", "no"), session.call("a", 2)]
     done = session.call("b", 3)
-    session.tell(BudgetExtended(session.driver.now(), "b", 2))
+    session.tell(BudgetExtended(session.backend.now(), "b", 2))
     session.run(lambda: len(session.answers()) == 4 and len(session.iterations("b")) == 4)
-    session.tell(StopRequested(session.driver.now(), "a"))
+    session.tell(StopRequested(session.backend.now(), "a"))
     session.run_to_the_end()
     assert session.ends() == {"a": "STOPPED", "b": "DONE"}, "what a call raises does not fail a trial"
     answers = session.answers()
     assert [number for number in answers if number != done] == running, "in the order asked for"
-    if isinstance(session.driver, Simulated):
+    if not session.is_real:
         assert all(answer.result is None and answer.failure is None for answer in answers.values())
         return
     first, failed, second = (answers[number] for number in running)
@@ -368,10 +317,10 @@ def test_a_trial_that_was_forgotten_leaves_nothing_behind(session: Session) -> N
     session.run_to_the_end()
     starts = [command.trial_id for command in session.commands if isinstance(command, ReportStart)]
     assert sorted(starts) == ["a", "b"]
-    session.tell(TrialForgotten(session.driver.now(), "a"))
+    session.tell(TrialForgotten(session.backend.now(), "a"))
     with pytest.raises(InvalidFieldError, match="taken"):
         session.submit("h", a=(1, 0.001))
-    session.tell(BudgetExtended(session.driver.now(), "b", 1))
+    session.tell(BudgetExtended(session.backend.now(), "b", 1))
     session.run_to_the_end()
     assert session.iterations("b") == [1, 2, 3] and list(session.state.trials) == ["b"]
 
@@ -381,7 +330,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(session: Session) -> None
     with pytest.raises(InvalidFieldError, match="'a'"):
         session.submit("h", a=(1, 0.01))
     with pytest.raises(InvalidFieldError, match="'b'"):
-        session.tell(StopRequested(session.driver.now(), "b"))
+        session.tell(StopRequested(session.backend.now(), "b"))
     session.run_to_the_end()
     assert session.iterations("a") == [1, 2, 3]
 
@@ -395,7 +344,7 @@ def test_trials_that_are_left_over_take_turns_and_lose_nothing(session: Session)
     for trial_id in "abc":
         own = [report for report in reports if report.trial_id == trial_id]
         assert [report.iteration for report in own] == list(range(1, 13))
-        if not isinstance(session.driver, Simulated):
+        if session.is_real:
             assert [report.metrics["step"] for report in own] == list(range(1, 13)), "it went on from its state"
     ended = next(at for at, c in enumerate(session.commands) if isinstance(c, ReportEnd) and c.trial_id in "abc")
     begun = {c.trial_id for c in session.commands[:ended] if isinstance(c, Report)}
@@ -403,8 +352,8 @@ def test_trials_that_are_left_over_take_turns_and_lose_nothing(session: Session)
 
 
 def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
-    session.driver.register("wide", 0.05, elastic=True)
-    session.tell(GroupSubmitted(session.driver.now(), "g", (TrialSpec("wide", 10**6, max_width=2),)))
+    session.register("wide", 0.05, elastic=True)
+    session.tell(GroupSubmitted(session.backend.now(), "g", (TrialSpec("wide", 10**6, max_width=2),)))
 
     def widths() -> list[float]:
         return [c.width for c in session.commands if isinstance(c, Report) and c.trial_id == "wide"]
@@ -412,12 +361,12 @@ def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
     session.run(lambda: widths().count(2.0) >= 3)
     session.submit("h", narrow=(3, 0.1))
     session.run(lambda: session.ends().get("narrow") == "DONE" and len(set(widths()[-3:])) == 1)
-    session.tell(StopRequested(session.driver.now(), "wide"))
+    session.tell(StopRequested(session.backend.now(), "wide"))
     session.run_to_the_end()
     reports = [c for c in session.commands if isinstance(c, Report) and c.trial_id == "wide"]
     assert [report.iteration for report in reports] == list(range(1, len(reports) + 1))
     assert all(len(report.device_ids) == report.width for report in reports)
-    if not isinstance(session.driver, Simulated):
+    if session.is_real:
         assert all(report.metrics["devices"] == report.width for report in reports)
     assert 1.0 in widths()[widths().index(2.0) :], "it made room"
 
@@ -433,15 +382,15 @@ def test_decisions_come_in_the_same_order_as_simulated(
     lengths = {"a": 9, "b": 5, "c": 12, "d": 3, "e": 8, "f": 20, "g": 2}
 
     def decisions(kind: str) -> list[tuple[str, str]]:
-        driver = BACKENDS[kind](tmp_path / kind)
+        backend = BACKENDS[kind](tmp_path / kind)
         try:
-            session = Session(driver)
+            session = Session(backend)
             # All lanes are warm, so that starting them takes no part in the order.
             session.run(lambda: all(lane.ready for lane in session.state.lanes))
             session.submit("g", **{trial_id: (2, 0.3 * length / 2) for trial_id, length in lengths.items()})
             session.run_to_the_end()
         finally:
-            driver.close()
+            backend.close()
         kinds = {StartTrial: "start", ReportEnd: "end"}
         return [(kinds[type(c)], c.trial_id) for c in session.commands if isinstance(c, (StartTrial, ReportEnd))]
 

@@ -18,7 +18,7 @@ from fluid.resources import Device
 
 def run(alpha: float, max_packing: int) -> tuple[float, Profile]:
     """The makespan of 12 trials of 200 iterations on 2 devices, by the runtime model, and what was learnt."""
-    backend, profile = SimulatedBackend(lambda _: Truth(1.0, alpha=alpha)), Profile()
+    backend, profile = SimulatedBackend(lambda *_: Truth(1.0, alpha=alpha)), Profile()
     planner = make_planner("portfolio", c=max_packing, d=1)
     state = EngineState(planner, profile, max_packing=max_packing)
 
@@ -31,9 +31,8 @@ def run(alpha: float, max_packing: int) -> tuple[float, Profile]:
     specs = tuple(TrialSpec(f"t{index}", 200, profile_key="net") for index in range(12))
     handle(GroupSubmitted(0.0, "group", specs))
     while any(not trial.state.ended for trial in state.trials.values()):
-        events = backend.poll()
-        assert events, "it waits for ever"
-        handle(*events)
+        assert backend.next_at() < float("inf"), "it waits for ever"
+        handle(*backend.poll())
         while state.wants_tick:
             handle(Tick(backend.now()))
     return backend.now(), profile

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fluid.backends.base import Sharing
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
 from fluid.engine.events import BudgetExtended, Event, Failure, GroupSubmitted
@@ -32,6 +33,8 @@ PATIENCE = 90.0
 
 class IdleBackend:
     """A backend of one device whose lanes never become ready, and that fails where it is told to."""
+
+    sharing = Sharing("timeslice")
 
     def __init__(self) -> None:
         self.registered: list[str] = []

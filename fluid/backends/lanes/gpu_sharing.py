@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from fluid.backends.base import Sharing
 from fluid.backends.lanes.mps_watchdog import MpsWatchdog
 from fluid.errors import InvalidFieldError
 from fluid.gpu.nvml import describe_gpus
@@ -12,18 +12,6 @@ from fluid.mps import MpsDaemon, start_or_explain, start_or_why_not
 
 #: Ways to share, as they may be asked for.
 WAYS = ("auto", "mps", "timeslice")
-
-
-class Sharing(NamedTuple):
-    """How lanes share a GPU.
-
-    Attributes:
-        way: ``"mps"`` or ``"timeslice"``.
-        why: why it is not MPS, though that was asked for where it can be had; empty otherwise.
-    """
-
-    way: str
-    why: str = ""
 
 
 class LaneSharing:

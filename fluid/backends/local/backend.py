@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from fluid.backends.base import LaneConnected, LaneExited
+from fluid.backends.base import LaneConnected, LaneExited, Sharing
 from fluid.backends.lanes import host_memory
 from fluid.backends.lanes.backend import LaneBackend, make_run_folder, modules_to_load, require_lane_options
 from fluid.backends.lanes.forkserver import ForkServer
-from fluid.backends.lanes.gpu_sharing import WAYS, LaneSharing, Sharing
+from fluid.backends.lanes.gpu_sharing import WAYS, LaneSharing
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.errors import InvalidFieldError, require_integer, require_one_of

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from fluid.backends.base import Sharing
 from fluid.backends.lanes.backend import LaneBackend, make_run_folder, modules_to_load, require_lane_options
-from fluid.backends.lanes.gpu_sharing import Sharing
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
 from fluid.backends.ray.cluster import RayDevices
 from fluid.backends.ray.folders import HERE, Session, host_of

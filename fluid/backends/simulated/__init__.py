@@ -4,6 +4,7 @@ It imports the engine's commands and events, :mod:`fluid.planning` and lower pac
 :mod:`fluid.backends.simulated.backend` (commands to events); :mod:`fluid.backends.simulated.devices` has the rates.
 """
 
-from fluid.backends.simulated.backend import SimulatedBackend, Truth
+from fluid.backends.simulated.backend import SimulatedBackend
+from fluid.backends.simulated.devices import Truth
 
 __all__ = ["SimulatedBackend", "Truth"]

@@ -6,6 +6,7 @@ iterations report no metrics, and calls return nothing.
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ from fluid.engine.events import (
 from fluid.errors import FluidError
 from fluid.planning.rollout import Segment
 from fluid.resources import Device
+from fluid.trainables.payload import TrialPayload
 
 #: Events closer together than this share of the time are one instant.
 _SAME_INSTANT = 1e-12
@@ -123,9 +125,9 @@ class SimulatedBackend:
         """Returns the virtual time, seconds."""
         return self.clock.now()
 
-    def register(self, trial_id: str, trainable: Any, config: Mapping[str, Any]) -> None:
-        """Says what a trial's config is, from which ``truth`` tells how it behaves; the trainable is not run."""
-        self._configs[trial_id] = config
+    def register(self, trial_id: str, payload: TrialPayload) -> None:
+        """Says what a trial is. Its config tells ``truth`` how it behaves; the trainable is never loaded."""
+        self._configs[trial_id] = pickle.loads(payload.config)
 
     def forget(self, trial_id: str) -> None:
         """Says that no command will name a trial any more."""
@@ -270,7 +272,7 @@ class SimulatedBackend:
 
     def _call(self, command: Call) -> None:
         if command.trial_id in self._trials:
-            self._ready.append(TrialCalled(self.now(), command.trial_id, command.lane_ids[0], command.call_id))
+            self._ready.append(TrialCalled(self.now(), command.trial_id, command.lane_ids[0], call_id=command.call_id))
 
     # -- what happens ----------------------------------------------------------------------------------------
 
@@ -279,9 +281,7 @@ class SimulatedBackend:
         trial.left -= 1
         trial.work = trial.rate = 0.0
         lane_id, seconds = trial.lanes[0], self.now() - trial.began
-        self._ready.append(
-            IterationDone(self.now(), trial.trial_id, lane_id, iteration=trial.done, seconds=seconds)
-        )
+        self._ready.append(IterationDone(self.now(), trial.trial_id, lane_id, iteration=trial.done, seconds=seconds))
         if self._saves:
             self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, Checkpoint(trial.done, "")))
         self._go_on(trial)

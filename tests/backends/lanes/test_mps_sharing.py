@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from mps_program import Fake
 
-from fluid.backends.lanes.gpu_sharing import LaneSharing, Sharing
+from fluid.backends.base import Sharing
+from fluid.backends.lanes.gpu_sharing import LaneSharing
 from fluid.backends.lanes.mps_watchdog import MpsWatchdog
 from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import StartTrial
