@@ -8,6 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 
 from fluid.display.palette import colour
 from fluid.errors import InvalidFieldError
@@ -175,7 +176,12 @@ def test_an_empty_run_is_drawn(tmp_path: Path) -> None:
 
 def test_names_are_not_formulas(tmp_path: Path) -> None:
     plan = plan_of("fifo", Instance.build([1.0], 1, trial_ids=[r"$\frac$"]))
-    save_gantt(tmp_path / "chart.png", [GanttPanel.of_plan(plan)], r"$\nothing$")
+    panel = GanttPanel(r"$\bad$", Timeline.of_plan(plan))
+    named = [text for text in draw_gantt([panel], r"$\nothing$").findobj(Text) if "$" in text.get_text()]
+    assert {text.get_text() for text in named} == {r"$\frac$", r"$\bad$", r"$\nothing$"}
+    assert not any(text.get_parse_math() for text in named)
+    save_gantt(tmp_path / "chart.png", [panel], r"$\nothing$")
+    assert size_of_png(tmp_path / "chart.png")[0] == 1800
 
 
 def test_other_formats(tmp_path: Path) -> None:
