@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -9,18 +10,19 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fluid.executor
 from fluid.backends.lanes.forkserver import ForkServer
 from fluid.backends.local.backend import LocalBackend
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.executor import FluidExecutor, submit_trialgroup
+from fluid.executor import FluidExecutor, executor_in_force, submit_trialgroup
 from fluid.lane.messages import LaneOptions
 from fluid.report.loader import load_run
 from fluid.resources import Device
@@ -300,7 +302,61 @@ def test_the_innermost_executor_is_in_force(make: Callable[..., FluidExecutor]) 
             assert len(inner.handles) == 1
         assert submit_trialgroup(TrialGroup([Trial(count_up)])).wait(PATIENCE)
         assert len(outer.handles) == 1
-    assert not fluid.executor._in_force
+    assert executor_in_force() is None
+
+
+def test_a_thread_outside_of_every_block_uses_that_of_the_process(make: Callable[..., FluidExecutor]) -> None:
+    with ThreadPoolExecutor(1) as worker:
+        assert worker.submit(executor_in_force).result(PATIENCE) is None
+        with make() as outer:
+            assert worker.submit(executor_in_force).result(PATIENCE) is outer
+            handle = worker.submit(submit_trialgroup, TrialGroup([Trial(count_up)])).result(PATIENCE)
+            assert handle.wait(PATIENCE) and outer.handles == [handle]
+        assert worker.submit(executor_in_force).result(PATIENCE) is None
+
+
+def test_a_thread_in_a_block_of_its_own_is_not_disturbed(make: Callable[..., FluidExecutor]) -> None:
+    entered, may_end = threading.Event(), threading.Event()
+
+    def other() -> FluidExecutor | None:
+        with make():
+            entered.set()
+            assert may_end.wait(PATIENCE)
+            return executor_in_force()
+
+    with make() as mine, ThreadPoolExecutor(1) as worker:
+        theirs = worker.submit(other)
+        assert entered.wait(PATIENCE)
+        assert executor_in_force() is mine, "the other thread's block is the innermost of the process"
+        may_end.set()
+        assert theirs.result(PATIENCE) not in (mine, None)
+        assert executor_in_force() is mine
+
+
+def test_each_task_has_its_own_block_and_shares_that_around_it(make: Callable[..., FluidExecutor]) -> None:
+    executors = [make(), make()]
+
+    async def task(executor: FluidExecutor) -> None:
+        assert executor_in_force() is outer
+        await asyncio.sleep(0)
+        with executor:
+            await asyncio.sleep(0)  # Now both tasks are in their blocks.
+            assert executor_in_force() is executor
+            assert await asyncio.to_thread(executor_in_force) is executor
+
+    async def main() -> None:
+        await asyncio.gather(*map(task, executors))
+
+    with make() as outer:
+        asyncio.run(main())
+        assert executor_in_force() is outer
+
+
+def test_an_executor_closed_by_another_thread_is_no_longer_in_force(make: Callable[..., FluidExecutor]) -> None:
+    with make() as outer, make() as inner:
+        with ThreadPoolExecutor(1) as worker:
+            worker.submit(inner.close).result(PATIENCE)
+        assert executor_in_force() is outer
 
 
 DRIVER = """

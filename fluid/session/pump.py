@@ -24,7 +24,7 @@ from fluid.engine.commands import Notice, TrialNotice
 from fluid.engine.events import DeviceAdded, Event, Tick, TrialStarted
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.session.handle import TrialGroupHandle
+from fluid.session.inbox import GroupInbox
 from fluid.session.run_folder import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -43,12 +43,12 @@ class Pump:
         facts: what is said of the session there.
 
     Attributes:
-        handles: the groups of the session, by id. Written by the pump's thread only.
+        inboxes: the groups of the session, by id. Written by the pump's thread only.
         began: when the session began, seconds on the clock of the events.
     """
 
     def __init__(self, state: EngineState, backend: Backend, folder: RunFolder, facts: Mapping[str, Any]) -> None:
-        self.handles: dict[str, TrialGroupHandle] = {}
+        self.inboxes: dict[str, GroupInbox] = {}
         self._state = state
         self._backend = backend
         self._folder = folder
@@ -128,7 +128,7 @@ class Pump:
             self._folder.journal(events, commands)
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
         notices = [command for command in commands if isinstance(command, TrialNotice)]
-        self.tell(*(partial(self.handles[notice.group_id].take, notice) for notice in notices))
+        self.tell(*(partial(self.inboxes[notice.group_id].take, notice) for notice in notices))
 
     def tell(self, *news: Callable[[], None]) -> None:
         """Tells handles the news in order, also where a listener that hears them asks for something."""
@@ -177,8 +177,8 @@ class Pump:
             rest.callback(lambda: self._folder.write_profile(self._state.profile))
             rest.callback(self._write_facts)  # The backend may have given MPS up meanwhile.
             rest.callback(self._backend.close)
-            for handle in reversed(self.handles.values()):
-                rest.callback(handle.break_off, reason)
+            for inbox in reversed(self.inboxes.values()):
+                rest.callback(inbox.break_off, reason)
             rest.callback(self._refuse_calls)
 
     def _write_facts(self) -> None:

@@ -11,7 +11,7 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One finished iteration of a trial.
 

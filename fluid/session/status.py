@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fluid.trialgroup import Search, TrialState
+
 if TYPE_CHECKING:
     from fluid.engine.records import GroupRecord
     from fluid.engine.state import EngineState
-    from fluid.trialgroup import Search
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
     """One TrialGroup.
 
@@ -33,7 +34,7 @@ class GroupStatus:
     expected: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
     """One device: who runs there, each with the width it has."""
 
@@ -44,7 +45,7 @@ class DeviceStatus:
     lanes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A session at one moment.
 
@@ -70,23 +71,29 @@ def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]
         groups: by id, the groups' names and what they are about.
         at: seconds since the session began.
     """
-    found = [
-        _group_status(state, group, *groups.get(group_id, (group_id, None))) for group_id, group in state.groups.items()
-    ]
     occupancy, by_row = state.occupancy, state.trials.by_row
     devices = []
-    for device in state.occupancy.devices:
+    for device in occupancy.devices:
         rows = [row for row in occupancy.residents[device.index] if row in by_row]
-        residents = tuple((by_row[row].trial_id, by_row[row].placement.width) for row in rows)
-        lanes = len(state.lanes.on(device.index))
-        devices.append(DeviceStatus(device.index, device.kind, device.host, residents, lanes))
+        devices.append(
+            DeviceStatus(
+                device_id=device.index,
+                kind=device.kind,
+                host=device.host,
+                residents=tuple((by_row[row].trial_id, by_row[row].placement.width) for row in rows),
+                lanes=len(state.lanes.on(device.index)),
+            )
+        )
     keys = state.profile.keys()
     return Status(
-        at,
-        tuple(found),
-        tuple(devices),
-        {key: state.profile.alpha(key) for key in keys},
-        {key: state.profile.measured_packing(key) for key in keys},
+        at=at,
+        groups=tuple(
+            _group_status(state, group, *groups.get(group_id, (group_id, None)))
+            for group_id, group in state.groups.items()
+        ),
+        devices=tuple(devices),
+        alpha={key: state.profile.alpha(key) for key in keys},
+        packing={key: state.profile.measured_packing(key) for key in keys},
     )
 
 
@@ -96,15 +103,22 @@ def _group_status(state: EngineState, group: GroupRecord, name: str, search: Sea
         stands = trial.state.value
         if trial.state.ended and trial.outcome is not None:
             stands = trial.outcome
-        elif stands == "DONE" and search is not None:
-            stands = "PAUSED"  # until whoever submitted it has decided
-        if not (trial.state.ended and trial.outcome == "PAUSED"):  # it comes back as another one
+        elif trial.state is TrialState.DONE and search is not None:
+            stands = "PAUSED"  # Until its search algorithm has decided.
+        if not (trial.state.ended and trial.outcome == "PAUSED"):  # It comes back as another trial.
             counts[stands] += 1
         done += min(trial.progress.done, trial.progress.budget)
-        total += trial.progress.done if trial.state.value in ("STOPPED", "FAILED") else trial.progress.budget
-    if search is not None:  # What is left of the trials there are says little: others will follow.
-        return GroupStatus(name, dict(counts), done, total, None, search.trials)
-    return GroupStatus(name, dict(counts), done, total, eta_of(state, group.group_id))
+        stopped = trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED
+        total += trial.progress.done if stopped else trial.progress.budget
+    return GroupStatus(
+        name=name,
+        trials=dict(counts),
+        iterations_done=done,
+        iterations=total,
+        # What is left of a search's trials so far says little: others will follow.
+        eta=None if search is not None else eta_of(state, group.group_id),
+        expected=None if search is None else search.trials,
+    )
 
 
 def eta_of(state: EngineState, group_id: str) -> float | None:

@@ -4,6 +4,7 @@ import io
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -17,8 +18,18 @@ from fluid.session.status import DeviceStatus, GroupStatus, Status
 
 Residents = tuple[tuple[str, float], ...]
 
-RUNNING = GroupStatus("rung-1", {"RUNNING": 3, "QUEUED": 2}, 6, 24, 125.0)
-ENDED = GroupStatus("rung-0", {"DONE": 8, "FAILED": 1}, 9, 9, 0.0)
+
+def group_status(
+    name: str, trials: dict[str, int], done: int, iterations: int, eta: float | None, expected: int | None = None
+) -> GroupStatus:
+    return GroupStatus(
+        name=name, trials=trials, iterations_done=done, iterations=iterations, eta=eta, expected=expected
+    )
+
+
+RUNNING = group_status("rung-1", {"RUNNING": 3, "QUEUED": 2}, 6, 24, 125.0)
+EMPTY = Status(at=0.0, groups=(), devices=(), alpha={}, packing={})
+ENDED = group_status("rung-0", {"DONE": 8, "FAILED": 1}, 9, 9, 0.0)
 
 
 def status(
@@ -27,15 +38,20 @@ def status(
     at: float = 83.0,
     hosts: Sequence[str] = ("node",),
 ) -> Status:
-    devices = [DeviceStatus(k, "gpu", hosts[k % len(hosts)], held, 1) for k, held in enumerate(residents)]
-    return Status(at, tuple(groups), tuple(devices), {"net": 1.083, "mlp": 1.0}, {"net": 3, "mlp": 1})
+    devices = tuple(
+        DeviceStatus(device_id=k, kind="gpu", host=hosts[k % len(hosts)], residents=held, lanes=1)
+        for k, held in enumerate(residents)
+    )
+    return Status(
+        at=at, groups=tuple(groups), devices=devices, alpha={"net": 1.083, "mlp": 1.0}, packing={"net": 3, "mlp": 1}
+    )
 
 
 def many(devices: int, groups: int = 3) -> Status:
     def held(k: int) -> Residents:
         return ((), (("wide", 2.0),), ((f"t{k}", 0.5), (f"u{k}", 0.5)), ((f"t{k}", 1.0),))[k % 4]
 
-    listed = [GroupStatus(f"group {k}", {"RUNNING": 2, "QUEUED": k}, k, 100, None) for k in range(groups)]
+    listed = [group_status(f"group {k}", {"RUNNING": 2, "QUEUED": k}, k, 100, None) for k in range(groups)]
     return status(*map(held, range(devices)), groups=[ENDED] * groups + listed)
 
 
@@ -67,12 +83,12 @@ def test_groups_tell_how_far_they_are() -> None:
 
 
 def test_an_eta_that_is_not_known_is_no_number() -> None:
-    group = GroupStatus("g", {"QUEUED": 1}, 0, 0, None)
+    group = group_status("g", {"QUEUED": 1}, 0, 0, None)
     assert any(line.endswith("ETA ?") for line in lines(status(groups=[group])))
 
 
 def test_once_all_have_ended_the_last_group_stays() -> None:
-    other = GroupStatus("last", {"DONE": 2}, 4, 4, 0.0)
+    other = group_status("last", {"DONE": 2}, 4, 4, 0.0)
     found = lines(status(groups=[ENDED, other]))
     assert found[2] == "1 ended group, 9 trials: 8 done, 1 failed"
     assert "last" in found[3] and "100 %" in found[3] and "ETA" not in found[3]
@@ -86,7 +102,7 @@ def test_of_many_groups_the_newest_are_shown() -> None:
 
 
 def test_a_sweep_tells_how_many_of_its_trials_have_ended() -> None:
-    sweep = GroupStatus("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
+    sweep = group_status("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
     (line,) = [line for line in lines(status(groups=[sweep]), 120) if line.startswith("sweep")]
     assert line.split("  ", 1)[1].strip("━─ ") == "25 %  8/32 trials"
     assert line.count("━") * 3 == line.count("─")
@@ -100,7 +116,7 @@ def test_the_states_of_the_only_group_are_told_once() -> None:
 
 
 def test_a_line_stays_for_a_sweep() -> None:
-    sweep = GroupStatus("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
+    sweep = group_status("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
     (line,) = [line.plain for line in summary_lines(status(groups=[sweep]), {0: 12.0})]
     assert line == "sweep  11 trials: 2 running, 1 paused, 2 done, 6 stopped; 40 iterations; 0:12"
 
@@ -183,13 +199,13 @@ def test_everything_fits(count: int, width: int, height: int) -> None:
 
 
 def test_nothing_known_yet() -> None:
-    assert lines(Status(0.0, (), (), {}, {})) == ["Fluid  0:00", "", ""]
+    assert lines(EMPTY) == ["Fluid  0:00", "", ""]
 
 
 def test_what_was_measured_is_told_once_it_was() -> None:
     assert lines(status())[-1] == "measured  net: up to 3 a device, alpha 1.08"
     keys = {f"key-{k}": 2 for k in range(40)}
-    found = lines(Status(0.0, (), (), {}, keys), 80)[-2:]
+    found = lines(replace(EMPTY, packing=keys), 80)[-2:]
     assert found[0].startswith("measured  key-0: up to 2 a device, alpha 1   key-1")
     assert found[1].endswith("+37 more")
 
@@ -198,7 +214,7 @@ def test_what_was_measured_is_told_once_it_was() -> None:
 
 
 def test_ascii_terminals_get_ascii() -> None:
-    names = status((("größe", 0.5), ("日本", 0.5)), groups=[GroupStatus("gruppe ß", {"RUNNING": 1}, 1, 2, 1.0)])
+    names = status((("größe", 0.5), ("日本", 0.5)), groups=[group_status("gruppe ß", {"RUNNING": 1}, 1, 2, 1.0)])
     found = lines(names, encoding="ascii")
     assert any("gruppe ?" in line and "####" in line for line in found)
     assert any(line.startswith("gpu 0 |[gr??e 1/2 ---") for line in found)
@@ -212,7 +228,7 @@ def test_wide_characters_keep_their_width() -> None:
 
 def test_names_cannot_move_the_cursor() -> None:
     evil = "a\n\x1b[2Jb[red]"
-    found = lines(status(((evil, 1.0),), groups=[GroupStatus(evil, {"RUNNING": 1}, 0, 1, None)]))
+    found = lines(status(((evil, 1.0),), groups=[group_status(evil, {"RUNNING": 1}, 0, 1, None)]))
     assert "\x1b" not in "".join(found)
     assert any("a??[2Jb[red]" in line for line in found if line.startswith("gpu"))
     assert any(line.startswith("a??[2Jb[red]") for line in found)
@@ -301,7 +317,7 @@ def test_the_view_draws_until_it_is_closed(screen: Console) -> None:
 def test_the_last_status_is_the_one_that_stays(screen: Console) -> None:
     source = Source()
     view = LiveView(source, console=screen, interval=60.0)
-    source.groups = (GroupStatus("rung-1", {"DONE": 5}, 24, 24, 0.0),)
+    source.groups = (group_status("rung-1", {"DONE": 5}, 24, 24, 0.0),)
     view.close()
     assert "rung-1  5 trials: 5 done; 24/24 iterations" in written(screen)
 

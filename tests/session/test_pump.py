@@ -299,7 +299,7 @@ def test_what_raises_where_it_is_unpickled_is_its_trials_problem(
 ) -> None:
     group = TrialGroup([Trial(Poisoner, {"error": error}, budget=2, trial_id="a"), Trial(endless, trial_id="b")])
     handle = local.submit_trialgroup(group)
-    with pytest.raises(FluidError, match="cannot be read here"):
+    with pytest.raises(FluidError, match="cannot read what it returned"):
         handle.call("a", "give").result(PATIENCE)
     assert handle.wait(PATIENCE)
     assert handle.states == {"a": "DONE", "b": "DONE"}

@@ -169,7 +169,7 @@ def test_after_a_fault_all_lanes_are_ended_and_come_back(backend: LocalBackend, 
                 with open(pipe, "w", encoding="utf-8"):  # It waits in its second life.
                     pass
         assert handle.states == {"culprit": "DONE", "innocent": "DONE"}
-        trials = executor._state.trials
+        trials = executor._session._state.trials
         assert (trials["culprit"].failures, trials["culprit"].neighbours) == (1, 1)
         assert (trials["innocent"].failures, trials["innocent"].neighbours) == (0, None)
         assert daemon.restarts == 1

@@ -1,0 +1,234 @@
+"""What the session's thread has told of one TrialGroup. The group's handle reads it from the user's threads."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
+from fluid.engine.events import Failure
+from fluid.errors import FluidError
+from fluid.session.results import CallFailedError, Result, TrialListener, exception_of
+from fluid.trialgroup import TrialGroup, TrialState
+
+_log = logging.getLogger(__name__)
+
+
+class GroupInbox:
+    """The results, ends and answers of one group.
+
+    Only the session's thread writes, by :meth:`take` and the methods below it; any thread may read and wait.
+
+    Args:
+        group_id: the group's id within the session.
+        group: the group as the user holds it.
+        listener: what is told of everything as it happens; ``None`` to keep results for the handle.
+    """
+
+    def __init__(self, group_id: str, group: TrialGroup, listener: TrialListener | None = None) -> None:
+        self.group_id = group_id
+        self.group = group
+        self.listener = listener
+        self._changed = threading.Condition()
+        self._results: list[Result] = []
+        self._states: dict[str, TrialState] = {}
+        self._failures: dict[str, Failure] = {}
+        #: Trials that have not ended.
+        self._open: set[str] = {trial.id for trial in group.active}
+        self._first_start: float | None = None
+        self._last_end: float | None = None
+        #: Why the session ended; ``None`` while it goes on.
+        self._broken: BaseException | None = None
+        self._call_ids = itertools.count()
+        #: Calls that were not answered: number -> method and the caller's future.
+        self._calls: dict[int, tuple[str, Future[Any]]] = {}
+        self._takers: dict[type[TrialNotice], Callable[[Any], None]] = {
+            ReportStart: self._take_start,
+            Report: self._take_result,
+            ReportEnd: self._take_end,
+            ReportCall: self._take_answer,
+        }
+
+    # -- from any thread -----------------------------------------------------------------------------------
+
+    def results(self) -> Iterator[Result]:
+        """Gives every result from the first one on, as it comes, until all trials have ended.
+
+        Raises:
+            FluidError: the session ended before the trials did.
+        """
+        position = 0
+        while True:
+            with self._changed:
+                while position == len(self._results) and self._open:
+                    self._raise_if_broken()
+                    self._changed.wait()
+                fresh = self._results[position:]
+                if not fresh and not self._open:
+                    return
+            yield from fresh
+            position += len(fresh)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until all trials have ended, for at most ``timeout`` seconds; returns whether they have.
+
+        Raises:
+            FluidError: the session ended before the trials did.
+        """
+        with self._changed:
+            ended = self._changed.wait_for(lambda: not self._open or self._broken is not None, timeout)
+            if self._open:
+                self._raise_if_broken()
+            return ended
+
+    @property
+    def done(self) -> bool:
+        """Whether all trials have ended."""
+        with self._changed:
+            return not self._open
+
+    @property
+    def makespan(self) -> float | None:
+        """Seconds from the first start to the last finish so far; ``None`` before the first iteration ended."""
+        with self._changed:
+            if self._first_start is None or self._last_end is None:
+                return None
+            return self._last_end - self._first_start
+
+    @property
+    def states(self) -> dict[str, TrialState]:
+        """How trials ended, by id, for those that have."""
+        with self._changed:
+            return {trial_id: state for trial_id, state in self._states.items() if trial_id not in self._open}
+
+    @property
+    def failures(self) -> dict[str, Failure]:
+        """Why trials failed for good, by id."""
+        with self._changed:
+            return dict(self._failures)
+
+    def expect_answer(self, method: str) -> tuple[int, Future[Any]]:
+        """Returns the number of a new call, and a future of its answer."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        with self._changed:
+            call_id = next(self._call_ids)
+            self._calls[call_id] = method, future
+        return call_id, future
+
+    def withdraw_call(self, call_id: int) -> None:
+        """Drops a call that the engine refused."""
+        with self._changed:
+            self._calls.pop(call_id, None)
+
+    # -- from the session's thread -------------------------------------------------------------------------
+
+    def take(self, notice: TrialNotice) -> None:
+        """Takes what the engine reports of a trial of the group."""
+        self._takers[type(notice)](notice)
+
+    def reopen(self, trial_id: str) -> None:
+        """Notes that a trial was added or extended: waiters wait for it too."""
+        with self._changed:
+            self._open.add(trial_id)
+
+    def drop(self, trial_id: str) -> None:
+        """Notes that a trial was forgotten."""
+        with self._changed:
+            self._states.pop(trial_id, None)
+            self._failures.pop(trial_id, None)
+        if trial_id in self.group:
+            self.group.remove(trial_id)
+
+    def take_over(self, ended: Mapping[str, TrialState], failures: Mapping[str, Failure]) -> None:
+        """Notes which trials had ended in an earlier session, and why those that failed did."""
+        with self._changed:
+            self._states.update(ended)
+            self._open -= set(ended)
+            self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
+            self._changed.notify_all()
+
+    def break_off(self, error: BaseException) -> None:
+        """Wakes all waiters: the session has ended."""
+        with self._changed:
+            self._broken = error
+            calls, self._calls = self._calls, {}
+            self._changed.notify_all()
+        for _, future in calls.values():
+            future.set_exception(FluidError(f"the call was not answered: {error}"))
+        if self.listener is not None:
+            self._tell(self.listener.on_broken, error)
+
+    def _take_start(self, start: ReportStart) -> None:
+        if self.listener is not None:
+            self._tell(self.listener.on_start, start.trial_id)
+
+    def _take_result(self, report: Report) -> None:
+        result = Result(
+            trial_id=report.trial_id,
+            iteration=report.iteration,
+            metrics=report.metrics,
+            seconds=report.seconds,
+            width=report.width,
+            device_ids=report.device_ids,
+            config=self.group[report.trial_id].config if report.trial_id in self.group else {},
+        )
+        with self._changed:
+            started = report.at - report.seconds
+            self._first_start = started if self._first_start is None else min(self._first_start, started)
+            self._last_end = report.at if self._last_end is None else max(self._last_end, report.at)
+            if self.listener is None:
+                self._results.append(result)
+                self._changed.notify_all()
+        if self.listener is not None:
+            self._tell(self.listener.on_result, result)
+
+    def _take_end(self, end: ReportEnd) -> None:
+        state = TrialState(end.state)
+        with self._changed:
+            self._states[end.trial_id] = state
+            if end.failure is not None and state is TrialState.FAILED:
+                self._failures[end.trial_id] = end.failure
+            self._open.discard(end.trial_id)
+            self._changed.notify_all()
+        if self.listener is not None:
+            self._tell(self.listener.on_end, end.trial_id, state, end.failure)
+
+    def _take_answer(self, answer: ReportCall) -> None:
+        with self._changed:
+            waiting = self._calls.pop(answer.call_id, None)
+        if waiting is None:
+            return  # The caller was interrupted.
+        method, future = waiting
+        if answer.failure is not None:
+            lost = CallFailedError(answer.trial_id, method, answer.failure)
+            raised = exception_of(answer.failure)
+            if raised is None:
+                future.set_exception(lost)
+            else:
+                raised.__cause__ = lost
+                future.set_exception(raised)
+            return
+        try:
+            result = None if answer.result is None else pickle.loads(answer.result)
+        except BaseException as error:  # Its class may be known to the lane only, or its __reduce__ raise SystemExit.
+            failure = Failure("error", f"the driver cannot read what it returned: {error}")
+            future.set_exception(CallFailedError(answer.trial_id, method, failure))
+        else:
+            future.set_result(result)
+
+    def _tell(self, method: Callable[..., None], *facts: Any) -> None:
+        """Tells the listener. An error of its own is logged, and ends nothing."""
+        try:
+            method(*facts)
+        except BaseException:  # Also SystemExit: it must not end the session's thread.
+            _log.exception("the listener of group %r raised", self.group.name)
+
+    def _raise_if_broken(self) -> None:
+        if self._broken is not None:
+            raise FluidError(f"group {self.group.name!r} did not end: {self._broken}") from self._broken

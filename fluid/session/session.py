@@ -1,0 +1,246 @@
+"""A session: the requests of submitters, each made one step of the session's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from fluid.backends.base import Backend
+from fluid.engine.events import (
+    BudgetExtended,
+    CallRequested,
+    DeviceAdded,
+    DeviceLost,
+    GroupSubmitted,
+    StopRequested,
+    TrialAdded,
+    TrialForgotten,
+    TrialSpec,
+)
+from fluid.engine.state import EngineState
+from fluid.planning.profile import Profile
+from fluid.resources import Device
+from fluid.session.inbox import GroupInbox
+from fluid.session.pump import Pump
+from fluid.session.results import TrialListener
+from fluid.session.resume import LeftSession
+from fluid.session.run_folder import RunFolder
+from fluid.session.status import Status, eta_of, status_of
+from fluid.trainables.payload import PayloadCache, TrialPayload
+from fluid.trainables.trainable import can_save, is_elastic
+from fluid.trialgroup import Trial, TrialGroup, TrialState
+
+T = TypeVar("T")
+
+
+class Session:
+    """A session that runs. All methods may be called from any thread; what the engine refuses changes nothing.
+
+    Trials are pickled in the caller's thread. The session's thread then asks the engine, registers accepted trials with
+    the backend, writes them to the run folder and starts them, in one step.
+
+    Args:
+        state: the engine.
+        backend: what executes its commands; closed with the session.
+        folder: the run folder; closed with the session.
+        max_width: most devices for a trial that sets no bound of its own.
+        facts: what ``session.json`` says of the session.
+    """
+
+    def __init__(
+        self, state: EngineState, backend: Backend, folder: RunFolder, max_width: int, facts: Mapping[str, Any]
+    ) -> None:
+        self._state = state
+        self._backend = backend
+        self._folder = folder
+        self._max_width = max_width
+        self._payloads = PayloadCache()
+        #: Number of the next group. Used in the session's thread only.
+        self._next_group = 0
+        self._pump = Pump(state, backend, folder, facts)
+
+    @property
+    def inboxes(self) -> list[GroupInbox]:
+        """One per group, in order of submission."""
+        return list(self._pump.inboxes.values())
+
+    @property
+    def profile(self) -> Profile:
+        """What was measured so far."""
+        return self._state.profile
+
+    # -- trials --------------------------------------------------------------------------------------------
+
+    def submit(self, group: TrialGroup, listener: TrialListener | None) -> GroupInbox:
+        """Runs a group.
+
+        Raises:
+            InvalidFieldError: a trial's id is taken, or it cannot be pickled.
+        """
+        payloads, specs = self._prepare(group.active)
+
+        def submit() -> GroupInbox:
+            group_id = str(self._next_group)
+            inbox = GroupInbox(group_id, group, listener)
+            event = GroupSubmitted(at=self._backend.now(), group_id=group_id, trials=specs)
+            self._pump.handle(event, accepted=lambda: self._open_group(inbox, payloads))
+            return inbox
+
+        return self._in_thread(submit)
+
+    def add(self, group_id: str, trials: list[Trial]) -> None:
+        """Adds trials to a group."""
+        payloads, specs = self._prepare(trials)
+
+        def add() -> None:
+            inbox, now = self._pump.inboxes[group_id], self._backend.now()
+            events = (TrialAdded(at=now, group_id=group_id, trial=spec) for spec in specs)
+            self._pump.handle(*events, accepted=lambda: self._take_in(inbox, payloads))
+            self._pump.tell(*(partial(inbox.reopen, trial.id) for trial in trials))
+
+        self._in_thread(add)
+
+    def stop(self, trial_id: str, outcome: str | None) -> None:
+        """Stops a trial."""
+        self._in_thread(
+            lambda: self._pump.handle(StopRequested(at=self._backend.now(), trial_id=trial_id, outcome=outcome))
+        )
+
+    def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
+        """Gives a trial ``budget`` further iterations."""
+
+        def extend() -> None:
+            event = BudgetExtended(
+                at=self._backend.now(),
+                trial_id=trial_id,
+                iterations=budget,
+                follow_up_iterations=follow_up_iterations,
+            )
+            self._pump.handle(event)
+            trial = self._state.trials[trial_id]
+            if not trial.state.ended:
+                self._pump.tell(partial(self._pump.inboxes[trial.group_id].reopen, trial_id))
+
+        self._in_thread(extend)
+
+    def call(self, trial_id: str, call_id: int, method: str, payload: bytes) -> None:
+        """Calls a method of a trial; the group's inbox gets the answer."""
+
+        def call() -> None:
+            event = CallRequested(
+                at=self._backend.now(), trial_id=trial_id, call_id=call_id, method=method, payload=payload
+            )
+            self._pump.handle(event)
+
+        self._in_thread(call)
+
+    def forget(self, trial_id: str) -> None:
+        """Drops a trial that has ended."""
+
+        def forget() -> None:
+            known = self._state.trials.get(trial_id)
+            self._pump.handle(TrialForgotten(at=self._backend.now(), trial_id=trial_id))
+            self._pump.tell(partial(self._backend.forget, trial_id))
+            if known is not None:
+                self._pump.tell(partial(self._pump.inboxes[known.group_id].drop, trial_id))
+
+        self._in_thread(forget)
+
+    # -- devices -------------------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices in use."""
+        return self._in_thread(lambda: list(self._state.occupancy.devices))
+
+    def add_device(self, device: Device) -> None:
+        """Puts a further device to use."""
+
+        def add() -> None:
+            self._backend.add_devices([device])
+            self._pump.handle(DeviceAdded(at=self._backend.now(), device=device))
+
+        self._in_thread(add)
+
+    def remove_device(self, device_id: int) -> None:
+        """Gives a device up."""
+        self._in_thread(lambda: self._pump.handle(DeviceLost(at=self._backend.now(), device_id=device_id)))
+
+    # -- the session itself --------------------------------------------------------------------------------
+
+    def resume(self, left: LeftSession) -> None:
+        """Goes on with the groups of an earlier session."""
+        payloads = {
+            group_id: {trial.id: self._payloads.payload_of(trial.trainable, trial.config) for trial in trials.values()}
+            for group_id, (_, trials) in left.groups.items()
+        }
+
+        def register(group_id: str) -> None:
+            for trial_id, payload in payloads[group_id].items():
+                self._backend.register(trial_id, payload)
+
+        def resume() -> None:
+            for event in left.events(self._backend.now()):
+                name, trials = left.groups[event.group_id]
+                inbox = GroupInbox(event.group_id, TrialGroup(trials.values(), name))
+                ended = {past.trial.trial_id: TrialState(past.ended) for past in event.trials if past.ended}
+                inbox.take_over(ended, left.recovered.failures)
+                self._pump.inboxes[event.group_id] = inbox
+                self._pump.handle(event, accepted=partial(register, event.group_id))
+                self._next_group = max(self._next_group, int(event.group_id) + 1)
+
+        self._in_thread(resume)
+
+    def status(self) -> Status:
+        """How the session stands."""
+
+        def status() -> Status:
+            groups = {inbox.group_id: (inbox.group.name, inbox.group.search) for inbox in self.inboxes}
+            return status_of(self._state, groups, self._backend.now() - self._pump.began)
+
+        return self._in_thread(status)
+
+    def eta(self, group_id: str) -> float | None:
+        """Predicted seconds until a group has ended; ``None`` where no trial of it was measured."""
+        return self._in_thread(lambda: eta_of(self._state, group_id))
+
+    def close(self) -> None:
+        """Ends the session; waits until its lanes are gone."""
+        self._pump.close()
+
+    # -- parts of requests ---------------------------------------------------------------------------------
+
+    def _in_thread(self, work: Callable[[], T]) -> T:
+        answer: T = self._pump.call(work)
+        return answer
+
+    def _prepare(self, trials: list[Trial]) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
+        """Pickles trials, and says what the engine is to know of them."""
+        payloads = {trial: self._payloads.payload_of(trial.trainable, trial.config) for trial in trials}
+        return payloads, tuple(map(self._spec, trials))
+
+    def _spec(self, trial: Trial) -> TrialSpec:
+        return TrialSpec(
+            trial_id=trial.id,
+            budget=trial.budget,
+            priority=trial.priority,
+            profile_key=trial.key,
+            max_width=(trial.max_width or self._max_width) if is_elastic(trial.trainable) else 1,
+            memory=trial.memory,
+            can_save=can_save(trial.trainable),
+            retry_errors=trial.retry_errors,
+            follow_up_iterations=trial.follow_up_iterations,
+        )
+
+    def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
+        """Notes a group that the engine has accepted."""
+        self._next_group += 1
+        self._pump.inboxes[inbox.group_id] = inbox
+        self._take_in(inbox, payloads)
+
+    def _take_in(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
+        """Registers trials that the engine has accepted with the backend, and writes them."""
+        for trial, payload in payloads.items():
+            self._backend.register(trial.id, payload)
+        self._folder.write_trials(inbox.group_id, inbox.group.name, payloads, inbox.group.search)
