@@ -170,8 +170,8 @@ def test_after_a_fault_all_lanes_are_ended_and_come_back(backend: LocalBackend, 
                     pass
         assert handle.states == {"culprit": "DONE", "innocent": "DONE"}
         trials = executor._session._state.trials
-        assert (trials["culprit"].failures, trials["culprit"].neighbours) == (1, 1)
-        assert (trials["innocent"].failures, trials["innocent"].neighbours) == (0, None)
+        assert (trials["culprit"].limits.failures, trials["culprit"].limits.packing_cap) == (1, 1)
+        assert (trials["innocent"].limits.failures, trials["innocent"].limits.packing_cap) == (0, None)
         assert daemon.restarts == 1
         assert processes.have_ended(PATIENCE), "the old daemon and its server"
         watch(daemon, processes)
