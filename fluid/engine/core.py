@@ -40,6 +40,7 @@ class SessionState:
     trials: Trials
     lanes: Lanes
     occupancy: Occupancy
+    memory: MemoryLedger
     estimates: Estimates
     allocations: Allocations
     measuring: Measuring
@@ -52,11 +53,6 @@ class SessionState:
     forgotten: set[str] = field(default_factory=set)
     changed: bool = False
     now: float = 0.0
-
-    @property
-    def memory(self) -> MemoryLedger:
-        """What trials, kept states and lanes take of the devices' memory."""
-        return self.occupancy.memory
 
     def holder(self, trial_id: str, lane_id: int) -> TrialRecord | None:
         """The trial if that lane was told to run it; ``None`` if it has left it, so that its news is out of date."""

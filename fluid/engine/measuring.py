@@ -64,7 +64,7 @@ class Measuring:
         if estimate.worth_observing(residents, width):
             typical = seconds if alone else _as_typical(trial, estimate, seconds)
             self._profile.observe(trial.spec.profile_key, typical, co_residents=residents, width=width, busy=busy)
-            self._update(estimate, seconds / self._estimates.stretch(trial))
+            self._update(trial, estimate, seconds)
         if alone:
             trial.pace.solo = _smooth(trial.pace.solo, seconds)
         trial.pace.seconds = _smooth(trial.pace.seconds, seconds / self._estimates.stretch(trial))
@@ -89,10 +89,10 @@ class Measuring:
         """Learns how long a resize took."""
         self._profile.observe_resize(seconds)
 
-    def _update(self, estimate: KeyEstimate, pace: float) -> None:
-        """Brings a key's estimate up to date with the profile; ``pace`` is its first one, if it had none."""
+    def _update(self, trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> None:
+        """Brings a key's estimate up to date with the profile, which learnt from an iteration of a trial."""
         if estimate.pace is None:
-            estimate.pace = pace
+            estimate.pace = seconds / self._estimates.stretch(trial)
             self.has_ramp_changes = True
             self._allocations.update_works(estimate.key)
         packing = estimate.packing

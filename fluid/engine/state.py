@@ -138,6 +138,7 @@ class EngineState:
             trials=self.trials,
             lanes=self.lanes,
             occupancy=self.occupancy,
+            memory=self.memory,
             estimates=self.estimates,
             allocations=self.allocations,
             measuring=self._measuring,

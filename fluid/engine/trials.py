@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 
 from fluid.engine.records import TrialRecord
 
 
-class Trials(Mapping[str, TrialRecord]):
-    """The records of a session's trials by id, in order of arrival.
+class Trials:
+    """The records of a session's trials by id, in order of arrival. Reads like a mapping.
 
     Attributes:
         by_row: the same records by row; :meth:`add` and :meth:`remove` keep both.
@@ -22,6 +22,10 @@ class Trials(Mapping[str, TrialRecord]):
     def __getitem__(self, trial_id: str) -> TrialRecord:
         return self._by_id[trial_id]
 
+    def get(self, trial_id: str) -> TrialRecord | None:
+        """The record of a trial; ``None`` if there is none."""
+        return self._by_id.get(trial_id)
+
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._by_id
 
@@ -30,6 +34,14 @@ class Trials(Mapping[str, TrialRecord]):
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def keys(self) -> KeysView[str]:
+        """The ids."""
+        return self._by_id.keys()
+
+    def items(self) -> ItemsView[str, TrialRecord]:
+        """The ids and records."""
+        return self._by_id.items()
 
     def values(self) -> ValuesView[TrialRecord]:
         """The records."""

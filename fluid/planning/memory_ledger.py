@@ -119,6 +119,8 @@ class MemoryLedger:
 
     def pop_grown(self) -> list[int]:
         """Devices on which more memory is taken than at the last call, or for which a check was requested."""
+        if not self._grown:
+            return []
         grown = sorted(index for index in self._grown if index in self._usable)
         self._grown.clear()
         return grown

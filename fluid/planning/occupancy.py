@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fluid.errors import InvalidFieldError
 from fluid.planning.memory_ledger import MemoryLedger
@@ -68,8 +68,10 @@ class Occupancy:
         """F, the number of idle devices."""
         return self._free_count
 
-    def speed(self, device_ids: Iterable[int]) -> float:
+    def speed(self, device_ids: Sequence[int]) -> float:
         """Speed of the slowest of these devices."""
+        if len(device_ids) == 1:
+            return self._devices[device_ids[0]].speed
         return min(self._devices[index].speed for index in device_ids)
 
     def speeds(self, held: Sequence[tuple[int, ...]]) -> list[float]:
