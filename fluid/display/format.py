@@ -107,13 +107,19 @@ def widths_name(widths: Iterable[float]) -> str:
     return ", ".join(map(width_name, found))
 
 
-def placement_name(width: float, devices: Sequence[int]) -> str:
-    """The devices that a trial holds: ``"1/2 of device 4"``, ``"device 3"``, ``"3 devices: 0,1,2"``."""
+def placement_name(width: float, devices: Sequence[int], kind: str = "device") -> str:
+    """The devices that a trial holds: ``"1/2 of device 4"``, ``"device 3"``, ``"3 devices: 0,1,2"``.
+
+    Args:
+        width: the trial's width.
+        devices: indices of its devices.
+        kind: the word for a device, such as ``"gpu"``.
+    """
     if width < 1.0:
-        return f"{fraction(width)} of device {devices[0]}"
+        return f"{fraction(width)} of {kind} {devices[0]}"
     if len(devices) == 1:
-        return f"device {devices[0]}"
-    return f"{len(devices)} devices: {index_ranges(devices)}"
+        return f"{kind} {devices[0]}"
+    return f"{len(devices)} {kind}s: {index_ranges(devices)}"
 
 
 def index_ranges(indices: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -76,10 +76,12 @@ def render_html(run: RecordedRun) -> str:
 def page_data(run: RecordedRun) -> dict[str, Any]:
     """The data that ``page.js`` draws: plain lists, strings and numbers."""
     timeline = run.timeline
+    kinds = {device.kind for device in timeline.devices}
+    kind = kinds.pop() if len(kinds) == 1 else "device"
     placements: dict[str, int] = {}
     segments = []
     for segment in timeline.segments:
-        placement = placements.setdefault(placement_name(segment.width, segment.devices), len(placements))
+        placement = placements.setdefault(placement_name(segment.width, segment.devices, kind), len(placements))
         segments.append([segment.row, *map(_short, (segment.start, segment.end)), placement, _short(segment.pause)])
     lanes = {device.index: lane for lane, device in enumerate(timeline.devices)}
     return {
@@ -250,7 +252,8 @@ def _keys_table(keys: Sequence[KeyMeasurements]) -> str:
 
 
 def _trials_table(run: RecordedRun) -> str:
-    parameters = _parameters(run.trials)
+    differing = _differing_parameters(run.trials)
+    parameters = [name for name, fits in differing.items() if fits][:_MOST_PARAMETERS]
     rows, attributes = [], []
     names = {group.group_id: group.name for group in run.groups}
     for row, trial in enumerate(run.trials):
@@ -269,7 +272,9 @@ def _trials_table(run: RecordedRun) -> str:
     facts = ("trial", *(() if run.is_one_search else ("group",)), "state", "iterations#", "time#", "widths#")
     headers = [*facts, *(f"{name}#" for name in parameters)]
     table = _table([*headers, "last#", "best#"], rows, "trials", attributes)
-    return f'<div class="scroll tall">{table}</div><div id="detail" hidden></div></section>'
+    hidden = [name for name in differing if name not in parameters]
+    note = f'<p class="muted">Select a trial to see {escape(", ".join(hidden))}.</p>' if hidden else ""
+    return f'<div class="scroll tall">{table}</div>{note}<div id="detail" hidden></div></section>'
 
 
 def _table(
@@ -300,15 +305,15 @@ def _parameter_cell(value: object) -> str:
     return f'<td class="num">{escape(text)}</td>'
 
 
-def _parameters(trials: Sequence[TrialRun]) -> list[str]:
-    """The hyperparameters in which trials differ and whose values fit a column."""
-    seen: dict[str, set[str]] = {}
+def _differing_parameters(trials: Sequence[TrialRun]) -> dict[str, bool]:
+    """The hyperparameters in which trials differ, and whether a value of each fits a column."""
+    values: dict[str, set[str]] = {}
+    fits: dict[str, bool] = {}
     for trial in trials:
         for name, value in trial.config.items():
-            if value is None or isinstance(value, (str, int, float, bool)):
-                seen.setdefault(str(name), set()).add(repr(value))
-    differ: Mapping[str, set[str]] = {name: values for name, values in seen.items() if len(values) > 1}
-    return list(differ)[:_MOST_PARAMETERS]
+            values.setdefault(str(name), set()).add(repr(value))
+            fits[str(name)] = fits.get(str(name), False) or isinstance(value, (str, int, float, bool))
+    return {name: fits[name] for name, seen in values.items() if len(seen) > 1}
 
 
 def _iterations(trial: TrialRun) -> str:

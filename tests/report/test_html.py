@@ -119,11 +119,11 @@ def test_the_data_is_what_the_drawings_need(small_run: Path) -> None:
     assert data["lanes"] == ["gpu 0", "gpu 1", "gpu 2"]
     assert data["makespan"] == 10.0
     assert [data["placements"][segment[3]] for segment in data["segments"]] == [
-        "1/2 of device 0",
-        "2 devices: 1,2",
-        "1/2 of device 0",
-        "2 devices: 1,2",
-        "3 devices: 0,1,2",
+        "1/2 of gpu 0",
+        "2 gpus: 1,2",
+        "1/2 of gpu 0",
+        "2 gpus: 1,2",
+        "3 gpus: 0,1,2",
     ]
     assert [0, 0, 1, 0, 2] in data["blocks"]
     assert [metric["name"] for metric in data["metrics"]] == ["loss", "eval/f1", "epoch"]
@@ -212,3 +212,11 @@ def test_saving(small_run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == render_html(run)
     with pytest.raises(InvalidFieldError, match=r"html='.*nowhere.*': cannot be written"):
         save_html(tmp_path / "nowhere" / "page.html", run)
+
+
+def test_hyperparameters_without_a_column_are_named(session: Sessions) -> None:
+    names = [f"p{k}" for k in range(8)]
+    trials = [Trial(print, {**dict.fromkeys(names, k), "net": {"depth": k}}, trial_id=f"t{k}") for k in range(2)]
+    text = render_html(load_run(session({"g": trials}).close()))
+    assert Page(text).cells["trials"][0][6:12] == names[:6]
+    assert "Select a trial to see p6, p7, net." in text
