@@ -1,6 +1,6 @@
 """Fluid: a hyperparameter tuning execution engine.
 
-A search algorithm says what to try, as a :class:`TrialGroup`; Fluid decides how to run it: it packs small
+A search algorithm submits the trials to run as a :class:`TrialGroup`. Fluid decides how to run them: it packs small
 trials on one device, spreads large ones over several, and re-plans as trials end.
 
 Names are loaded on first use, so that ``import fluid`` costs next to nothing.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fluid.session.handle import TrialGroupHandle
     from fluid.session.results import CallFailedError, Result, TrialFailedError, TrialListener
     from fluid.static_fluid import StaticFluid
-    from fluid.trialgroup import Trial, TrialGroup
+    from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 _HOME = {
     "CallFailedError": "fluid.session.results",
@@ -43,6 +43,8 @@ _HOME = {
     "Portfolio": "fluid.planners.portfolio",
     "Profile": "fluid.planning.profile",
     "Result": "fluid.session.results",
+    "Search": "fluid.trialgroup",
+    "Shown": "fluid.trialgroup",
     "StaticFluid": "fluid.static_fluid",
     "Trial": "fluid.trialgroup",
     "TrialFailedError": "fluid.session.results",
@@ -68,6 +70,8 @@ __all__ = [
     "Portfolio",
     "Profile",
     "Result",
+    "Search",
+    "Shown",
     "StaticFluid",
     "Trial",
     "TrialFailedError",

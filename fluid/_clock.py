@@ -1,4 +1,4 @@
-"""Clocks. No other module reads the time, so a test or a simulation can set it."""
+"""Clocks. No other module reads the time, so that tests and simulations can set it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that stands still until it is told to advance.
+    """A clock that stands still until :meth:`advance_to` is called.
 
     Args:
         start: the time it shows at first, seconds; at least 0.
@@ -54,15 +54,15 @@ class VirtualClock:
 
 
 def processor_seconds() -> float:
-    """Seconds that this process has computed, in all of its threads."""
+    """CPU seconds that this process has used, in all of its threads."""
     return time.process_time()
 
 
 def nap(seconds: float) -> None:
-    """Sleeps; for 0 seconds it only lets other threads of this process run."""
+    """Sleeps; 0 seconds only let other threads of this process run."""
     time.sleep(seconds)
 
 
 def timestamp() -> str:
-    """The wall-clock time for people, ``2026-01-31 12:34:56``; never used to measure."""
+    """The wall-clock time as text, ``2026-01-31 12:34:56``; never used to measure."""
     return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,4 +1,4 @@
-"""A mark for API that may change without a deprecation period."""
+"""A decorator for API that may change without a deprecation period."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class ExperimentalWarning(UserWarning):
-    """The API in use may change in any release."""
+    """Warns that the API in use may change in any release."""
 
 
 def experimental(version: str) -> Callable[[T], T]:
@@ -29,7 +29,7 @@ def experimental(version: str) -> Callable[[T], T]:
 
     def decorate(target: T) -> T:
         if isinstance(target, type):
-            # The class itself is kept, so isinstance, subclassing and pickling go on working.
+            # The class itself is kept, so that isinstance, subclassing and pickling still work.
             init = target.__init__  # type: ignore[misc]
             target.__init__ = _warning_once(init, target.__qualname__, version)  # type: ignore[misc]
             target.__doc__ = _document(target.__doc__, version)

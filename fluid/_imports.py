@@ -1,7 +1,7 @@
 """Imports of optional dependencies.
 
-A missing package must not break ``import fluid...``, and must not hide either: the error is kept and raised,
-with the install command, when the feature that needs the package is used::
+A missing package must not break ``import fluid...``. The error is kept, and raised with the install command when a
+feature that needs the package is used::
 
     with try_import("matplotlib", extra="plot") as _imports:
         import matplotlib
@@ -19,11 +19,11 @@ from fluid.errors import MissingDependencyError
 
 
 class try_import:
-    """Context manager that puts off the import error of an optional dependency.
+    """Context manager that delays the import error of an optional dependency.
 
     Args:
-        package: the package as its users know it (``"matplotlib"``).
-        extra: the extra of Fluid that installs it; gives the install command.
+        package: the package's name (``"matplotlib"``).
+        extra: the extra of Fluid that installs it, for the install command.
         install: the install command itself, for a package that no extra can install.
 
     Raises:
@@ -35,7 +35,7 @@ class try_import:
             raise ValueError(f"try_import({package!r}) takes exactly one of extra and install")
         self._package = package
         self._install = install if install is not None else f"pip install 'fluid-tune[{extra}]'"
-        #: What went wrong, or None as long as nothing did.
+        #: The import error; None while there was none.
         self._error: ImportError | None = None
 
     def __enter__(self) -> try_import:

@@ -1,4 +1,4 @@
-"""The errors Fluid raises on purpose. All of them derive from :class:`FluidError`."""
+"""The errors that Fluid raises on purpose, all derived from :class:`FluidError`, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -8,15 +8,33 @@ from collections.abc import Collection
 
 
 class FluidError(Exception):
-    """Base class of every error that Fluid raises on purpose."""
+    """Base class of every error that Fluid raises on purpose.
+
+    Example:
+        >>> from fluid import Device, FluidError
+        >>> try:
+        ...     Device(-1)
+        ... except FluidError as error:
+        ...     print(error)
+        index=-1: must be at least 0
+    """
 
 
 class InvalidFieldError(FluidError, ValueError):
     """A value given by the caller cannot be used.
 
+    Example:
+        >>> from fluid import InvalidFieldError, Trial
+        >>> try:
+        ...     Trial(print, budget=0)
+        ... except InvalidFieldError as error:
+        ...     print(error.field, error.value, error.reason, sep="; ")
+        budget; 0; must be at least 1
+
     Attributes:
-        field: name of the offending field, as the caller wrote it (``"budget"``).
-        value: the offending value.
+        field: name of the field, as the caller wrote it (``"budget"``).
+        value: the value that was given.
+        reason: what is wrong with it.
     """
 
     def __init__(self, field: str, value: object, reason: str) -> None:
@@ -31,7 +49,7 @@ class InvalidFieldError(FluidError, ValueError):
 
 
 def _shown(value: object) -> str:
-    """The value as text; Python refuses to print whole numbers of thousands of digits."""
+    """The value as text; Python refuses to print integers of thousands of digits."""
     try:
         return repr(value)
     except ValueError:
@@ -39,7 +57,16 @@ def _shown(value: object) -> str:
 
 
 class MissingDependencyError(FluidError, ImportError):
-    """An optional dependency is needed and not installed; the message holds the install command."""
+    """An optional dependency is needed and not installed; the message holds the install command.
+
+    Example:
+        >>> from fluid import MissingDependencyError
+        >>> try:
+        ...     raise MissingDependencyError("this needs Ray Tune: pip install 'fluid-tune[ray]'")
+        ... except ImportError as error:
+        ...     print(error)
+        this needs Ray Tune: pip install 'fluid-tune[ray]'
+    """
 
 
 def require_number(field: str, value: object, *, at_least: float, finite: bool = True) -> float:

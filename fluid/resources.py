@@ -1,4 +1,4 @@
-"""What a TrialGroup runs on: devices, the cluster they form, and the memory a trial needs there."""
+"""Devices, the cluster they form, and the device memory that a trial needs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ DeviceKind = Literal["gpu", "cpu"]
 
 #: Share of a device's memory that trials may fill (docs/theory.md, section 8).
 DEFAULT_MEMORY_WATERMARK = 0.9
-#: More devices than this are taken for a slip of the keyboard.
+#: A request for more devices than this is refused as a typing error.
 MOST_DEVICES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU, or one CPU core where there is no GPU.
+    """One GPU, or one CPU core on a machine without GPUs.
+
+    Example:
+        >>> from fluid import Device
+        >>> Device(0, kind="gpu", memory_bytes=24 * 2**30).host
+        'localhost'
 
     Args:
-        index: the device's identity within its cluster.
-        host: name of the machine that holds it; wide trials prefer devices of one host.
-        kind: ``"gpu"`` or ``"cpu"``.
-        speed: iterations per second relative to a device of speed 1. A data-parallel trial advances at the
-            pace of its slowest device.
-        memory_bytes: memory of the device, ``None`` where it does not bound packing. For a CPU it is what trials
-            there may take of the host's, which is then measured.
+        index: number of the device, unique within its cluster.
+        host: name of the machine that holds it, ``"localhost"`` by default; wide trials prefer devices of one host.
+        kind: ``"gpu"`` or ``"cpu"``, the default.
+        speed: iterations per second relative to a device of speed 1, the default. A data-parallel trial advances at
+            the pace of its slowest device.
+        memory_bytes: memory of the device; ``None``, the default, if it does not limit packing. For a CPU, the share of
+            the host's memory that trials on this core may take; their memory is then measured.
+
+    Raises:
+        InvalidFieldError: a field cannot be used.
     """
 
     index: int
@@ -49,11 +57,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Device memory one trial needs (docs/theory.md, section 8), in bytes.
+    """Device memory that one trial needs (docs/theory.md, section 8), in bytes.
+
+    Example:
+        >>> from fluid import MemoryNeed
+        >>> MemoryNeed(persistent_bytes=2e9, ephemeral_bytes=5e8).peak_bytes
+        2500000000.0
 
     Args:
-        persistent_bytes: held between iterations (weights, optimizer state).
-        ephemeral_bytes: needed on top of that at the peak of one iteration.
+        persistent_bytes: held between iterations (weights, optimizer state); 0 by default.
+        ephemeral_bytes: needed on top of that at the peak of one iteration; 0 by default.
+
+    Raises:
+        InvalidFieldError: one of them is negative or not a number.
     """
 
     persistent_bytes: float = 0.0
@@ -71,11 +87,22 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The devices a job may use, in order of their index.
+    """The devices that planners may use, in order of their index.
+
+    Example:
+        >>> from fluid import Cluster, Device
+        >>> cluster = Cluster.of(4)
+        >>> len(cluster), cluster[2]
+        (4, Device(index=2, host='localhost', kind='gpu', speed=1.0, memory_bytes=None))
+        >>> Cluster((Device(0, memory_bytes=1e9),)).usable_bytes(Device(0, memory_bytes=1e9))
+        900000000.0
 
     Args:
         devices: at least one device; indices are unique.
-        memory_watermark: share of each device's memory that trials may fill.
+        memory_watermark: share of each device's memory that trials may fill, in (0, 1]; 0.9 by default.
+
+    Raises:
+        InvalidFieldError: there is no device, an index occurs twice, or the watermark is out of range.
     """
 
     devices: tuple[Device, ...]
@@ -101,7 +128,7 @@ class Cluster:
 
     @classmethod
     def of(cls, devices: int | Iterable[Device], *, kind: DeviceKind = "gpu") -> Cluster:
-        """Makes a cluster of ``devices`` alike devices on one host, or of the devices given."""
+        """Makes a cluster of ``devices`` equal devices on one host, or of the devices given."""
         if isinstance(devices, Iterable):
             return cls(tuple(devices))
         count = require_integer("devices", devices, at_least=1, at_most=MOST_DEVICES)
@@ -124,9 +151,17 @@ class Cluster:
 class Placement:
     """Where a trial runs.
 
+    Example:
+        >>> from fluid import Placement
+        >>> Placement(0.5, (3,))  # one of two co-resident trials on device 3
+        Placement(width=0.5, device_ids=(3,))
+
     Attributes:
-        width: devices the trial is given: ``1/p`` (one of p co-resident trials), ``1``, or ``2..d``.
+        width: number of devices that the trial is given: ``1/p`` (one of p co-resident trials), ``1``, or ``2..d``.
         device_ids: indices of those devices; one for a width of at most 1.
+
+    Raises:
+        InvalidFieldError: the number of devices does not fit the width.
     """
 
     width: float

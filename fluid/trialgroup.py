@@ -40,14 +40,19 @@ class TrialState(str, Enum):
 
 @dataclass(frozen=True)
 class Shown:
-    """How reports show a trial that stands for one of somebody else's.
+    """How reports show a trial that a search algorithm knows under an id of its own.
+
+    Example:
+        >>> from fluid import Shown, Trial
+        >>> Trial(print, {"wrapped": {"lr": 0.1}}, shown=Shown("trial 7", {"lr": 0.1})).shown.trial_id
+        'trial 7'
 
     Args:
-        trial_id: what people know it by. Trials of one such id are shown as one, in order of submission: one that came
-            back from a checkpoint is a new trial to Fluid.
-        config: the hyperparameters.
-        iterations: those that it had done before it was submitted.
-        metrics: the entry of its results that holds the metrics; ``None`` if the results are the metrics.
+        trial_id: the id to show. Several trials of one shown id are shown as one, in order of submission: a trial that
+            its search algorithm restored from a checkpoint is a new trial to Fluid.
+        config: the hyperparameters to show; none by default.
+        iterations: iterations done before it was submitted; 0 by default.
+        metrics: the entry of its results that holds the metrics; ``None``, the default, if the results are the metrics.
     """
 
     trial_id: str
@@ -67,14 +72,19 @@ class Shown:
 
 @dataclass(frozen=True)
 class Search:
-    """What a group is about whose trials a search algorithm submits; reports and the live view show it.
+    """Says that a search algorithm submits a group's trials, and what it optimizes. Reports and the live view show it.
 
-    A trial of such a group that has used up its budget waits for a decision. It has ended once it is stopped.
+    A trial of such a group that has used up its budget is shown as paused, until the algorithm extends or stops it.
+
+    Example:
+        >>> from fluid import Search, TrialGroup
+        >>> TrialGroup(name="sweep", search=Search("loss", "min", trials=64)).search.trials
+        64
 
     Args:
-        metric: what trials are compared by; ``None`` where that is unknown.
-        mode: ``"min"`` if less of the metric is better, or ``"max"``; ``None`` to judge by its name.
-        trials: how many there will be in all; ``None`` where that is unknown.
+        metric: name of the metric that trials are compared by; ``None``, the default, if unknown.
+        mode: ``"min"`` if less of the metric is better, or ``"max"``; ``None``, the default, to judge by its name.
+        trials: number of trials that there will be; ``None``, the default, if unknown.
     """
 
     metric: str | None = None
@@ -92,23 +102,34 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One configuration to train, with the budget it has until the algorithm decides about it again.
+    """One configuration to train, and the iterations it may run until the algorithm decides about it again.
+
+    Example:
+        >>> from fluid import Trial
+        >>> def train(config):
+        ...     for step in range(100):
+        ...         yield {"loss": config["lr"] / (step + 1)}
+        >>> trial = Trial(train, {"lr": 0.1}, budget=27, trial_id="a")
+        >>> trial.id, trial.budget, trial.key
+        ('a', 27, 'train')
 
     Args:
         trainable: what to train: a class with ``setup``/``step``/``save_checkpoint``/``load_checkpoint``/
-            ``cleanup``, a function trainable, or a generator function. Planning does not look at it.
-        config: the hyperparameters.
-        budget: iterations to run, a whole number of at least 1.
-        priority: trials of a higher priority start before those of a lower one.
+            ``cleanup``, a function trainable of Ray Tune, or a generator function. Planners do not look at it.
+        config: the hyperparameters; none by default.
+        budget: iterations to run, an integer of at least 1, the default.
+        priority: trials of a higher priority start before those of a lower one; 1 by default.
+        trial_id: unique name; ``None``, the default, for one that Fluid makes.
+        profile_key: trials of one key share measured overheads; ``None``, the default, for the trainable's name.
+        max_width: most devices that this trial may span; ``None``, the default, for the executor's ``max_width``. A
+            trial that is not elastic takes one device.
+        memory: device memory that the trial needs; ``None``, the default, to measure it.
+        retry_errors: whether the trial is tried again after it raised, ``True`` by default; if not, it has failed. A
+            trial whose lane died or ran out of memory is tried again either way.
+        shown: how reports show it; ``None``, the default, for its own id and config.
         follow_up_iterations: iterations that later rungs may add after this budget, to this trial or to one that waits
-            for it. The scheduler uses it as critical-path length: of one priority, trials with more start first.
-        trial_id: unique name; made up where it is ``None``.
-        profile_key: trials of one key share measured overheads; ``None`` stands for the trainable's name.
-        max_width: most devices this trial may span; ``None`` for no bound of its own, 1 if it is not elastic.
-        memory: device memory the trial needs, where it is known beforehand; otherwise it is measured.
-        retry_errors: whether it is tried again after it raised; if not, it has failed. A process that died, or
-            memory that ran out, is never held against it at once.
-        shown: how reports show it, where that is not by its own id and config.
+            for it; 0 by default. The scheduler uses it as critical-path length: of one priority, trials with more start
+            first.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -157,22 +178,31 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """The profile key: the one given, else the trainable's qualified name."""
+        """The profile key: the one given, or the trainable's qualified name."""
         if self.profile_key is not None:
             return self.profile_key
         return str(getattr(self.trainable, "__qualname__", None) or type(self.trainable).__qualname__)
 
 
 class TrialGroup:
-    """Trials scheduled together: the unit of scheduling. Its goal is the smallest makespan.
+    """Trials scheduled together, so that the time until the last of them ends, the makespan, is as short as possible.
 
-    A group stays open: trials can be added, extended, stopped and removed at any time. Iterating over a group
-    gives its trials in the order they were added.
+    Trials can be added, extended, stopped and removed; those of a group that runs through its
+    :class:`fluid.TrialGroupHandle`. Iterating over a group gives its trials in the order they were added.
+
+    Example:
+        >>> from fluid import Trial, TrialGroup
+        >>> group = TrialGroup([Trial(print, trial_id="a"), Trial(print, trial_id="b")], name="rung-0")
+        >>> group.stop("a")
+        >>> [trial.id for trial in group.active], "a" in group, len(group)
+        (['b'], True, 2)
+        >>> group.extend("b", 2).budget
+        3
 
     Args:
-        trials: the trials to begin with; may be empty.
-        name: shown to people; made up where it is ``None``.
-        search: what it is about, if a search algorithm submits its trials and decides about them.
+        trials: the first trials; none by default.
+        name: the name that reports show; ``None``, the default, for one that Fluid makes.
+        search: what a search algorithm optimizes with these trials; ``None``, the default, if none submits them.
 
     Raises:
         InvalidFieldError: two trials have one id.
@@ -220,7 +250,7 @@ class TrialGroup:
         return trial
 
     def extend(self, trial_id: str, budget: int, *, follow_up_iterations: int = 0) -> Trial:
-        """Gives a trial ``budget`` further iterations, and returns the trial as it now stands."""
+        """Gives a trial ``budget`` further iterations, and returns the extended trial."""
         trial = self[trial_id]
         if trial_id in self._stopped:
             raise InvalidFieldError("trial_id", trial_id, "was stopped and cannot be extended")
@@ -230,11 +260,11 @@ class TrialGroup:
         return extended
 
     def stop(self, trial_id: str) -> None:
-        """Stops a trial: it stays in the group and is run no further. Stopping twice is harmless."""
+        """Stops a trial: it stays in the group, but is no longer active. Stopping twice is harmless."""
         self._stopped.add(self[trial_id].id)
 
     def remove(self, trial_id: str) -> Trial:
-        """Takes a trial out of the group and returns it."""
+        """Removes a trial from the group and returns it."""
         trial = self[trial_id]
         del self._trials[trial_id]
         self._stopped.discard(trial_id)

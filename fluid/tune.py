@@ -4,8 +4,8 @@
 
     tune.run(trainable, config=..., scheduler=ASHAScheduler(...), executor=FluidExecutor())
 
-Without an executor they do what Ray Tune's do. An executor given to them is closed when the sweep has ended, unless it
-is in a ``with`` block, which keeps its lanes warm for the next sweep. Ray is imported when a name is first looked up.
+Without an executor they are Ray Tune's own. They close a given executor when the sweep has ended, unless it is in a
+``with`` block, which keeps its lanes warm for the next sweep. Ray is imported when a name is first looked up.
 """
 
 from __future__ import annotations

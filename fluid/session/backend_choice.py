@@ -1,4 +1,4 @@
-"""The backend that an executor runs on, by its name."""
+"""Makes the backend that an executor runs on, by its name."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ def make_backend(
     """Returns the backend to run on.
 
     Args:
-        backend: ``"auto"``, ``"local"``, ``"ray"``, or one that is there.
-        devices: how many or which; ``None`` for all.
+        backend: ``"auto"``, ``"local"``, ``"ray"``, or a backend, which is returned.
+        devices: how many devices, or which; ``None`` for all.
         run_dir: folder of the session.
         sharing: how lanes share a GPU, as :class:`fluid.backends.local.backend.LocalBackend` takes it.
-        lane_policy: which trial a lane runs next; ``None`` for the usual one.
-        process_group: what the devices of one trial talk through; ``None`` for the usual one.
+        lane_policy: which trial a lane runs next; ``None`` for the default.
+        process_group: how the devices of one trial communicate; ``None`` for the default.
 
     Raises:
-        InvalidFieldError: the backend cannot do that; names the executor's argument.
+        InvalidFieldError: the backend does not support an argument; the error names the executor's argument.
     """
     if not isinstance(backend, str):
         if sharing == "mps" and backend.sharing.way != "mps":
-            raise InvalidFieldError("packing", sharing, "has to be said to the backend: sharing='mps'")
+            raise InvalidFieldError("packing", sharing, "pass it to the backend object instead: sharing='mps'")
         if lane_policy is not None:
-            raise InvalidFieldError("lane_policy", lane_policy, "has to be said to the backend")
+            raise InvalidFieldError("lane_policy", lane_policy, "pass it to the backend object instead")
         return backend
     policy = lane_policy or DEFAULT_POLICY
     group = process_group or DEFAULT_PROCESS_GROUP
     if backend == "ray" or (backend == "auto" and _ray_is_connected()):
         if sharing == "mps":
-            raise InvalidFieldError("packing", sharing, "the Ray backend does not start MPS; use auto or timeslice")
+            raise InvalidFieldError("packing", sharing, "is not supported by the Ray backend: use auto or timeslice")
         from fluid.backends.ray import RayBackend
 
         on_ray: Backend = RayBackend(devices=devices, run_dir=run_dir, lane_policy=policy, process_group=group)
@@ -59,6 +59,6 @@ def make_backend(
 
 
 def _ray_is_connected() -> bool:
-    """Whether this process uses Ray already; it is not imported to find out."""
+    """Whether this process is connected to Ray; Ray is not imported to find out."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

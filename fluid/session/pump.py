@@ -1,7 +1,8 @@
 """The pump: the one thread of a session that owns the engine and the backend.
 
-It takes events in and carries commands out. Calls of the user's threads are handed to it and answered by it, so a
-refused call disturbs nothing.
+It gives events of the backend to the engine, and the engine's commands to the backend. Other threads hand it their
+calls, which it runs between two events. A call that the engine refuses changes nothing; any other error that follows
+a change of the engine ends the session, as the engine and the lanes may then differ.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fluid.session.run_folder import RunFolder
 
 _log = logging.getLogger(__name__)
 
-#: How often a waiting call looks whether the pump is still there to answer it, in seconds.
+#: Seconds between two checks, by a thread that waits for an answer, that the pump still runs.
 _PUMP_CHECK = 1.0
 
 
@@ -40,7 +41,7 @@ class Pump:
         state: the engine.
         backend: what carries its commands out; closed with the pump.
         folder: what happens is written there; closed with the pump.
-        facts: what is said of the session there.
+        facts: what ``session.json`` says of the session.
 
     Attributes:
         inboxes: the groups of the session, by id. Written by the pump's thread only.
@@ -52,10 +53,10 @@ class Pump:
         self._state = state
         self._backend = backend
         self._folder = folder
-        #: What is said of the session, and what was written down of that.
+        #: What ``session.json`` is to say, and what it says.
         self._facts = dict(facts)
         self._written: dict[str, Any] = {}
-        #: What handles are still to be told.
+        #: Calls of inboxes that are still to be made, in order.
         self._news: deque[Callable[[], None]] = deque()
         self._telling = False
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
@@ -70,10 +71,10 @@ class Pump:
     # -- from any thread -----------------------------------------------------------------------------------
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """Has something done between two events, and returns or raises what came of it.
+        """Runs ``work`` in the pump's thread, between two events; returns or raises what it does.
 
         Raises:
-            FluidError: the pump was closed, or broke.
+            FluidError: the session has ended.
         """
         if self._closing or self._broken is not None:
             raise self._closed_error() from self._broken
@@ -131,7 +132,7 @@ class Pump:
         self.tell(*(partial(self.inboxes[notice.group_id].take, notice) for notice in notices))
 
     def tell(self, *news: Callable[[], None]) -> None:
-        """Tells handles the news in order, also where a listener that hears them asks for something."""
+        """Makes calls of inboxes, in order; those that a listener causes while it is called come after it."""
         self._news += news
         if self._telling:
             return
@@ -203,11 +204,10 @@ class Pump:
             self.handle(Tick(self._backend.now()))
 
     def _until_tick(self) -> float | None:
-        """Seconds without news after which a tick is due; ``None`` if none is.
+        """Seconds without an event after which a tick is due; ``None`` if none is.
 
-        Where a search says only later what comes next, as Ray Tune's do, an idle device must not be spread over at
-        once: who comes then would wait until a part of another trial is set up there. As nobody knows whether anybody
-        comes, it is kept for as long as that would take, which costs at most twice what knowing it would.
+        Ray Tune adds the next trial only after it has seen the last result. So an idle device is kept free for one
+        set-up time before a running trial is widened onto it: this is 2-competitive, as in ski rental.
         """
         if not self._state.wants_tick:
             return None

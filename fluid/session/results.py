@@ -1,4 +1,4 @@
-"""What a submitter hears of its trials: results, how they ended, and the errors that carry why."""
+"""What submitters get of their trials: results, ends, and the errors that say why one failed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,22 @@ from fluid.errors import FluidError
 class Result:
     """One finished iteration of a trial.
 
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialGroup
+        >>> def train(config):
+        ...     yield {"loss": config["lr"] ** 2}
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, trial_id="a")])
+        ...     (result,) = executor.submit_trialgroup(group).results()
+        >>> result.trial_id, result.iteration, result.metrics, result.width, result.device_ids, result.config
+        ('a', 1, {'loss': 0.25}, 1.0, (0,), {'lr': 0.5})
+
     Attributes:
         trial_id: the trial.
         iteration: its number, from 1.
         metrics: what the trial reported.
         seconds: wall time of the iteration.
-        width: width at which it ran: ``1/p``, 1 or a number of devices.
+        width: width at which it ran: ``1/p`` as one of p trials on a device, 1, or a number of devices.
         device_ids: devices on which it ran.
         config: the trial's hyperparameters.
     """
@@ -35,7 +45,21 @@ class Result:
 
 
 class TrialFailedError(FluidError):
-    """A trial failed for good. What it raised is the cause, where that could be brought here.
+    """A trial failed for good. Its cause is the trial's own exception, where the driver can unpickle that.
+
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialFailedError, TrialGroup
+        >>> def train(config):
+        ...     yield {"loss": 1 / config["batch_size"]}
+        >>> with FluidExecutor(backend="local", devices=1, max_failures=0, verbose=0) as executor:
+        ...     group = TrialGroup([Trial(train, {"batch_size": 0}, trial_id="a")])
+        ...     handle = executor.submit_trialgroup(group)
+        ...     ended = handle.wait()
+        >>> try:
+        ...     handle.raise_failures()
+        ... except TrialFailedError as error:
+        ...     print(error.trial_id, error.failure.message, repr(error.__cause__), sep="; ")
+        a; ZeroDivisionError: division by zero; ZeroDivisionError('division by zero')
 
     Attributes:
         trial_id: the trial.
@@ -53,9 +77,30 @@ class TrialFailedError(FluidError):
 
 
 class CallFailedError(FluidError):
-    """A method of a trial could not be called, or raised what cannot be brought here.
+    """A method of a trial could not be called, or raised what the driver cannot unpickle.
 
-    It is the cause of an exception that could be: its text has the traceback that was lost on the way.
+    Where the driver can unpickle the exception, that is raised with this error as its cause: this one's text has the
+    traceback in the lane.
+
+    Example:
+        >>> from fluid import CallFailedError, FluidExecutor, Trial, TrialGroup
+        >>> class Model:
+        ...     def setup(self, config):
+        ...         self.rate = config["lr"]
+        ...     def step(self):
+        ...         return {"loss": self.rate}
+        ...     def set_rate(self, rate):
+        ...         self.rate = float(rate)
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        ...     handle = executor.submit_trialgroup(TrialGroup([Trial(Model, {"lr": 0.5}, trial_id="a")]))
+        ...     try:
+        ...         handle.call("a", "set_rate", "fast").result()
+        ...     except ValueError as error:
+        ...         print(error)
+        ...         cause = error.__cause__
+        could not convert string to float: 'fast'
+        >>> isinstance(cause, CallFailedError), cause.trial_id, cause.method
+        (True, 'a', 'set_rate')
 
     Attributes:
         trial_id: the trial.
@@ -75,28 +120,49 @@ class CallFailedError(FluidError):
 
 
 class TrialListener(Protocol):
-    """Is told of a group as things happen. What derives from it need only override what it wants to hear.
+    """Is called at each start, result and end of a group's trials. Derive from it, and override what you need.
 
-    Its methods run in the executor's own thread, in order, while nothing else of the session moves: they must not
-    wait. They may use the group's handle. What they raise is logged. The first one may be called before
-    ``submit_trialgroup`` has returned.
+    The session's thread calls its methods, in order, and does nothing else meanwhile: they must not wait. They may use
+    the group's handle. What they raise is logged. The first call may come before ``submit_trialgroup`` has returned.
+
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialGroup, TrialListener
+        >>> def train(config):
+        ...     yield {"loss": 0.5}
+        ...     yield {"loss": 0.25}
+        >>> class Best(TrialListener):
+        ...     loss = float("inf")
+        ...     def on_result(self, result):
+        ...         self.loss = min(self.loss, result.metrics["loss"])
+        >>> best = Best()
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        ...     executor.submit_trialgroup(TrialGroup([Trial(train, budget=2)]), best).wait()
+        True
+        >>> best.loss
+        0.25
     """
 
     def on_start(self, trial_id: str) -> None:
-        """A trial begins to run; again, after it was extended, or failed and is tried once more."""
+        """A trial starts to run; also when it goes on after it was extended, or failed and is tried again."""
 
     def on_result(self, result: Result) -> None:
         """A trial finished an iteration."""
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
-        """A trial ended: ``"DONE"``, ``"STOPPED"`` or ``"FAILED"``, which says why. One that is done may go on."""
+        """A trial ended.
+
+        Args:
+            trial_id: the trial.
+            state: ``"DONE"``, ``"STOPPED"`` or ``"FAILED"``. A trial that is done may be extended.
+            failure: why a trial that is ``"FAILED"`` failed.
+        """
 
     def on_broken(self, error: BaseException) -> None:
-        """The executor was closed, or broke: nothing more will come."""
+        """The executor was closed, or its session broke: no call follows."""
 
 
 def exception_of(failure: Failure) -> BaseException | None:
-    """What was raised, where it was brought along and this process can read it."""
+    """The exception of a failure; ``None`` where there is none, or this process cannot unpickle it."""
     if failure.exception is None:
         return None
     try:

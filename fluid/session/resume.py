@@ -1,4 +1,4 @@
-"""Reads what a killed session left, so that another one can go on with it."""
+"""Reads the run folder of a killed session, so that another session can resume it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fluid.lane.checkpoint_store import disk_path
 from fluid.session.run_folder import read_trials
 from fluid.trialgroup import Trial
 
-#: Seconds to wait for the processes of the killed session to bring their checkpoints to disk.
+#: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
 _PAUSE = 0.05
 
 
 @dataclass(frozen=True)
 class LeftSession:
-    """What a session left.
+    """A session that was killed, as its run folder tells.
 
     Attributes:
         folder: its run folder.
-        recovered: what its journal tells.
+        recovered: how its trials stood, by its journal.
         groups: name and trials of each group, by group id.
     """
 
@@ -34,7 +34,7 @@ class LeftSession:
     groups: dict[str, tuple[str, dict[str, Trial]]]
 
     def events(self, at: float) -> list[GroupRecovered]:
-        """What to tell a fresh engine.
+        """The events that bring a new engine to where the session was.
 
         Args:
             at: seconds, on the clock of the session that goes on.
@@ -59,7 +59,7 @@ class LeftSession:
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
 
     def _find(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """The checkpoint where it lies by now: what is in host memory goes to disk once no lane runs."""
+        """The checkpoint at its present path: one in host memory is moved to disk once no lane runs."""
         on_disk = disk_path(checkpoint.path, str(self.folder)) if checkpoint.in_memory else checkpoint.path
         if os.path.exists(on_disk):
             return replace(checkpoint, path=on_disk, in_memory=False)
@@ -78,7 +78,7 @@ def read_session(run_dir: str | Path) -> LeftSession:
     recovered = replay((folder / "journal.jsonl").read_text(encoding="utf-8").splitlines())
     groups: dict[str, tuple[str, dict[str, Trial]]] = {}
     for group_id, name, trial in read_trials(folder):
-        # One that was written down and then refused, or was forgotten, is not in the journal.
+        # A trial that was forgotten is not in the journal.
         if group_id in recovered.groups:
             trials = groups.setdefault(group_id, (name, {}))[1]
             if trial.id in recovered.groups[group_id]:
@@ -88,7 +88,7 @@ def read_session(run_dir: str | Path) -> LeftSession:
 
 
 def _wait_until_settled(recovered: Recovered) -> None:
-    """Waits while the killed session's processes still bring checkpoints to disk."""
+    """Waits while the killed session's processes still move checkpoints to disk."""
     in_memory = {
         os.path.dirname(os.path.dirname(history.checkpoint.path))
         for trials in recovered.groups.values()

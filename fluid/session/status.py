@@ -1,4 +1,4 @@
-"""How a session stands, as data: what the live view shows."""
+"""The status of a session, as data: what the live view shows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class GroupStatus:
 
     Attributes:
         name: the group's name.
-        trials: number of trials by state; those that were forgotten by what came of them.
-        iterations_done, iterations: of all its trials; what stopped and failed trials left out is not counted.
-        eta: predicted seconds until all its trials have ended; ``None`` where nothing is known.
-        expected: how many trials there will be; ``None`` unless a search algorithm submits them and has said so.
+        trials: number of trials by state, or by the outcome that the submitter gave; forgotten ones are included.
+        iterations_done, iterations: done and in all, over all trials; iterations that stopped and failed trials did not
+            run are left out.
+        eta: predicted seconds until all its trials have ended; ``None`` if no trial was measured.
+        expected: how many trials there will be; ``None`` unless a search algorithm has said so.
     """
 
     name: str
@@ -36,7 +37,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
-    """One device: who runs there, each with the width it has."""
+    """One device: the trials that run there, each with its width, and the number of its lanes."""
 
     device_id: int
     kind: str
@@ -47,11 +48,11 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A session at one moment.
+    """The status of a session at one moment.
 
     Attributes:
         at: seconds since the session began.
-        groups: those submitted, in order.
+        groups: in order of submission.
         devices: by index.
         alpha, packing: measured packing overhead and c by profile key.
     """
@@ -68,7 +69,7 @@ def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]
 
     Args:
         state: the engine.
-        groups: by id, the groups' names and what they are about.
+        groups: name and search of each group, by id.
         at: seconds since the session began.
     """
     occupancy, by_row = state.occupancy, state.trials.by_row
@@ -122,7 +123,7 @@ def _group_status(state: EngineState, group: GroupRecord, name: str, search: Sea
 
 
 def eta_of(state: EngineState, group_id: str) -> float | None:
-    """Predicted seconds until a group has ended: the longer of its longest trial and its share of all the work."""
+    """Predicted seconds until a group has ended: its longest trial or its work over all devices, if that is more."""
     estimates = state.estimates
     trials = [state.trials[trial_id] for trial_id in state.groups[group_id].trial_ids]
     unended = [trial for trial in trials if not trial.state.ended]

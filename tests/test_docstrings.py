@@ -1,0 +1,123 @@
+"""Every public name has an example in its docstring, and it runs.
+
+Public names are those that docs/api.md lists, and those in the ``__all__`` of a package.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Public names that have no example yet. A name that gets one must be taken off this list.
+NO_EXAMPLE = {
+    "fluid.backends.ray.RayBackend",
+    "fluid.backends.simulated.Truth",
+    "fluid.dynamic_fluid.DynamicFluid",
+    "fluid.elastic.ElasticController",
+    "fluid.elastic.ElasticLoader",
+    "fluid.elastic.ElasticMember",
+    "fluid.elastic.ElasticRun",
+    "fluid.elastic.GenerationBrokenError",
+    "fluid.elastic.Group",
+    "fluid.elastic.SyncBatchNorm",
+    "fluid.elastic.as_tune_trainable",
+    "fluid.elastic.trainable.ElasticTrainable",
+    "fluid.integrations.ray_tune.FluidScheduler",
+    "fluid.planners.fifo.Fifo",
+    "fluid.planners.portfolio.Portfolio",
+    "fluid.planning.instance.Instance",
+    "fluid.planning.profile.Profile",
+    "fluid.static_fluid.StaticFluid",
+}
+#: Packages that a name's module needs, by the start of its name.
+NEEDS = {
+    "fluid.backends.ray": "ray",
+    "fluid.elastic": "torch",
+    "fluid.integrations.hpbandster": "ConfigSpace",
+    "fluid.integrations.optuna": "optuna",
+    "fluid.integrations.ray_tune": "ray",
+}
+
+
+def listed_in_docs() -> list[str]:
+    return re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def listed_in_packages() -> Iterator[str]:
+    for folder, package in (("fluid", "fluid"), ("integrations", "fluid.integrations")):
+        for path in sorted((ROOT / folder).rglob("__init__.py")):
+            if "integrations" in path.relative_to(ROOT / folder).parts:
+                continue  # A link to integrations/, which has its own turn.
+            inner = ".".join((package, *path.relative_to(ROOT / folder).parent.parts))
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+                    yield from (f"{inner}.{name}" for name in ast.literal_eval(node.value) if name != "__version__")
+
+
+def _without_twins(names: list[str]) -> list[str]:
+    """Leaves out names of packages that the docs list by the module that defines them."""
+    found: dict[tuple[str, str], str] = {}
+    for name in names:
+        found.setdefault((name.split(".")[-1], _shared_part(name)), name)
+    return sorted(found.values())
+
+
+def _shared_part(name: str) -> str:
+    return ".".join(name.split(".")[:3]) if name.startswith("fluid.integrations.") else "fluid"
+
+
+PUBLIC = _without_twins([*listed_in_docs(), *listed_in_packages()])
+
+
+def examples_of(name: str, what: Any) -> list[doctest.DocTest]:
+    found = doctest.DocTestFinder(recurse=False).find(what, name, globs={"__name__": "__main__"})
+    return [test for test in found if test.examples]
+
+
+def look_up(name: str) -> Any:
+    for start, package in NEEDS.items():
+        if name.startswith(start):
+            pytest.importorskip(package)
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLUID_RUNS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    # Lanes need not load what other tests have imported here, such as PyTorch.
+    monkeypatch.setattr("fluid.backends.local.backend._LIKELY", ())
+    tests = examples_of(name, look_up(name))
+    assert bool(tests) != (name in NO_EXAMPLE), "it has an example, or stands in NO_EXAMPLE"
+    for test in tests:
+        printed: list[str] = []
+        failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=printed.append)
+        assert not failed, "".join(printed)
+
+
+def test_the_list_names_public_names_only() -> None:
+    assert set(PUBLIC) >= NO_EXAMPLE
+
+
+def test_an_example_that_fails_is_found() -> None:
+    def wrong() -> None:
+        """Says one thing.
+
+        Example:
+            >>> 1 + 1
+            3
+        """
+
+    (test,) = examples_of("wrong", wrong)
+    assert doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None).failed == 1
+    assert not examples_of("none", lambda: None)
