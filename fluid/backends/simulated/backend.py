@@ -61,6 +61,8 @@ class SimulatedBackend:
         resizes: resizes so far.
 
     Example:
+        >>> from fluid import Device
+        >>> from fluid.backends.simulated import SimulatedBackend, Truth
         >>> from fluid.engine.commands import StartLane, StartTrial
         >>> backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
         >>> backend.execute([StartLane(lane_id=0, device_id=0), StartTrial("a", (0,), iterations=1)])
