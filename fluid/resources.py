@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +15,13 @@ DeviceKind = Literal["gpu", "cpu"]
 DEFAULT_MEMORY_WATERMARK = 0.9
 #: A request for more devices than this is refused as a typing error.
 MOST_DEVICES = 1_000_000
+
+
+def available_cores() -> list[int]:
+    """Returns the CPU cores that this process may use: in a container, often fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fluid.backends.lanes.forkserver import ForkServer
-from fluid.backends.lanes.wire import Wire
+from fluid.backends.lanes.forkserver import ForkServerProcess
+from fluid.backends.lanes.framed_socket import FramedSocket
 from fluid.lane.messages import LaneOptions, ResidentFailed, ResidentIterated, ShipTrainable, StartResident
 from fluid.trainables.pickling import dump_config, dump_trainable
 
@@ -54,7 +54,7 @@ class Lane:
     """The driver's end of a lane."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.wire = Wire(sock)
+        self.wire = FramedSocket(sock)
         self.messages: list[Any] = []
         self._trainables: list[Any] = []
 
@@ -177,12 +177,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[Callable[..., ForkServer]]:
+def make_server(tmp_path: Path) -> Iterator[Callable[..., ForkServerProcess]]:
     """Starts fork servers."""
-    made: list[ForkServer] = []
+    made: list[ForkServerProcess] = []
 
-    def make(**options: Any) -> ForkServer:
-        made.append(ForkServer(str(tmp_path), **options))
+    def make(**options: Any) -> ForkServerProcess:
+        made.append(ForkServerProcess(str(tmp_path), **options))
         return made[-1]
 
     yield make
@@ -195,7 +195,7 @@ def fork(tmp_path: Path) -> Iterator[Callable[..., Lane]]:
     """Forks lanes."""
     lanes: list[Lane] = []
 
-    def make(server: ForkServer, lane_id: int, **options: Any) -> Lane:
+    def make(server: ForkServerProcess, lane_id: int, **options: Any) -> Lane:
         lanes.append(Lane(server.fork(LaneOptions(lane_id, run_folder=str(tmp_path), **options))))
         return lanes[-1]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.lanes.forkserver import ForkServer
+from fluid.backends.lanes.forkserver import ForkServerProcess
 from fluid.backends.local.backend import LocalBackend
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, executor_in_force, submit_trialgroup
@@ -446,8 +446,10 @@ def test_what_a_backend_was_told_cannot_be_told_again(tmp_path: Path) -> None:
 def options_of_a_lane(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) -> LaneOptions:
     """What the next lane is told when it is forked."""
     told: list[LaneOptions] = []
-    fork = ForkServer.fork
-    monkeypatch.setattr(ForkServer, "fork", lambda server, options: (told.append(options), fork(server, options))[1])
+    fork = ForkServerProcess.fork
+    monkeypatch.setattr(
+        ForkServerProcess, "fork", lambda server, options: (told.append(options), fork(server, options))[1]
+    )
     executor.add_device(Device(5, kind="cpu"))
     return told[0]
 

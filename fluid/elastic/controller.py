@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fluid.elastic.messages import (
+    LOOPBACK,
     Abort,
     Broken,
     CheckpointWritten,
@@ -34,8 +35,6 @@ from fluid.elastic.messages import (
     RunMember,
 )
 from fluid.errors import FluidError, InvalidFieldError, require_integer
-
-_LOOPBACK = "127.0.0.1"
 
 
 class Send(NamedTuple):
@@ -119,7 +118,7 @@ class _Member:
     """
 
     iteration: int | None = None
-    address: str = _LOOPBACK
+    address: str = LOOPBACK
     metrics: Any = None
     has_state: bool = False
     broken_generation: int = 0
@@ -335,7 +334,7 @@ class ElasticController:
         if len(order) == 1:
             return self._meet("")
         addresses = {self._members[member].address for member in order}
-        address = _LOOPBACK if len(addresses) == 1 else self._members[order[0]].address
+        address = LOOPBACK if len(addresses) == 1 else self._members[order[0]].address
         self.phase = Phase.RENDEZVOUS
         return [Send(order[0], OpenRendezvous(self.generation, address, len(order)))]
 

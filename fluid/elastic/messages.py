@@ -14,6 +14,8 @@ from fluid.errors import MissingDependencyError, require_one_of
 #: What the members of a trial can talk through, to choose from.
 PROCESS_GROUPS = ("torch", "horovod")
 DEFAULT_PROCESS_GROUP = "torch"
+#: Address by which processes of one machine reach each other, and no others can.
+LOOPBACK = "127.0.0.1"
 HOROVOD_INSTALL = 'pip install "$(python scripts/build_horovod.py)"'
 
 

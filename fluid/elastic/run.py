@@ -27,6 +27,7 @@ from fluid.elastic.controller import (
 )
 from fluid.elastic.messages import CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
 from fluid.errors import FluidError, require_integer
+from fluid.resources import available_cores
 from fluid.trainables.pickling import Packed, dump_config, dump_trainable
 
 #: How long processes that were told to end may take for it, seconds.
@@ -231,10 +232,10 @@ class ElasticRun:
         else:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             used = [self._cores[other] for other in self._processes]
-            core = min(sorted(os.sched_getaffinity(0)), key=used.count)
+            core = min(available_cores(), key=used.count)
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
-        threads = "1" if core >= 0 else str(max(1, (os.cpu_count() or 1) // max(1, len(self._gpus))))
+        threads = "1" if core >= 0 else str(max(1, len(available_cores()) // max(1, len(self._gpus))))
         arguments = [str(theirs.fileno()), self._backend, threads, str(core)]
         command = [sys.executable, "-m", "fluid.elastic.worker", *arguments]
         self._cores[member] = core

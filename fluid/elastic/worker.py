@@ -26,6 +26,7 @@ from fluid.elastic.make_group import make_group
 from fluid.elastic.member import ElasticMember
 from fluid.elastic.member_protocol import MemberProtocol
 from fluid.elastic.messages import (
+    LOOPBACK,
     Abort,
     CheckpointWritten,
     EndWorker,
@@ -39,8 +40,6 @@ from fluid.elastic.messages import (
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.elastic.tune import require_elastic_class
 from fluid.errors import FluidError
-
-_LOOPBACK = "127.0.0.1"
 
 
 class Worker:
@@ -124,7 +123,7 @@ class Worker:
             trainable.load_checkpoint(message.checkpoint)
         group = make_group(self._backend, trainable.device)
         self._protocol = MemberProtocol(ElasticMember(trainable, group), self._send, self._clock)
-        self._send(Prepared(trainable.iteration, _LOOPBACK, self._clock.now() - begun))
+        self._send(Prepared(trainable.iteration, LOOPBACK, self._clock.now() - begun))
 
 
 def main(arguments: list[str]) -> None:

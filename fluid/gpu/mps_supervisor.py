@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import weakref
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import fluid._version
 from fluid.gpu.mps_supervisor_main import ORDERS_VARIABLE
+from fluid.processes.children import describe_exit
 
 _PROGRAM = "fluid.gpu.mps_supervisor_main"
 #: Seconds the supervisor has beyond what the daemon has to quit, and to kill what is left.
@@ -82,7 +82,7 @@ class SupervisorProcess:
             if "refused" in news:
                 self.gone = str(news["refused"])
             elif "exited" in news:
-                self.gone = f"the MPS control daemon {_describe(news['exited'])}"
+                self.gone = f"the MPS control daemon {describe_exit(news['exited'])}"
         if not data:
             self.pid, self.gone = None, "the process that kept the MPS control daemon has died"
 
@@ -106,12 +106,3 @@ def _end_process(process: subprocess.Popen[bytes], owner: int, timeout: float) -
     finally:  # Also when interrupted.
         process.kill()  # If it still runs. The daemon dies with it.
         process.wait()
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"ended with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"

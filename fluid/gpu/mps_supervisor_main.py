@@ -11,7 +11,6 @@ It reads lines from stdin: ``quit``, or the end, says that the daemon is to be e
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import selectors
@@ -23,14 +22,10 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from fluid._clock import MonotonicClock
+from fluid.processes.children import adopt_orphans, die_with_parent, kill_children, open_process, set_process_name
 
 #: Holds the orders; not an argument, which would clutter every list of processes.
 ORDERS_VARIABLE = "FLUID_MPS_KEEPER"
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
-#: Seconds to wait for killed processes to vanish.
-_KILL_WAIT_S = 2.0
 #: Seconds beyond what the daemon was given to quit, before it is killed.
 _QUIT_SLACK_S = 1.0
 
@@ -50,7 +45,6 @@ class Supervisor:
         self._output = str(orders["output"])
         self._delete: list[str] = orders["delete"]
         self._clock = MonotonicClock()
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._daemon: int | None = None
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -65,12 +59,13 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         # Servers whose daemon has died come here, and can be killed.
-        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._libc.prctl(_PR_SET_NAME, b"fluid-mps", 0, 0, 0)
+        adopt_orphans()
+        set_process_name("fluid-mps")
         self._selector.register(0, selectors.EVENT_READ)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
-        with suppress(OSError, AttributeError):  # An old kernel; the end of stdin then has to do.
-            self._selector.register(os.pidfd_open(self._driver), selectors.EVENT_READ)
+        driver = open_process(self._driver)
+        if driver is not None:  # On an old kernel the end of stdin has to do.
+            self._selector.register(driver, selectors.EVENT_READ)
         if os.getppid() != self._driver:
             self.end()  # It died before it could be watched.
         self._start()
@@ -90,7 +85,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._daemon is not None:
             self._ask_to_quit()
-        self._kill_children()
+        kill_children()
         # Of a driver that dies the connection may end first, and only then does this process get another parent.
         if os.getppid() != self._driver:
             for folder in self._delete:
@@ -102,9 +97,7 @@ class Supervisor:
 
         def prepare() -> None:
             # Should even this process be killed. The daemon might take its time over anything milder.
-            self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != supervisor:
-                os._exit(1)
+            die_with_parent(supervisor)
 
         try:
             with open(self._output, "ab") as output:
@@ -134,7 +127,7 @@ class Supervisor:
                     return
                 if pid == self._daemon:
                     self._daemon = None
-                    self._kill_children()  # Its servers are of no use without it.
+                    kill_children()  # Its servers are of no use without it.
                     self._tell(exited=os.waitstatus_to_exitcode(status))
 
     def _ask_to_quit(self) -> None:
@@ -154,32 +147,14 @@ class Supervisor:
 
     def _await_daemon(self, deadline: float) -> None:
         assert self._daemon is not None
-        try:
-            descriptor = os.pidfd_open(self._daemon)
-        except (OSError, AttributeError):
+        descriptor = open_process(self._daemon)
+        if descriptor is None:
             return
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
             while (left := deadline - self._clock.now()) > 0.0 and not selector.select(left):
                 pass
         os.close(descriptor)
-
-    def _kill_children(self) -> None:
-        deadline = self._clock.now() + _KILL_WAIT_S
-        while (children := _children()) and self._clock.now() < deadline:
-            for process in children:
-                with suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
-            with suppress(ChildProcessError):  # Those may have children of their own, which come here then.
-                os.waitpid(-1, 0)
-
-
-def _children() -> list[int]:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return [int(process) for process in file.read().split()]
-    except OSError:
-        return []
 
 
 def main() -> NoReturn:

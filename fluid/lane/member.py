@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fluid._clock import Clock
-from fluid.elastic.messages import MemberIterated, Prepared
+from fluid.elastic.messages import LOOPBACK, MemberIterated, Prepared
 from fluid.lane.messages import FromMember, Membership
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
 
-_LOOPBACK = "127.0.0.1"
 #: An address that no machine has (RFC 5737); the route towards it shows this machine's own address.
 _UNASSIGNED = ("192.0.2.1", 9)
 
@@ -114,4 +113,4 @@ def own_address(host: str) -> str:
     try:
         return own_address_towards(*_UNASSIGNED)
     except OSError:
-        return _LOOPBACK  # Without a network there are no other machines.
+        return LOOPBACK  # Without a network there are no other machines.

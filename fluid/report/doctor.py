@@ -21,6 +21,7 @@ from fluid.display.format import count
 from fluid.gpu.mps_control import find_program
 from fluid.gpu.mps_support import why_not_here
 from fluid.gpu.nvml import GpuState, describe_gpus, driver_version, why_no_gpus
+from fluid.resources import available_cores
 
 #: Versions of Ray that are tested, both included.
 RAY_RANGE = ((2, 9), (2, 60))
@@ -109,7 +110,7 @@ def examine() -> Machine:
         fluid=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()}",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=len(available_cores()),
         machine_cores=os.cpu_count() or 1,
         cpu_quota=read_cpu_quota(_CGROUP),
         memory=_physical_memory(),

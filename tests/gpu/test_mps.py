@@ -122,7 +122,7 @@ def failure(start: Callable[..., MpsDaemon], *devices: str, **options: Any) -> s
 def test_a_daemon_that_refuses_says_why(start: Callable[..., MpsDaemon], fake: Fake) -> None:
     fake.tell("refuses")
     said = failure(start)
-    assert "the MPS control daemon ended with status 1" in said
+    assert "the MPS control daemon exited with status 1" in said
     assert "operation not permitted" in said, "its log tells"
 
 
@@ -278,7 +278,7 @@ def test_a_daemon_that_does_not_answer_any_more(start: Callable[..., MpsDaemon],
 def test_a_restart_that_fails_closes_it(start: Callable[..., MpsDaemon], fake: Fake) -> None:
     daemon = start()
     fake.tell("refuses")
-    with pytest.raises(MpsError, match="ended with status 1"):
+    with pytest.raises(MpsError, match="exited with status 1"):
         daemon.restart()
     assert daemon.problem() == "the MPS daemon was closed"
     assert not os.path.exists(daemon.pipe_folder)
@@ -457,7 +457,7 @@ def test_time_slices_where_it_cannot_be_started(fake: Fake, caplog: pytest.LogCa
     fake.tell("refuses")
     daemon, why = start_or_explain([GPU])
     assert daemon is None
-    assert why.startswith("trials share GPUs by time slices, without MPS: the MPS control daemon ended with status 1")
+    assert why.startswith("trials share GPUs by time slices, without MPS: the MPS control daemon exited with status 1")
     assert why in caplog.text
 
 

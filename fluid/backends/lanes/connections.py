@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from fluid.backends.base import LaneConnected, Launcher
-from fluid.backends.lanes.wire import Wire
+from fluid.backends.lanes.framed_socket import FramedSocket
 
 #: Stands for the launcher among the numbers of the lanes.
 _LAUNCHER = "launcher"
@@ -100,8 +100,8 @@ class LaneConnection:
     """A lane as the driver sees it.
 
     Attributes:
-        wire: its connection, once it has one.
-        outbox: messages not yet given to the wire.
+        socket: its connection, once it has one.
+        outbox: messages not yet given to the socket.
         known: keys of the trainables it has been sent.
         offset: seconds by which its clock is behind the driver's.
         leaving: it was told to end, and is not missed.
@@ -109,7 +109,7 @@ class LaneConnection:
     """
 
     lane_id: int
-    wire: Wire | None = None
+    socket: FramedSocket | None = None
     host: str = "localhost"
     outbox: list[Any] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
@@ -173,17 +173,17 @@ class LaneConnections:
         if connection is None:
             connected.socket.close()
             return
-        connection.wire = Wire(connected.socket)
+        connection.socket = FramedSocket(connected.socket)
         connection.host = connected.host
-        self._selector.watch(connection.lane_id, connection.wire)
+        self._selector.watch(connection.lane_id, connection.socket)
         self._dirty[connection.lane_id] = connection
 
     def disconnect(self, connection: LaneConnection) -> None:
         """Closes a connection, if there is one; the lane stays."""
         self._selector.drop(connection.lane_id)
-        if connection.wire is not None:
-            connection.wire.close()
-            connection.wire = None
+        if connection.socket is not None:
+            connection.socket.close()
+            connection.socket = None
 
     def remove(self, connection: LaneConnection) -> None:
         """Notes that a lane is gone."""
@@ -209,10 +209,10 @@ class LaneConnections:
     def flush(self) -> None:
         """Sends what waits in the outboxes of lanes that have connected."""
         for connection in self._dirty.values():
-            if connection.wire is not None and connection.outbox:
+            if connection.socket is not None and connection.outbox:
                 batch, connection.outbox = connection.outbox, []
-                connection.wire.send(batch)
-                self._selector.watch(connection.lane_id, connection.wire)
+                connection.socket.send(batch)
+                self._selector.watch(connection.lane_id, connection.socket)
         self._dirty = {lane_id: connection for lane_id, connection in self._dirty.items() if connection.outbox}
 
     def wait(self, seconds: float | None) -> Waited:
@@ -223,10 +223,10 @@ class LaneConnections:
         for key, can_read, can_write in ready:
             if key is _LAUNCHER:
                 news = True
-            elif (connection := self._connections.get(key)) is not None and connection.wire is not None:
+            elif (connection := self._connections.get(key)) is not None and connection.socket is not None:
                 if can_write:
-                    connection.wire.flush()
-                    self._selector.watch(key, connection.wire)
+                    connection.socket.flush()
+                    self._selector.watch(key, connection.socket)
                 if can_read:
                     readable.append(connection)
         return Waited(news, readable, woken)
@@ -238,7 +238,7 @@ class LaneConnections:
     def close(self) -> None:
         """Lets go of every descriptor."""
         for connection in self._connections.values():
-            if connection.wire is not None:
-                connection.wire.close()
+            if connection.socket is not None:
+                connection.socket.close()
         self._connections.clear()
         self._selector.close()

@@ -103,16 +103,15 @@ class ElasticTrial:
         return self._outbox.take()
 
     def follow(self, event: IterationDone | TrialPaused | TrialFailed) -> list[PoolAction]:
-        """Looks at what a lane reports of the trial as of a trial in one lane; the engine sees that, too."""
+        """Looks at what a lane reports of the trial as of one that it trains by itself; the engine sees that, too."""
         if isinstance(event, TrialFailed):
             self._failed(event)
-        elif event.lane_id == self._alone:
-            if isinstance(event, IterationDone):
-                self.left = 0 if event.finished else max(0, self.left - 1)
-                self._advance()
-            elif isinstance(self._pending, Pause):
-                self._pending, self._since, self.left = None, event.at, 0
-                self._catch_up()
+        elif event.lane_id == self._alone and isinstance(event, IterationDone):
+            self.left = 0 if event.finished else max(0, self.left - 1)
+            self._advance()
+        elif event.lane_id == self._alone and isinstance(self._pending, Pause):
+            self._pending, self._since, self.left = None, event.at, 0
+            self._catch_up()
         return self._outbox.take()
 
     def lane_lost(self, lane_id: int) -> list[PoolAction]:
@@ -215,14 +214,11 @@ class ElasticTrial:
             else:
                 self._execute(command)
 
-    # -- failures --------------------------------------------------------------------------------------------
-
     def _failed(self, event: TrialFailed) -> None:
         lane_id = event.lane_id
         newcomer = lane_id not in self._lanes and (self._pending is None or isinstance(self._pending, Pause))
-        self._act(
-            self._controller.receive(lane_id, MemberRaised(event.failure.message, event.failure.traceback)), event.at
-        )
+        raised = MemberRaised(event.failure.message, event.failure.traceback)
+        self._act(self._controller.receive(lane_id, raised), event.at)
         if newcomer:
             self._advance()  # It has not been resized yet: the engine will leave it where it is.
         else:
@@ -277,7 +273,7 @@ class ElasticTrial:
         if all(controller.is_ready(lane_id) for lane_id in (*pending.lane_ids, *staying)):
             self._form(pending.lane_ids)
 
-    def _halt_when_settled(self, _: Pause) -> None:
+    def _halt_when_ready(self, _: Pause) -> None:
         if self._newcomers_are_ready():
             self._halt()
 
@@ -289,9 +285,8 @@ class ElasticTrial:
                 self._outbox.to_lane(self._alone, m.PauseResident(self.trial_id, may_move=not pending.then))
             return
         self._pending, self.left, self._since = None, 0, self._clock.now()
-        self._outbox.report(
-            TrialPaused(self._since, self.trial_id, self._lanes[0], iteration=self._controller.iteration)
-        )
+        iteration = self._controller.iteration
+        self._outbox.report(TrialPaused(self._since, self.trial_id, self._lanes[0], iteration=iteration))
         self._catch_up()
 
     def _newcomers_are_ready(self) -> bool:
@@ -355,10 +350,8 @@ class ElasticTrial:
         self._attempts = 0
         if isinstance(pending, StartTrial):
             self.left = pending.iterations
-            seconds = now - self._since
-            self._outbox.report(
-                TrialStarted(now, self.trial_id, self._lanes[0], iteration=formed.iteration, seconds=seconds)
-            )
+            iteration, seconds = formed.iteration, now - self._since
+            self._outbox.report(TrialStarted(now, self.trial_id, self._lanes[0], iteration=iteration, seconds=seconds))
         elif isinstance(pending, Resize):
             self._lanes, self.left, self._lost_a_lane = pending.lane_ids, pending.iterations, False
             if pending.done is not None:
@@ -396,7 +389,7 @@ _STEPS: dict[tuple[type, Phase], Callable[[ElasticTrial, Any], None]] = {
     (StartTrial, Phase.IDLE): ElasticTrial._form_when_ready,
     (StartTrial, Phase.BROKEN): ElasticTrial._form_when_ready,
     (Pause, Phase.IDLE): ElasticTrial._report_pause,
-    (Pause, Phase.RUNNING): ElasticTrial._halt_when_settled,
+    (Pause, Phase.RUNNING): ElasticTrial._halt_when_ready,
     (Pause, Phase.BROKEN): ElasticTrial._mend,
     (Resize, Phase.IDLE): ElasticTrial._resize_when_ready,
     (Resize, Phase.BROKEN): ElasticTrial._resize_when_ready,

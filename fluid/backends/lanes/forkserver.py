@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
@@ -17,8 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fluid._version
+from fluid.backends.lanes.forkserver_state import PROGRAM, STATE_VARIABLE, ForkServerState
+from fluid.backends.lanes.framed_socket import limit_lane_buffer
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
+from fluid.processes.children import describe_exit
 
 _log = logging.getLogger(__name__)
 
@@ -31,12 +33,7 @@ _ENVIRONMENT = {
     # Makes torch.cuda.is_available() ask NVML, not CUDA, which must not be initialised before a fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-_PROGRAM = "fluid.backends.lanes.forkserver_main"
-#: Holds the server's state; not an argument, which would clutter every list of processes.
-STATE_VARIABLE = "FLUID_FORK_SERVER"
 _LARGEST_ANSWER = 1 << 20
-#: Bytes a lane may be ahead of the driver. Little, so that answers are not stuck behind thousands of reports.
-_LANE_BUFFER = 1 << 14
 #: Seconds the server has to kill everything below it, before it is killed itself.
 _END_S = 5.0
 
@@ -48,7 +45,7 @@ class Exited(NamedTuple):
     reason: str
 
 
-class ForkServer:
+class ForkServerProcess:
     """Forks lanes from a process that has loaded what they need. Started at once, and again should it die.
 
     Args:
@@ -108,7 +105,7 @@ class ForkServer:
             if self._control is None:
                 self._start()
             ours, theirs = socket.socketpair()
-            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LANE_BUFFER)
+            limit_lane_buffer(theirs)
             self._lanes.add(options.lane_id)
             self._request("fork", tuple(options), theirs)
             return ours
@@ -167,18 +164,18 @@ class ForkServer:
             raise FluidError("sys.executable is empty: there is no Python to start lanes with")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, open(os.path.join(self._log_folder, "forkserver.log"), "ab") as log:
-            state = {
-                "control": theirs.fileno(),
-                "driver": os.getpid(),
-                "python_path": os.environ.get("PYTHONPATH"),
-                "sys_path": sys.path,
-                "run_folder": self._run_folder,
-                "memory_folder": self._memory_folder,
-                "temporary": self._temporary,
-            }
+            state = ForkServerState(
+                control=theirs.fileno(),
+                driver=os.getpid(),
+                python_path=os.environ.get("PYTHONPATH"),
+                sys_path=sys.path,
+                run_folder=self._run_folder,
+                memory_folder=self._memory_folder,
+                temporary=self._temporary,
+            )
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM],
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path(), STATE_VARIABLE: json.dumps(state)},
+                [sys.executable, "-m", PROGRAM],
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path(), STATE_VARIABLE: state.to_json()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -232,7 +229,7 @@ class ForkServer:
                 process.wait(_END_S)
             process.kill()
             process.wait()
-            reason += f", which ended with status {process.returncode}; see {self._log_folder}/forkserver.log"
+            reason += f", which {describe_exit(process.returncode)}; see {self._log_folder}/forkserver.log"
         ended = [Exited(lane_id, reason) for lane_id in sorted(self._lanes)]
         self._lanes.clear()
         return ended

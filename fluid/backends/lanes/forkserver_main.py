@@ -10,11 +10,9 @@ it kills. It ends, and everything below it, as soon as the driver is gone.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import io
-import json
 import os
 import pickle
 import select
@@ -32,67 +30,35 @@ from typing import Any, NoReturn
 
 from fluid._clock import MonotonicClock
 from fluid.backends.lanes import host_memory
+from fluid.backends.lanes.forkserver_state import PROGRAM, STATE_VARIABLE, ForkServerState
 from fluid.lane import serve as lane
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
+from fluid.processes.children import (
+    adopt_orphans,
+    children,
+    describe_exit,
+    die_with_parent,
+    kill,
+    kill_children,
+    open_process,
+    set_process_name,
+)
 
-#: As in fluid.backends.lanes.forkserver, which a lane has no use for.
-STATE_VARIABLE = "FLUID_FORK_SERVER"
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 #: Seconds that processes left behind by a lane have to end by themselves.
 _ORPHAN_GRACE_S = 0.5
 #: Seconds between two looks for the driver while a module is loaded.
 _DRIVER_CHECK_S = 1.0
-#: Seconds to wait for killed processes to vanish.
-_KILL_WAIT_S = 2.0
 _LARGEST_REQUEST = 1 << 20
-
-
-class State:
-    """What survives an ``exec``.
-
-    Attributes:
-        control: descriptor of the socket to the driver.
-        driver: the driver's process.
-        python_path: the driver's ``PYTHONPATH``; the server's own may differ.
-        sys_path: the driver's ``sys.path``.
-        loaded: modules to load.
-        refused: modules not to load, with the reason.
-        run_folder: folder of the run.
-        memory_folder: folder of the checkpoints in host memory; empty if there is none.
-        temporary: whether nobody needs either after the driver's death.
-        lanes: the lanes there are, by process.
-        waiting: lanes to fork: their options, pickled, and the descriptor of their end of the connection.
-    """
-
-    def __init__(self, text: str) -> None:
-        fields: dict[str, Any] = json.loads(text)
-        self.control = int(fields["control"])
-        self.driver = int(fields["driver"])
-        self.python_path: str | None = fields["python_path"]
-        self.sys_path: list[str] = fields["sys_path"]
-        self.run_folder = str(fields["run_folder"])
-        self.memory_folder = str(fields["memory_folder"])
-        self.temporary = bool(fields["temporary"])
-        self.loaded: list[str] = fields.get("loaded", [])
-        self.refused: dict[str, str] = fields.get("refused", {})
-        self.lanes = {int(process): int(lane_id) for process, lane_id in fields.get("lanes", {}).items()}
-        self.waiting: list[tuple[str, int]] = [(options, fd) for options, fd in fields.get("waiting", [])]
-
-    def dump(self) -> str:
-        return json.dumps(vars(self))
 
 
 class ForkServer:
     """The server's main loop, :meth:`run`, and its :meth:`end`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ForkServerState) -> None:
         self._state = state
         self._pid = os.getpid()
         self._clock = MonotonicClock()
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._control = socket.socket(fileno=state.control)
         self._control.setblocking(True)
         self._asked = select.poll()
@@ -114,8 +80,8 @@ class ForkServer:
         signal.signal(signal.SIGTERM, lambda *_: self.end(closing=True))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
-        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._libc.prctl(_PR_SET_NAME, b"fluid-forks", 0, 0, 0)
+        adopt_orphans()
+        set_process_name("fluid-forks")
         if os.getppid() != self._state.driver:
             self.end()  # It died before it could be watched.
         self._load(list(self._state.loaded))
@@ -199,8 +165,8 @@ class ForkServer:
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in self._state.sys_path if path)
         sys.stdout.flush()
         sys.stderr.flush()
-        os.environ[STATE_VARIABLE] = self._state.dump()
-        os.execv(sys.executable, [sys.executable, "-m", "fluid.backends.lanes.forkserver_main"])
+        os.environ[STATE_VARIABLE] = self._state.to_json()
+        os.execv(sys.executable, [sys.executable, "-m", PROGRAM])
 
     # -- lanes -----------------------------------------------------------------------------------------------
 
@@ -232,10 +198,8 @@ class ForkServer:
         # A group of its own, so that what the lane starts can be killed with it, and no Ctrl-C reaches it.
         with suppress(OSError):
             os.setpgid(0, 0)
-        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        self._libc.prctl(_PR_SET_NAME, f"fluid-lane-{options.lane_id}".encode()[:15], 0, 0, 0)
-        if os.getppid() != self._pid:
-            os._exit(1)  # The server died before its death could be told.
+        die_with_parent(self._pid)
+        set_process_name(f"fluid-lane-{options.lane_id}")
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -262,12 +226,10 @@ class ForkServer:
             _, status = os.waitpid(found, 0)
             lane_id = self._state.lanes.pop(found, None)
             if lane_id is not None:
-                self._tell("exited", lane_id, _describe(os.waitstatus_to_exitcode(status)))
+                self._tell("exited", lane_id, describe_exit(os.waitstatus_to_exitcode(status)))
         if self._orphans_at is not None and self._clock.now() >= self._orphans_at:
-            orphans = [process for process in _children() if process not in self._state.lanes]
-            for process in orphans:
-                with suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
+            orphans = [process for process in children() if process not in self._state.lanes]
+            kill(orphans)
             # Those may have children of their own, which come here when they die.
             self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S if orphans else None
 
@@ -285,11 +247,8 @@ class ForkServer:
 
     def _watch_driver(self) -> int:
         """Watches for the driver's death; the socket tells too, unless some other process holds a copy of it."""
-        if not hasattr(os, "pidfd_open"):
-            return -1
-        try:
-            descriptor = os.pidfd_open(self._state.driver)
-        except OSError:
+        descriptor = open_process(self._state.driver)
+        if descriptor is None:
             return -1
         self._selector.register(descriptor, selectors.EVENT_READ)
         return descriptor
@@ -329,17 +288,7 @@ class ForkServer:
         for process in self._state.lanes:
             with suppress(OSError):
                 os.killpg(process, signal.SIGKILL)
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-        deadline = self._clock.now() + _KILL_WAIT_S
-        while self._clock.now() < deadline:
-            for process in _children():
-                with suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                break
+        kill_children(self._state.lanes)
         # Of a driver that dies the connection ends first, and only then does this process get another parent.
         if not closing or os.getppid() != self._state.driver:
             persist_checkpoints(self._state.memory_folder, self._state.run_folder, temporary=self._state.temporary)
@@ -347,23 +296,6 @@ class ForkServer:
 
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
-def _children() -> list[int]:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return [int(process) for process in file.read().split()]
-    except OSError:
-        return []
 
 
 @contextmanager
@@ -397,7 +329,7 @@ def _names(folder: str) -> list[str]:
 
 def main() -> NoReturn:
     """Runs the server."""
-    state = State(os.environ.pop(STATE_VARIABLE))
+    state = ForkServerState.from_json(os.environ.pop(STATE_VARIABLE))
     sys.argv[:] = [""]
     sys.path[:] = state.sys_path
     os.environ.pop("PYTHONPATH", None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import stat
 import threading
 from contextlib import suppress
@@ -23,6 +24,8 @@ RAM_DISK = "/dev/shm"
 _PREFIX = "fluid-"
 #: Locked by all who use the folder; holds what is needed to clear it away.
 _LOCK = ".session"
+#: Share of what is free on the RAM disk that checkpoints may take, all lanes of a machine together.
+MEMORY_SHARE = 0.5
 #: Seconds between two looks whether others have left.
 _LOOK_S = 0.01
 
@@ -54,6 +57,16 @@ def enter(folder: str, run_folder: str, *, temporary: bool) -> int:
     if os.fstat(lock).st_size == 0:
         os.pwrite(lock, json.dumps({"run_folder": run_folder, "temporary": temporary}).encode(), 0)
     return lock
+
+
+def free_bytes(folder: str) -> int:
+    """Returns what is free where a folder is; 0 for an empty name, which stands for no folder."""
+    return shutil.disk_usage(folder).free if folder else 0
+
+
+def checkpoint_bytes(folder: str) -> float:
+    """Returns how much checkpoints may take in a session's folder, all lanes of the machine together."""
+    return free_bytes(folder) * MEMORY_SHARE
 
 
 def is_last(lock: int, patience: float = 0.0) -> bool:

@@ -236,26 +236,26 @@ class LanePool:
                 self._lanes.connect(news)
 
     def _receive(self, lane: LaneConnection) -> None:
-        wire = lane.wire
-        if wire is None or lane.lane_id not in self._lanes:
+        sock = lane.socket
+        if sock is None or lane.lane_id not in self._lanes:
             return
         try:
-            messages = wire.receive()
+            messages = sock.receive()
         except Exception as error:  # Not in our format: whatever wrote this is not to be trusted any further.
-            wire.close()
+            sock.close()
             self._launcher.kill(lane.lane_id)
             self._lost(lane, f"sent what cannot be read: {error}")
             return
         for message in messages:
             self._take_in(lane, message)
-        if wire.ended and lane.wire is not None:
+        if sock.ended and lane.socket is not None:
             # The launcher knows what became of it, and will tell soon.
             self._lanes.disconnect(lane)
             lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
 
     def _drain(self, lane: LaneConnection) -> None:
         """Reads all that a lane wrote before it died: results it had finished count."""
-        while lane.wire is not None and lane.lane_id in self._lanes:
+        while lane.socket is not None and lane.lane_id in self._lanes:
             before = len(self._events)
             self._receive(lane)
             if len(self._events) == before:

@@ -84,13 +84,9 @@ class Home:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return os.path.join(folder, f"lane-{lane_id}")
 
-    def free_bytes(self) -> int:
-        """What is free in host memory."""
-        return shutil.disk_usage(self.memory_folder).free if self.memory_folder else 0
-
     def place_for(self, trial_id: str, name: str, size: int) -> str:
         """Where to put a checkpoint of so many bytes that comes from another machine."""
-        if self.free_bytes() > 4 * size:
+        if host_memory.free_bytes(self.memory_folder) > 4 * size:
             return os.path.join(self.memory_folder, folder_name(trial_id), name)
         return os.path.join(_on_disk(self.run_folder, folder_name(trial_id)), name)
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
+from fluid.backends.lanes import host_memory
 from fluid.backends.ray.cluster import PIN_SHARE
 from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
 from fluid.backends.ray.lane_listener import Address, connect, is_reachable
@@ -26,8 +27,6 @@ from fluid.lane.serve import serve
 with try_import("Ray", extra="ray"):
     import ray
 
-#: Share of the free host memory that checkpoints may take, all lanes of a machine together.
-_MEMORY_SHARE = 0.5
 #: Seconds for a checkpoint to come from another machine.
 _FETCH_S = 600.0
 #: Seconds in which a driver that is there answers.
@@ -111,7 +110,7 @@ def run_lane(start: LaneStart) -> None:
             host=start.host,
             run_folder=home.run_folder,
             memory_folder=home.memory_folder,
-            memory_bytes=home.free_bytes() * _MEMORY_SHARE * start.share,
+            memory_bytes=host_memory.checkpoint_bytes(home.memory_folder) * start.share,
             note=home.note(lane_id),
         )
         over = threading.Event()

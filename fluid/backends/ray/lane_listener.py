@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
+from fluid.backends.lanes.framed_socket import limit_lane_buffer
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -30,8 +31,6 @@ _HELLO = struct.Struct(f"!qqq{_NONCE_BYTES}s")
 _PATIENCE_S = 10.0
 #: Connections that have not proved themselves; beyond it the oldest is closed.
 _MOST_GUESTS = 256
-#: Bytes a lane may be ahead of the driver. Little, so that answers are not stuck behind thousands of reports.
-_LANE_BUFFER = 1 << 16
 
 Address = tuple[str, int]
 
@@ -185,7 +184,7 @@ def connect(address: Address, key: bytes, number: int) -> socket.socket:
     """
     sock = socket.create_connection(address, timeout=_PATIENCE_S)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LANE_BUFFER)
+        limit_lane_buffer(sock)
         _set_options(sock)
         challenge = _receive(sock, _NONCE_BYTES)
         nonce = secrets.token_bytes(_NONCE_BYTES)

@@ -20,12 +20,12 @@ from fluid.backends.ray.helper import Helper
 from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
 from fluid.backends.ray.lane_listener import AuthenticatedConnection, LaneListener
 from fluid.backends.ray.processes import Processes
+from fluid.elastic.messages import LOOPBACK
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import encode
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device
 
-_LOOPBACK = "127.0.0.1"
 _LENGTH = struct.Struct("!i")
 
 
@@ -198,7 +198,7 @@ class RayLauncher:
         if lane_id is not None:
             self._by_lane[lane_id] = actor
         # On its own machine nothing is open to the network.
-        address = self._doorman.listen(_LOOPBACK if device.host == HERE else self._devices.ip)
+        address = self._doorman.listen(LOOPBACK if device.host == HERE else self._devices.ip)
         start = LaneStart(
             number=actor.number,
             address=address,

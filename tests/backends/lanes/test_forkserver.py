@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.lanes.forkserver import Exited, ForkServer
+from fluid.backends.lanes.forkserver import Exited, ForkServerProcess
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions, LaneWarm, Shutdown
 
@@ -27,7 +27,7 @@ class Exits:
         os._exit(7)
 
 
-def news(server: ForkServer) -> list[Exited]:
+def news(server: ForkServerProcess) -> list[Exited]:
     """Waits for news."""
     found: list[Exited] = []
     poller = select.poll()
@@ -165,7 +165,7 @@ def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes:
     os.kill(server.pid, signal.SIGKILL)
     (lost,) = news(server)
     assert lost.lane_id == 0
-    assert lost.reason.startswith("lost the fork server it came from, which ended with status -9")
+    assert lost.reason.startswith("lost the fork server it came from, which was killed by SIGKILL")
     assert processes.have_ended(within=30.0)
     assert server.fileno() == -1
     assert fork(server, 1).ask(there="'colorsys' in sys.modules") == {"there": True}

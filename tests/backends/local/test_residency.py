@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fluid.backends.lanes import host_memory
-from fluid.backends.local import backend as local
 from fluid.executor import FluidExecutor
 from fluid.resources import Device
 from fluid.session.handle import TrialGroupHandle
@@ -97,7 +96,7 @@ def test_states_stay_while_they_fit_and_come_back_from_host_memory_or_disk(
 ) -> None:
     """198 MiB usable: four states of 40, if the one that runs takes 20 more; not five."""
     # In host memory there is room for two: of the third that leaves the first goes to disk.
-    monkeypatch.setattr(local, "_MEMORY_SHARE", 100 * MIB / _free())
+    monkeypatch.setattr(host_memory, "MEMORY_SHARE", 100 * MIB / _free())
     executor = make()
     handle = run(executor, None, "a")
     for name in "bcdefg":

@@ -1,7 +1,8 @@
 """The driver's end of a connection to a lane: it never blocks.
 
 It speaks the format of ``multiprocessing.connection.Connection``, which the lane uses: a message is preceded by
-its length, four bytes, or four bytes of -1 and eight of length beyond 2 GiB.
+its length, four bytes, or four bytes of -1 and eight of length beyond 2 GiB. That class only blocks, and so few lines
+are not worth a dependency.
 """
 
 from __future__ import annotations
@@ -23,11 +24,22 @@ _CHUNK = 1 << 18
 _MOST_AT_ONCE = 1 << 24
 
 
-class Wire:
+def limit_lane_buffer(sock: socket.socket) -> None:
+    """Limits how far a lane may be ahead of the driver, so that answers are not stuck behind thousands of reports.
+
+    Args:
+        sock: the lane's end.
+    """
+    # TCP counts what the other machine has not acknowledged yet; a socket pair has no such delay.
+    size = 1 << 14 if sock.family == socket.AF_UNIX else 1 << 16
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+
+
+class FramedSocket:
     """A framed, non-blocking connection.
 
     Args:
-        sock: a connected stream socket; the wire owns it from now on.
+        sock: a connected stream socket; the object owns it from now on.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.lanes.wire import Wire
+from fluid.backends.lanes.framed_socket import FramedSocket
 from fluid.lane.messages import decode, encode
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Wire, Connection]]:
+def ends() -> Iterator[tuple[FramedSocket, Connection]]:
     ours, theirs = socket.socketpair()
-    wire, connection = Wire(ours), Connection(theirs.detach())
+    wire, connection = FramedSocket(ours), Connection(theirs.detach())
     yield wire, connection
     wire.close()
     connection.close()
 
 
-def receive(wire: Wire, count: int) -> list[Any]:
+def receive(wire: FramedSocket, count: int) -> list[Any]:
     found: list[Any] = []
     poller = select.poll()
     poller.register(wire.fileno(), select.POLLIN)
@@ -34,7 +34,7 @@ def receive(wire: Wire, count: int) -> list[Any]:
     return found
 
 
-def test_both_ways(ends: tuple[Wire, Connection]) -> None:
+def test_both_ways(ends: tuple[FramedSocket, Connection]) -> None:
     wire, connection = ends
     wire.send(["a", 1])
     wire.send([])
@@ -46,7 +46,7 @@ def test_both_ways(ends: tuple[Wire, Connection]) -> None:
     assert receive(wire, 3) == ["c", None, "d"]
 
 
-def test_writing_never_blocks(ends: tuple[Wire, Connection]) -> None:
+def test_writing_never_blocks(ends: tuple[FramedSocket, Connection]) -> None:
     wire, connection = ends
     data = b"x" * (1 << 22)
     for number in range(3):
@@ -71,7 +71,7 @@ def test_writing_never_blocks(ends: tuple[Wire, Connection]) -> None:
     assert not wire.wants_to_write
 
 
-def test_messages_in_pieces(ends: tuple[Wire, Connection]) -> None:
+def test_messages_in_pieces(ends: tuple[FramedSocket, Connection]) -> None:
     wire, connection = ends
     body = encode(["x" * 100])
     long_header = struct.pack("!i", -1) + struct.pack("!Q", len(body))  # As for more than 2 GiB.
@@ -83,7 +83,7 @@ def test_messages_in_pieces(ends: tuple[Wire, Connection]) -> None:
     assert receive(wire, 1) == ["x" * 100]
 
 
-def test_the_end(ends: tuple[Wire, Connection]) -> None:
+def test_the_end(ends: tuple[FramedSocket, Connection]) -> None:
     wire, connection = ends
     connection.send_bytes(encode(["last"]))
     connection.close()
@@ -95,7 +95,7 @@ def test_the_end(ends: tuple[Wire, Connection]) -> None:
     wire.close()
 
 
-def test_a_broken_pipe_leaves_what_was_sent(ends: tuple[Wire, Connection]) -> None:
+def test_a_broken_pipe_leaves_what_was_sent(ends: tuple[FramedSocket, Connection]) -> None:
     wire, connection = ends
     connection.send_bytes(encode(["result"]))
     connection.close()

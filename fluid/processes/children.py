@@ -1,0 +1,101 @@
+"""Child processes: adopted, watched by descriptor, named, and killed with all below them (prctl(2), pidfd_open(2)).
+
+The fork server of lanes and the supervisor of an MPS daemon use it. Both have one thread, so what is done between a
+fork and what follows it is safe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+
+from fluid._clock import MonotonicClock
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+#: Longest name of a process, bytes.
+_LONGEST_NAME = 15
+#: Seconds to wait for killed processes to vanish.
+_KILL_WAIT_S = 2.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def set_process_name(name: str) -> None:
+    """Sets the name of this process, as lists of processes show it; cut to 15 bytes."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:_LONGEST_NAME], 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Becomes the parent of every process below this one whose own parent ends."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Lets the kernel kill this process with its parent; to be called right after the fork, in the child.
+
+    Args:
+        parent: the process that forked. If it has died already, this process ends at once.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # It died before its death could be signalled.
+
+
+def open_process(process: int) -> int | None:
+    """Returns a descriptor that becomes readable when a process ends; ``None`` if it has, or the kernel is too old."""
+    try:
+        return os.pidfd_open(process)
+    except (OSError, AttributeError):
+        return None
+
+
+def children() -> list[int]:
+    """Returns the children of this process, the adopted ones too; none where the kernel does not list them."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(process) for process in file.read().split()]
+    except OSError:
+        return []
+
+
+def kill(processes: Iterable[int]) -> None:
+    """Kills processes, if they are there."""
+    for process in processes:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def kill_children(known: Iterable[int] = ()) -> None:
+    """Kills every process below this one, and waits until they are gone, at most two seconds.
+
+    Args:
+        known: children to kill even where the kernel does not list any.
+    """
+    known = list(known)
+    kill(known)
+    clock = MonotonicClock()
+    deadline = clock.now() + _KILL_WAIT_S
+    while clock.now() < deadline:
+        found = children()
+        if not found and not known:
+            return
+        kill(found)
+        try:
+            os.waitpid(-1, 0)  # Its children are adopted, and found the next time.
+        except ChildProcessError:
+            return
+
+
+def describe_exit(code: int) -> str:
+    """Says how a process ended, to be read after its name; ``code`` is negative for a signal."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
