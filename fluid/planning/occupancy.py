@@ -6,16 +6,13 @@ Packed trials (width 1/p) go to the most idle device. Wide trials prefer the dev
 from __future__ import annotations
 
 import heapq
-from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fluid.errors import InvalidFieldError
+from fluid.planning.idle_devices import IdleDevices
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.runtime_model import residents_at
 from fluid.resources import DEFAULT_MEMORY_WATERMARK, Cluster, Device, MemoryNeed
-
-#: Devices that are alike to a wide trial: same host, same speed.
-_Kin = tuple[str, float]
 
 
 class Occupancy:
@@ -41,8 +38,7 @@ class Occupancy:
         self.memory = MemoryLedger(
             cluster.memory_watermark if cluster is not None else watermark, self.residents, self.held
         )
-        self._free: dict[_Kin, list[int]] = {}
-        self._free_count = 0
+        self._idle = IdleDevices()
         #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
         self._open: dict[int, list[tuple[float, int]]] = {}
         for device in cluster.devices if cluster is not None else ():
@@ -66,7 +62,7 @@ class Occupancy:
     @property
     def free_count(self) -> int:
         """F, the number of idle devices."""
-        return self._free_count
+        return self._idle.count
 
     def speed(self, device_ids: Sequence[int]) -> float:
         """Speed of the slowest of these devices."""
@@ -76,9 +72,8 @@ class Occupancy:
 
     def speeds(self, held: Sequence[tuple[int, ...]]) -> list[float]:
         """Speed of the slowest device of each of these sets."""
-        if len(self._free) == 1:  # one kind of device on one host, the usual case
-            return [next(iter(self._free))[1]] * len(held)
-        return [self.speed(devices) for devices in held]
+        speed = self._idle.only_speed
+        return [self.speed(devices) for devices in held] if speed is None else [speed] * len(held)
 
     def open_slots(self, device: int) -> int:
         """Further packed trials that the residents of ``device`` tolerate; 0 for an idle device."""
@@ -94,14 +89,14 @@ class Occupancy:
         self._devices[device.index] = device
         self.residents[device.index] = []
         self.memory.add_device(device.index, device.memory_bytes)
-        self._set_free(device.index)
+        self._idle.add_device(device)
 
     def remove_device(self, index: int) -> list[int]:
         """Removes a device; the rows on it lose everything they hold, and are returned."""
         evicted = list(self.residents[index])
         for row in evicted:
             self.release(row)
-        self._unset_free(index)
+        self._idle.remove_device(index)
         del self._devices[index], self.residents[index]
         self.memory.remove_device(index)
         return evicted
@@ -133,7 +128,7 @@ class Occupancy:
             device = self._open_device(residents_at(width), need)
             chosen = None if device is None else (device,)
         elif not only:
-            chosen = self._choose_free(round(width), need, near=())
+            chosen = self._idle.choose(round(width), self._fits(need))
         if chosen is not None:
             self._hold(row, chosen, residents_at(width), need)
         return chosen
@@ -167,17 +162,6 @@ class Occupancy:
             self.residents[index].remove(row)
             self._refresh(index)
 
-    def resize(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
-        """Changes the width of a row that holds devices; returns its devices, or ``None`` if it cannot be.
-
-        A trial alone on its devices keeps as many of them as it can; one that leaves a shared device moves. A
-        width below 1 takes an open slot beside others, or opens a device that the trial has to others.
-        """
-        chosen = self.devices_for(row, width, need)
-        if chosen is not None:
-            self.move(row, chosen, width, need)
-        return chosen
-
     def move(
         self,
         row: int,
@@ -205,18 +189,30 @@ class Occupancy:
             self.memory.set_need(old_devices_row, old_need)
 
     def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
-        """The devices :meth:`resize` would leave the row with; changes nothing."""
+        """The devices that :meth:`move` can give a row for another width; changes nothing.
+
+        A trial alone on its devices keeps as many of them as it can; one that leaves a shared device moves. A
+        width below 1 takes an open slot beside others, or opens a device that the trial has to others.
+
+        Args:
+            row: a row that holds devices.
+            width: its new width.
+            need: device memory, where it is known.
+
+        Returns:
+            The devices; ``None`` if it cannot have that width now.
+        """
         before = self.held[row]
         alone = all(len(self.residents[index]) == 1 for index in before)
         if width < 1.0:
             slot = self._open_device(residents_at(width), need, avoid=before, shared_only=True)
             if slot is None and len(self.residents[before[0]]) > residents_at(width):
                 return None
-            return (slot,) if slot is not None else self._best_subset(before, 1)
+            return (slot,) if slot is not None else self._idle.best(before, 1)
         if alone and round(width) <= len(before):
-            return self._best_subset(before, round(width))
+            return self._idle.best(before, round(width))
         kept = before if alone else ()
-        extra = self._choose_free(round(width) - len(kept), need, near=kept)
+        extra = self._idle.choose(round(width) - len(kept), self._fits(need), near=kept)
         return None if extra is None else kept + extra
 
     # -- choices ------------------------------------------------------------------------------------------
@@ -231,8 +227,8 @@ class Occupancy:
         self, tolerates: int, need: MemoryNeed | None, avoid: tuple[int, ...] = (), shared_only: bool = False
     ) -> int | None:
         """The most idle device that takes one more packed trial: fewest residents, fastest, lowest index."""
-        if not shared_only and self._free_count:
-            idle = self._choose_free(1, need, near=())
+        if not shared_only and self._idle.count:
+            idle = self._idle.choose(1, self._fits(need))
             if idle is not None:
                 return idle[0]
         for count in range(1, tolerates):
@@ -257,51 +253,8 @@ class Occupancy:
                 return found
         return None
 
-    def _choose_free(self, count: int, need: MemoryNeed | None, near: tuple[int, ...]) -> tuple[int, ...] | None:
-        """``count`` idle devices: kin of ``near`` first, then one host and speed, then one host, then any."""
-        if count > self._free_count:
-            return None
-        if need is None and len(self._free) == 1:  # alike devices on one host, the usual case
-            return tuple(next(iter(self._free.values()))[:count])
-        groups = {kin: self._fitting(indices, need) for kin, indices in self._free.items()}
-        groups = {kin: indices for kin, indices in groups.items() if indices}
-        if sum(map(len, groups.values())) < count:
-            return None
-        if near:
-            homes = {self._kin(index) for index in near}
-            hosts = {host for host, _ in homes}
-            order = sorted(groups, key=lambda kin: (kin not in homes, kin[0] not in hosts, -kin[1], groups[kin][0]))
-        elif count == 1:
-            order = [min(groups, key=lambda kin: (-kin[1], groups[kin][0]))]
-        else:
-            order = self._order_for_wide(groups, count)
-        picked: list[int] = []
-        for kin in order:
-            picked += groups[kin][: count - len(picked)]
-            if len(picked) == count:
-                break
-        return tuple(picked)
-
-    def _order_for_wide(self, groups: dict[_Kin, list[int]], count: int) -> list[_Kin]:
-        enough = [kin for kin in groups if len(groups[kin]) >= count]
-        if enough:  # the tightest fit leaves the large hosts whole for wider trials
-            return [min(enough, key=lambda kin: (-kin[1], len(groups[kin]), groups[kin][0]))]
-        per_host: dict[str, int] = {}
-        for (host, _), indices in groups.items():
-            per_host[host] = per_host.get(host, 0) + len(indices)
-        # A host that holds the trial whole comes first; otherwise the fewest hosts, the largest first.
-        return sorted(
-            groups,
-            key=lambda kin: (per_host[kin[0]] < count, -per_host[kin[0]], kin[0], -kin[1]),
-        )
-
-    def _best_subset(self, devices: tuple[int, ...], count: int) -> tuple[int, ...]:
-        """The ``count`` of these devices to keep: the kin that are most numerous, then the fastest."""
-        tally: dict[_Kin, int] = {}
-        for index in devices:
-            tally[self._kin(index)] = tally.get(self._kin(index), 0) + 1
-        ranked = sorted(devices, key=lambda index: (-tally[self._kin(index)], -self._kin(index)[1]))
-        return tuple(ranked[:count])
+    def _fits(self, need: MemoryNeed | None) -> Callable[[int], bool] | None:
+        return None if need is None else lambda index: self.memory.fits(index, need)
 
     # -- bookkeeping --------------------------------------------------------------------------------------
 
@@ -311,7 +264,7 @@ class Occupancy:
         self.memory.place(row, need)
         for index in devices:
             if not self.residents[index]:
-                self._unset_free(index)
+                self._idle.take(index)
             self.residents[index].append(row)
             self._refresh(index)
 
@@ -319,26 +272,9 @@ class Occupancy:
         """Puts ``index`` among the idle or the open devices after its residents changed."""
         rows = self.residents[index]
         if not rows:
-            self._set_free(index)
+            self._idle.add(index)
         elif len(rows) < self._limit(rows):
             heapq.heappush(self._open.setdefault(len(rows), []), (-self._devices[index].speed, index))
 
     def _limit(self, rows: list[int]) -> int:
         return min(self._tolerates[row] for row in rows)
-
-    def _kin(self, index: int) -> _Kin:
-        device = self._devices[index]
-        return device.host, device.speed
-
-    def _set_free(self, index: int) -> None:
-        insort(self._free.setdefault(self._kin(index), []), index)
-        self._free_count += 1
-
-    def _unset_free(self, index: int) -> None:
-        self._free[self._kin(index)].remove(index)
-        self._free_count -= 1
-
-    def _fitting(self, indices: list[int], need: MemoryNeed | None) -> list[int]:
-        if need is None:
-            return indices
-        return [index for index in indices if self.memory.fits(index, need)]

@@ -67,9 +67,9 @@ class StartQueue:
         else:
             rows.append((ticket, row))
 
-    def priority(self, row: int) -> float:
-        """The priority with which a row was queued."""
-        return -self._where[row][0][0]
+    def width(self, row: int) -> float:
+        """The width with which a row was queued."""
+        return -self._where[row][0][2]
 
     def remove(self, row: int) -> None:
         """Removes a row."""

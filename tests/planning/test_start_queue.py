@@ -38,7 +38,7 @@ def test_rows_wait_by_priority_then_width_then_as_queued(rows: list[Row]) -> Non
 def test_removed_rows_are_gone_and_the_others_keep_their_order(rows: list[Row], out: set[int]) -> None:
     queue = filled(rows)
     for row in out & set(range(len(rows))):
-        assert queue.priority(row) == rows[row][1]
+        assert queue.width(row) == rows[row][0]
         queue.remove(row)
         assert row not in queue
     assert list(queue) == [row for row in in_order(rows) if row not in out]
