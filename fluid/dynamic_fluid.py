@@ -15,13 +15,13 @@ from fluid.static_fluid import StaticFluid
 
 
 class ReallocateByShare:
-    """Gives running trials the widths StaticFluid would give their remaining work, where that pays for epsilon."""
+    """Gives running trials StaticFluid's widths for their remaining work, if that repays epsilon."""
 
     def replan(self, running: Running) -> list[WidthChange]:
         """Returns scale-downs first, then scale-ups by descending height, capped by the idle devices.
 
-        A scale-up must end the trial sooner; a scale-down must take fewer device-seconds. A scale-down to 1/c
-        needs an open packed slot or must release a device; packed trials are not moved to other packed slots.
+        A scale-up must end the trial sooner; a scale-down must take fewer device-seconds. A scale-down to 1/c needs
+        an open slot on a packed device or must release a device; packed trials do not change slots.
         """
         targets = static_widths(running.remaining, running.c, running.d, running.n)
         heights = running.remaining * self._stretch_now(running)
@@ -57,7 +57,7 @@ class ReallocateByShare:
         return resizes
 
     def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
-        """Returns what :func:`fluid.planning.proportional_share.make_room` says."""
+        """Returns :func:`fluid.planning.proportional_share.make_room`."""
         return make_room(running, waiting)
 
     @staticmethod
@@ -74,12 +74,12 @@ class ReallocateByShare:
 
 
 class _OpenSlots:
-    """Open slots on the devices that packed trials share."""
+    """Open slots on devices with packed trials."""
 
     def __init__(self, running: Running) -> None:
-        #: devices on which a slot was taken.
+        #: Devices on which a slot was taken.
         self.joined: set[int] = set()
-        #: (-speed, device) -> [most trials there, trials there]
+        #: (-speed, device) -> [most residents, residents]
         self._open: dict[tuple[float, int], list[int]] = {}
         for width, device, residents, speed in zip(
             *(column.tolist() for column in (running.widths, running.device, running.residents, running.speed)),
@@ -90,7 +90,7 @@ class _OpenSlots:
                 self._open[-speed, device] = [limit, residents]
 
     def take(self, c: int) -> bool:
-        """Takes a slot where at most ``c`` trials would then run: as placement does, the most idle one."""
+        """Takes a slot on the most idle device that would hold at most ``c`` trials, as placement does."""
         for (speed, device), (limit, residents) in sorted(self._open.items(), key=lambda slot: (slot[1][1], slot[0])):
             if residents < min(limit, c):
                 self._open[speed, device] = [min(limit, c), residents + 1]
@@ -105,7 +105,7 @@ class DynamicFluid(Planner):
     name = "dynamic"
 
     def arrange(self, instance: Instance) -> Arrangement:
-        """Plans the instance as StaticFluid does, to be re-planned as trials end."""
+        """Plans the instance as StaticFluid does, with the paper's re-planner."""
         return replace(StaticFluid().arrange(instance), replanner=self.replanner(), name=self.name)
 
     def replanner(self) -> Replanner:

@@ -14,7 +14,7 @@ class StaticFluid(Planner):
     name = "static"
 
     def arrange(self, instance: Instance) -> Arrangement:
-        """Plans the instance; the widths are kept to the end."""
+        """Plans the instance; trials keep their widths to the end."""
         model = instance.model
         widths = static_widths(instance.heights, model.c, model.d, instance.n)
         order = start_order(widths, instance.heights, instance.priority)

@@ -1,4 +1,4 @@
-"""The planners by name."""
+"""The planners by name. A new planner is added here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fluid.planning.planner import Planner
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.static_fluid import StaticFluid
 
-#: From the plainest to the best; ``portfolio`` is the default.
+#: From the simplest to the best; ``portfolio`` is the default.
 PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Fifo, StaticFluid, DynamicFluid, Portfolio)}
 
 

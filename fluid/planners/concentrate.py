@@ -1,9 +1,9 @@
-"""A re-planner for groups of about as many trials as devices: pack most of them, run the others very wide.
+"""A re-planner for groups of about as many trials as devices: pack most of them, and run the others very wide.
 
-At such sizes one device a trial is the natural plan and a poor one: where packing costs little, most trials lose
-little by sharing a device, and the devices so freed end the others early. The lower envelope of width against
-rate (:func:`fluid.planning.bounds.envelope`) says which widths waste nothing: the narrowest one, and from there the
-width whose rate per further device is greatest. Widths in between are passed over.
+At such sizes one device per trial is often a poor plan: if packing costs little, most trials lose little by sharing a
+device, and the devices so released end the others early. Efficient widths are corners of the lower envelope of width
+against rate (:func:`fluid.planning.bounds.envelope`): the narrowest width, and the whole width with the greatest gain
+in rate per further device. Widths in between are not used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fluid.planning.runtime_model import TOLERANCE, FloatArray, RuntimeModel
 def efficient_widths(model: RuntimeModel) -> FloatArray:
     """(k,) the whole width that gains the most rate per device beyond the narrowest width, 1/c.
 
-    It is the next corner of the envelope after 1/c; of widths that gain alike, the widest.
+    It is the next corner of the envelope after 1/c; of equal gains, the widest.
     """
     best = np.ones(len(model))
     for alpha, beta, c, d, rows in distinct_kinds(model, np.ceil):
@@ -39,7 +39,7 @@ def concentrated_widths(instance: Instance) -> FloatArray:
     widths = 1.0 / model.c
     wide = efficient_widths(model)
     longest = np.argsort(-instance.heights, kind="stable")
-    # Devices the shorter trials need when packed, for each number of trials made wide.
+    # Devices for the shorter trials, packed, for each number of wide trials.
     packed_after = np.ceil(len(widths) - np.arange(1, len(widths) + 1)) / int(model.c.min())
     fits = np.cumsum(wide[longest]) + np.ceil(packed_after) <= instance.n
     count = len(fits) if fits.all() else int(np.argmin(fits))
@@ -48,13 +48,13 @@ def concentrated_widths(instance: Instance) -> FloatArray:
 
 
 class Concentrate:
-    """Moves the longest packed trials out to their efficient width as devices fall idle; R once none is packed."""
+    """Widens the longest packed trials to their efficient width as devices become idle; R once none is packed."""
 
     def __init__(self) -> None:
         self._water_fill = WaterFill()
 
     def replan(self, running: Running) -> list[WidthChange]:
-        """Returns widening resizes by descending remaining work, or what R says where none is worth it."""
+        """Returns widening changes by descending remaining work, or R's if none is worth it."""
         shared = np.flatnonzero(running.residents > 1)
         if not len(shared):
             return self._water_fill.replan(running)
@@ -78,12 +78,12 @@ class Concentrate:
         return resizes or self._water_fill.replan(running)
 
     def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
-        """Returns what R says."""
+        """Returns R's changes."""
         return self._water_fill.make_room(running, waiting)
 
 
 def _sooner(running: Running, i: int, width: float, residents: int) -> bool:
-    """Whether the trial ends sooner at that width, epsilon paid, than with its present neighbours."""
+    """Whether the trial ends sooner at that width, with epsilon, than with its present co-residents."""
     work = float(running.remaining[i] / running.speed[i])
     moved = running.epsilon + work * float(running.beta[i]) ** (width - 1.0) / width
     return bool(moved < work * float(running.alpha[i]) ** (residents - 1.0))

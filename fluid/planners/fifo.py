@@ -1,4 +1,4 @@
-"""First come, first served: one trial on one device, in order of submission. What tuning does without Fluid."""
+"""First come, first served: one trial per device, in order of submission, as tuning without Fluid."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Fifo(Planner):
         return Arrangement(np.ones(k), np.arange(k), KeepWidths(), replan_at_start=False, name=self.name)
 
     def join(self, instance: Instance, others: FloatArray, idle: int) -> Arrangement:
-        """Returns the same: a trial waits for a device of its own."""
+        """Returns width 1 for all: a trial waits for an idle device."""
         return self.arrange(instance)

@@ -1,8 +1,6 @@
-"""The portfolio planner, the default: several arrangements of one instance, the best by simulation.
+"""The portfolio planner, the default: the best of several arrangements by rollout (docs/theory.md, section 6).
 
-See docs/theory.md, section 6.
-
-The candidates include FIFO, StaticFluid and StaticFluid + DynamicFluid, so by the runtime model the choice is never
+The candidates include FIFO, StaticFluid and StaticFluid + DynamicFluid, so by the runtime model the portfolio is never
 worse than any of them.
 """
 
@@ -27,20 +25,20 @@ from fluid.planning.rollout import roll_out
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, TOLERANCE, FloatArray
 from fluid.static_fluid import StaticFluid
 
-#: Multiples of T1 whose narrowest widths are tried: a little slack leaves room for what T1 does not see.
+#: Multiples of T1 whose narrowest widths are tried: slack, as T1 ignores the order in which trials can start.
 _TARGETS = (1.0, 1.1, 1.25)
-#: Above this many trials, candidates are compared by their nominal makespan instead of by simulation.
+#: Above this many trials, candidates are compared by nominal makespan: rollouts would delay the start of the group.
 DEFAULT_SIMULATE_UP_TO = 400
 
 
 class Portfolio(Planner):
-    """Tries several arrangements and keeps the one whose simulated makespan is smallest.
+    """Keeps, of several arrangements, the one with the smallest predicted makespan.
 
     Args:
         c: most trials to pack on one device.
         d: most devices for one trial.
-        simulate_up_to: groups of more trials are compared by :func:`nominal_makespan`, which is a matter of
-            milliseconds but no longer certain to be no worse than the paper's planners.
+        simulate_up_to: most trials of a group whose candidates are rolled out. Larger groups are compared by
+            :func:`nominal_makespan`, which takes milliseconds but does not guarantee a plan no worse than the paper's.
     """
 
     name = "portfolio"
@@ -75,7 +73,7 @@ class Portfolio(Planner):
 
 
 def candidates(instance: Instance) -> Iterator[Arrangement]:
-    """The arrangements worth comparing, each widths-and-re-planner pair once."""
+    """The arrangements to compare, each pair of widths and re-planner once."""
     static = StaticFluid().arrange(instance)
     narrowest = NarrowestWidths(instance)
     target = narrowest.packable(narrowest.fixed_width_bound())
@@ -93,14 +91,14 @@ def candidates(instance: Instance) -> Iterator[Arrangement]:
             seen.add(key)
             order = start_order(widths, instance.heights, instance.priority)
             yield Arrangement(widths, order, replanner, replan_at_start=True, name=name)
-    # Last, so that they win only where they are truly better, and R decides from then on in all other cases.
+    # Last: ties go to an earlier candidate, whose re-planner is R.
     yield replace(static, replanner=ReallocateByShare(), name="static, re-planned by share")
     yield static
     yield Fifo().arrange(instance)
 
 
 def nominal_makespan(instance: Instance, arrangement: Arrangement) -> float:
-    """A makespan in seconds read off the widths alone: no less than the tallest trial, nor than the mean load."""
+    """An estimate of the makespan from the widths alone, seconds: the tallest trial or the mean load per device."""
     heights = instance.model.heights(instance.heights, arrangement.widths)
     load = float((heights * np.minimum(arrangement.widths, instance.n)).sum()) / instance.n
     return max(float(heights.max()), load)

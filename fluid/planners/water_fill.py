@@ -1,8 +1,8 @@
-"""Re-planner R: idle devices go to the trials that end last (docs/theory.md, section 6).
+"""Re-planner R, a water-filling: idle devices go to the trials that end last (docs/theory.md, section 6).
 
-For a finish time T each trial needs the narrowest width that meets T. R finds the smallest T that the idle
-devices allow. That T is an order statistic: list, for every trial and every further device, the finish time
-below which that device is needed; with F devices to hand out, T is the (F+1)-th largest entry of the list.
+For a finish time T each trial needs the narrowest width that meets T. R finds the smallest T that the idle devices
+allow, as an order statistic: list, for every trial and every further device, the finish time below which the trial
+needs that device; with F idle devices, T is the (F+1)-th largest entry.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from fluid.planning.arrangement import Running, WidthChange
 from fluid.planning.proportional_share import make_room
 from fluid.planning.runtime_model import TOLERANCE, FloatArray, IntArray
 
-#: Letting early finishers shrink must gain at least this much to be worth its resizes.
+#: Trials that end early shrink only if the last finish moves below this share of it: their resizes cost epsilon each.
 _SHRINK_GAIN = 0.99
-#: Tables with more entries than this are first cut down to the widths that can matter.
+#: Tables with more entries than this are first restricted to useful widths; smaller ones are faster built whole.
 _LARGE_TABLE = 4096
+#: Steps towards the narrowest useful widths; a width that has not converged by then keeps its limit d.
 _FIXED_POINT_STEPS = 8
 
 
 class WaterFill:
-    """R: widens the trials that end last so that the last one ends as early as possible.
+    """R: widens the trials that end last, so that the last one ends as early as possible.
 
-    Devices that cannot serve that goal are not left idle: they speed up the longest trials they can, which frees
-    more devices earlier. Trials stay where they are if neither helps.
+    Devices that cannot improve the last finish widen the longest trials that they can speed up, which releases devices
+    earlier. Other trials keep their widths.
     """
 
     def replan(self, running: Running) -> list[WidthChange]:
-        """Returns shrinking resizes first, then widening ones, each by descending remaining work."""
+        """Returns narrowing changes first, then widening ones, each by descending remaining work."""
         if not len(running):
             return []
         finish, held = _predicted_finish(running)
@@ -53,23 +54,25 @@ class WaterFill:
         return [WidthChange(int(running.rows[i]), float(devices[i])) for i in changed]
 
     def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
-        """Returns what :func:`fluid.planning.proportional_share.make_room` says."""
+        """Returns :func:`fluid.planning.proportional_share.make_room`."""
         return make_room(running, waiting)
 
 
 @dataclass(frozen=True)
 class _Filling:
-    #: when the last trial ends, seconds from now.
+    """Devices for each trial, and the finish time that they allow."""
+
+    #: When the last trial ends, seconds from now.
     finish: float
-    #: (m,) devices each trial holds alone; 0 for one that stays with others on a device.
+    #: (m,) devices each trial holds alone; 0 for one that stays packed.
     devices: IntArray
 
 
 def _predicted_finish(running: Running) -> tuple[FloatArray, IntArray]:
-    """(m,) seconds until each trial ends if nothing is resized, and devices it can call its own.
+    """(m,) seconds until each trial ends if nothing is resized, and the devices that it owns.
 
-    Of the trials that share a device, the longest would leave first. So each one's finish is that of the trials
-    no longer than itself, sharing the device until they end in turn; the shortest owns the device.
+    Of the trials on a device, R would move the longest away first. So each one's finish is as if only the trials no
+    longer than itself shared the device, until they end in turn; the shortest one owns the device.
     """
     wide = running.beta ** np.maximum(running.widths - 1.0, 0.0) / np.maximum(running.widths, 1.0)
     finish = running.remaining * wide / running.speed
@@ -96,14 +99,14 @@ def _predicted_finish(running: Running) -> tuple[FloatArray, IntArray]:
 
 
 def _fill(running: Running, finish: FloatArray, held: IntArray, *, base: IntArray, budget: int) -> _Filling:
-    """Hands out ``budget`` devices beyond ``base`` so that the last trial ends as early as possible.
+    """Assigns ``budget`` devices beyond ``base`` so that the last trial ends as early as possible.
 
     Args:
         running: the trials.
-        finish: (m,) seconds until each ends at the width it has.
-        held: (m,) devices each has alone.
+        finish: (m,) seconds until each ends at its present width.
+        held: (m,) devices each owns.
         base: (m,) devices each keeps in any case; at most ``held``.
-        budget: devices to hand out beyond those.
+        budget: devices to assign beyond those.
     """
     seconds = running.remaining / running.speed
     lowest = np.maximum(base, 1)
@@ -117,13 +120,13 @@ def _fill(running: Running, finish: FloatArray, held: IntArray, *, base: IntArra
     owner = np.repeat(np.arange(len(running)), length)
     width = np.arange(int(length.sum())) - starts[owner] + lowest[owner]
     ends = seconds[owner] * running.beta[owner] ** (width - 1.0) / width + running.epsilon
-    # The width a trial has costs no resize, so wider ones are worth it only below its present finish time.
+    # The present width costs no resize, so a wider one must beat the present finish time.
     best = np.where(width >= held[owner], np.minimum(ends, finish[owner]), ends)
     shared = held == 0
     floor = float(best[starts + length - 1].max())
     inner = np.ones(len(best), dtype=bool)
     inner[starts + length - 1] = False
-    # A trial that shares a device needs its first own device below its present finish time.
+    # A packed trial needs a first device of its own below its present finish time.
     steps = np.concatenate([best[inner], finish[shared]])
     if len(steps) > budget:
         reach = max(floor, float(np.partition(steps, len(steps) - 1 - budget)[len(steps) - 1 - budget]))
@@ -136,10 +139,10 @@ def _fill(running: Running, finish: FloatArray, held: IntArray, *, base: IntArra
 
 
 def _widths_to_end_within(running: Running, seconds: FloatArray, within: float) -> IntArray:
-    """(m,) about the narrowest widths at which the trials end within that many seconds; never too few.
+    """(m,) upper bounds, nearly tight, on the narrowest widths at which the trials end within ``within`` seconds.
 
-    No schedule ends before the work of those who hold a device, spread evenly over all devices, so nobody needs
-    more than this. Those who stay beside others do not count: packing may get more out of a device than 1.
+    ``within`` is the work of the trials that own a device, spread evenly over all devices: no schedule ends earlier, so
+    no trial needs to be wider. Packed trials do not count, as packing may get more than 1 out of a device.
     """
     if within <= 0.0:
         return running.d
@@ -152,12 +155,12 @@ def _widths_to_end_within(running: Running, seconds: FloatArray, within: float) 
 
 
 def _spend(running: Running, finish: FloatArray, held: IntArray, devices: IntArray) -> IntArray:
-    """Hands out what is left of the idle devices, the trials that end last first; returns (m,) devices."""
+    """Assigns the remaining idle devices, to the trials that end last first; returns (m,) devices."""
     left = running.free - int((devices - held).sum())
     candidates = np.flatnonzero(devices < running.d)
     if left <= 0 or not len(candidates):
         return devices
-    # Plain lists: a departure leaves a handful of devices to hand out, for which arrays are too slow to look into.
+    # Plain lists: a departure leaves a handful of devices, for which indexing arrays is too slow.
     by_finish = candidates[np.lexsort((devices[candidates] > 0, -finish[candidates]))].tolist()
     device, company = running.device.tolist(), Counter(running.device[devices == 0].tolist())
     seconds, beta = (running.remaining / running.speed).tolist(), running.beta.tolist()
@@ -173,7 +176,7 @@ def _spend(running: Running, finish: FloatArray, held: IntArray, devices: IntArr
         widened = []
         for i in by_finish:
             if has[i] and company[device[i]]:
-                continue  # it has the device to itself, to widen from, only once the others have left
+                continue  # it owns the device, and can widen from there, only once the others have left
             present = end(i, has[i]) * (1.0 - TOLERANCE)
             for width in range(has[i] + 1, min(limit[i], has[i] + left) + 1):
                 if end(i, width) < present:

@@ -1,4 +1,4 @@
-"""What planners say to those who carry it out: widths and a start order, and resizes of running trials."""
+"""A planner's output: an arrangement (widths and a start order), and width changes of running trials."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Running:
     """A snapshot of the trials that run, one entry per running trial, in any order.
 
     Attributes:
-        rows: (m,) the numbers by which whoever runs them knows these trials; resizes name them.
+        rows: (m,) the caller's numbers of these trials; width changes name them.
         remaining: (m,) seconds of work left at width 1 on a device of speed 1.
-        widths: (m,) width given to each, ``1/p`` as planned.
+        widths: (m,) the width given, ``1/p`` as planned.
         residents: (m,) p(t), trials on the device now; 1 for widths of at least 1.
         device: (m,) the device of a trial of width at most 1 (the first one of a wide trial).
         speed: (m,) speed of the slowest device held.
@@ -53,14 +53,14 @@ class Running:
 
 
 class Replanner(Protocol):
-    """Decides about running trials at each departure or resource change, once nothing is queued."""
+    """Chooses widths of running trials at each departure or change of devices, once nothing is queued."""
 
     def replan(self, running: Running) -> list[WidthChange]:
-        """Returns the resizes worth making, in the order they are to be made."""
+        """Returns the width changes worth making, in the order in which to make them."""
         ...
 
     def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
-        """Returns the resizes by which running trials give way to queued ones.
+        """Returns the width changes that release devices, or slots on devices, for queued trials.
 
         Args:
             running: the trials that run.
@@ -70,14 +70,14 @@ class Replanner(Protocol):
 
 
 class KeepWidths:
-    """The re-planner that never resizes."""
+    """The re-planner that never changes a width."""
 
     def replan(self, running: Running) -> list[WidthChange]:
-        """Returns no resize."""
+        """Returns nothing."""
         return []
 
     def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
-        """Returns no resize."""
+        """Returns nothing."""
         return []
 
 
@@ -87,10 +87,10 @@ class Arrangement:
 
     Attributes:
         widths: (k,) width of each trial.
-        order: (k,) rows in the order they are to start.
-        replanner: who decides about the trials once they run.
-        replan_at_start: whether it is also asked at once, when every trial started and devices are idle.
-        name: how the arrangement came about, for people.
+        order: (k,) rows in starting order.
+        replanner: chooses widths once the trials run.
+        replan_at_start: whether the re-planner is also asked at once, if every trial started and devices are idle.
+        name: how the arrangement was made, for display.
     """
 
     widths: FloatArray

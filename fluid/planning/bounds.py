@@ -1,7 +1,7 @@
 """Lower bounds on the makespan (docs/theory.md, section 5).
 
-``mLB`` bounds every schedule, also one that changes widths while trials run; ``T*`` bounds only schedules with
-fixed widths, and takes packed trials to share their device from start to end.
+``mLB`` bounds every schedule, including those that change widths while trials run; ``T*`` bounds only schedules with
+fixed widths in which packed trials share their device from start to end.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from fluid.planning.instance import Instance
 from fluid.planning.narrowest_widths import NarrowestWidths, distinct_kinds
 from fluid.planning.runtime_model import FloatArray, stretch_of
 
+#: Halvings of an interval no wider than its lower end: 60 reach double precision.
 _BISECTIONS = 60
 
 
 def malleable_lower_bound(instance: Instance) -> float:
     """mLB, seconds: the smallest T for which the trials' least areas fit, ``sum_i area_i(T) <= n T``.
 
-    A trial that must end within T needs an average rate of ``h_i(1)/T``; the least devices for that lie on the
-    lower convex envelope of width against rate, through (0, 0) since a trial may also wait. On devices of
-    different speeds the fastest one's speed bounds every trial and the sum of speeds bounds the area.
+    A trial that ends within T needs an average rate of ``h_i(1)/T``. The fewest devices for a rate lie on the lower
+    convex envelope of width against rate, through (0, 0) since a trial may also wait. On devices of different
+    speeds, the fastest one's speed bounds every trial and the sum of speeds bounds the area.
     """
     speeds = [device.speed for device in instance.cluster.devices]
     fastest = max(speeds)

@@ -1,7 +1,4 @@
-"""The strip packing instance I = {A, M} a planner solves (paper appendix B.1.1): k trials, n devices.
-
-A planner sees arrays, one entry per trial, and never a trainable.
-"""
+"""The planning instance I = {A, M} (paper appendix B.1.1): k trials and n devices, as arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from fluid.trialgroup import TrialGroup
 
 @dataclass(frozen=True)
 class Instance:
-    """What a planner solves. Build one with :meth:`build`, :meth:`from_group` or :meth:`from_json`.
+    """A planner's input: k trials and n devices. Made by :meth:`build`, :meth:`from_group` or :meth:`from_json`.
 
     Attributes:
         trial_ids: (k,) unique names.
@@ -78,8 +75,8 @@ class Instance:
     ) -> Instance:
         """Makes an instance from runtimes at width 1, in seconds.
 
-        ``alpha``, ``beta``, ``c``, ``d`` and ``priority`` are one number or one per trial; ``c`` and ``d`` are
-        upper bounds (:meth:`RuntimeModel.build`).
+        ``alpha``, ``beta``, ``c``, ``d`` and ``priority`` are one number for all trials or one per trial; ``c`` and
+        ``d`` are upper bounds (:meth:`RuntimeModel.build`).
 
         Raises:
             InvalidFieldError: a value cannot be used; the message names the field and the value.
@@ -126,14 +123,14 @@ class Instance:
     ) -> Instance:
         """Makes the instance of a group's active trials: ``h_i(1) = budget x seconds per iteration``.
 
-        A profile key nobody has measured counts with the median pace of the measured ones, or 1 s where there
-        is none: widths depend on the ratios of runtimes only, and the engine plans again once it has measured.
+        A profile key without measurements gets the median pace of the measured keys, or 1 s if there is none: widths
+        depend only on ratios of runtimes, and the engine plans again once it has measured.
         """
         trials = group.active
         if not trials:
             raise InvalidFieldError("group", group.name, "has no active trial to plan")
         known = profile or Profile()
-        # One look per key, not per trial: groups are large and keys are few.
+        # One query per key, not per trial: groups are large and keys are few.
         keys = {trial.key: None for trial in trials}
         pace = {key: known.seconds_per_iteration(key) for key in keys}
         measured = [seconds for seconds in pace.values() if seconds is not None]
@@ -150,7 +147,7 @@ class Instance:
             c=[packing[trial.key] for trial in trials],
             d=[min(d, trial.max_width or d) for trial in trials],
             epsilon=known.epsilon,
-            threshold=-math.inf,  # c above is measured already; alpha must not lower it a second time
+            threshold=-math.inf,  # c is measured; alpha must not lower it again
             trial_ids=[trial.id for trial in trials],
             priority=[trial.priority for trial in trials],
             needs=[trial.memory or memory[trial.key] for trial in trials],
@@ -160,7 +157,10 @@ class Instance:
     def from_json(cls, data: Mapping[str, Any]) -> Instance:
         """Makes an instance from what ``fluid plan`` reads (see ``docs/cli.md``).
 
-        ``alpha``, ``beta``, ``c`` and ``d`` may stand at the top and on a trial, where they count for it alone.
+        ``alpha``, ``beta``, ``c`` and ``d`` at the top are for all trials; a trial may have its own.
+
+        Raises:
+            InvalidFieldError: a field is missing, unknown or invalid; the message names its place and value.
         """
         top = read_record(data, InstanceInput, "instance")
         for_all = {field: data[field] for field in ("alpha", "beta", "c", "d") if field in data}
@@ -184,7 +184,7 @@ class Instance:
         return cls.from_json(read_json_object(path))
 
     def _fit_memory(self) -> None:
-        """Refuses a trial that fits on no device, and lets none span more devices than it fits on."""
+        """Raises if a trial fits on no device, and lowers d to the number of devices that a trial fits on."""
         rooms = sorted(self.cluster.usable_bytes(device) for device in self.cluster.devices)
         for row, need in enumerate(self.needs):
             if need is None:

@@ -1,4 +1,4 @@
-"""What a profile keeps about one profile key: seconds per iteration by co-residency and width, and memory.
+"""Measurements of one profile key: seconds per iteration by co-residency and width, and memory.
 
 A saved profile is read and checked here by hand. With cattrs, as in json_input, it would take as many lines: most
 checks relate values to each other or to the profile's window, beyond what a record can declare.
@@ -16,14 +16,14 @@ from typing import Any, Literal
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.resources import MemoryNeed
 
-#: Where a trial takes so many times as long on several devices as alone, one observation is enough: to make surer would
-#: cost more than it could bring.
+#: If a wide iteration takes this many times as long as one alone, a single observation suffices: further ones would
+#: cost more than they could gain.
 HOPELESS = 1.5
 #: Observations after which a bucket needs no more measuring: their median outvotes two outliers.
 MIN_OBSERVATIONS = 5
-#: Drifting observations in a row that restart a bucket; below MIN_OBSERVATIONS, so that it is measured again.
+#: Drifting observations in a row that restart a bucket; fewer than MIN_OBSERVATIONS, so that it is measured again.
 DRIFT_STREAK = 4
-#: Earlier observations needed to see a drift; the median of fewer follows quickly enough by itself.
+#: Earlier observations needed to detect a drift; the median of fewer follows quickly enough by itself.
 DRIFT_BASELINE = 2 * DRIFT_STREAK
 #: Deviations up to this share of the estimate are timer noise.
 DRIFT_FLOOR = 0.1
@@ -38,33 +38,32 @@ ALONE: BucketId = (1, 1)
 class Bucket:
     """Seconds per iteration seen at one co-residency or width.
 
-    Drift rule: the newest observations that all drifted to one side are the streak, those before them the
-    baseline. Let M be the baseline's median and D its absolute deviations from M, the largest eighth of them
-    cut to the next largest, so that a few stragglers hide nothing. If the baseline has ``DRIFT_BASELINE`` or
-    more, an observation x drifts where ``|x - M| > max(mean(D) + std(D), DRIFT_FLOOR * M)``. One that does
-    not, or to the other side, ends the streak. ``DRIFT_STREAK`` in a row restart the bucket: it then knows
-    them alone.
+    Drift rule: the newest observations that all drifted to one side are the streak, the earlier ones the baseline.
+    Let M be the baseline's median and D its absolute deviations from M, with the largest eighth lowered to the next
+    largest, so that a few stragglers hide nothing. If the baseline has at least ``DRIFT_BASELINE`` observations, x
+    drifts if ``|x - M| > max(mean(D) + std(D), DRIFT_FLOOR * M)``. An observation that does not drift, or drifts to
+    the other side, ends the streak. ``DRIFT_STREAK`` in a row restart the bucket, which then holds only them.
     """
 
     #: Newest observations, oldest first, the streak included; at most the profile's window.
     seconds: list[float] = field(default_factory=list)
-    #: Length of the streak, negative where it is below the estimate; its size is less than DRIFT_STREAK.
+    #: Length of the streak, negative if it is below the estimate; less than DRIFT_STREAK in size.
     streak: int = 0
-    #: Times the bucket drifted and was started again.
+    #: Times the bucket was restarted.
     restarts: int = 0
 
     @property
     def estimate(self) -> float:
-        """The low median, in seconds: with two observations the faster, as the first may hold a warm-up."""
+        """The low median, in seconds: of two observations the faster, as the first may include a warm-up."""
         return statistics.median_low(self.seconds)
 
     @property
     def measured(self) -> bool:
-        """Whether the estimate can be relied on. A restart leaves one that can: its observations agree."""
+        """Whether the estimate is reliable. After a restart it is: its observations agree."""
         return len(self.seconds) >= MIN_OBSERVATIONS or self.restarts > 0
 
     def add(self, seconds: float, window: int) -> bool:
-        """Takes one observation; returns whether the bucket restarts."""
+        """Adds one observation; returns whether the bucket restarts."""
         side = self._side(seconds)
         self.streak = self.streak + side if self.streak * side > 0 else side
         self.seconds = [*self.seconds, seconds][-window:]
@@ -74,7 +73,7 @@ class Bucket:
         return True
 
     def _side(self, seconds: float) -> int:
-        """1 or -1 where the observation drifts above or below the baseline, else 0."""
+        """1 or -1 if the observation drifts above or below the baseline, else 0."""
         baseline = self.seconds[: len(self.seconds) - abs(self.streak)]
         if len(baseline) < DRIFT_BASELINE:
             return 0
@@ -91,17 +90,17 @@ class Bucket:
 
 @dataclass(slots=True)
 class KeyProfile:
-    """All that is known about one profile key."""
+    """The measurements of one profile key."""
 
     buckets: dict[BucketId, Bucket] = field(default_factory=dict)
     memory: MemoryNeed | None = None
-    #: Newest shares of an iteration alone on a device in which it was kept busy, oldest first.
+    #: Newest shares of an iteration, alone on a device, in which the device was busy, oldest first.
     busy: list[float] = field(default_factory=list)
-    #: Fitted overheads, computed on demand and dropped with each observation.
+    #: Fitted overheads, computed on demand and cleared by each observation.
     fitted: dict[Overhead, float] = field(default_factory=dict)
 
     def line(self, overhead: Overhead) -> dict[int, Bucket]:
-        """Measured buckets by co-residents (alpha) or width (beta), ascending; the lone one is in both."""
+        """Measured buckets by co-residents (alpha) or width (beta), ascending; (1, 1) is in both."""
         axis = 0 if overhead == "alpha" else 1
         known = sorted((ids, bucket) for ids, bucket in self.buckets.items() if bucket.measured or self._hopeless(ids))
         return {ids[axis]: bucket for ids, bucket in known if ids[1 - axis] == 1}
@@ -114,7 +113,7 @@ class KeyProfile:
         return ids[1] > 1 and bool(seconds) and min(seconds) > HOPELESS * alone.estimate
 
     def grow_memory(self, need: MemoryNeed) -> None:
-        """Keeps the maximum of each part: an average would admit a trial that does not fit."""
+        """Raises each part to its maximum: an average would admit a trial that does not fit."""
         seen = self.memory or MemoryNeed()
         persistent = max(seen.persistent_bytes, need.persistent_bytes)
         self.memory = MemoryNeed(persistent, max(seen.ephemeral_bytes, need.ephemeral_bytes))
@@ -147,7 +146,7 @@ def mapping(where: str, value: object) -> Mapping[Any, Any]:
 
 
 def member(where: str, data: object, name: str) -> Any:
-    """``data[name]``, where ``where`` is the place of ``data`` in the profile, for the error."""
+    """``data[name]``; ``where``, the place of ``data`` in the profile, is for the error."""
     if name not in mapping(where, data):
         raise InvalidFieldError(f"{where}.{name}".lstrip("."), None, "is missing")
     return mapping(where, data)[name]

@@ -1,9 +1,9 @@
-"""gamma(T): the narrowest width at which each trial ends within T, and the times T worth aiming at.
+"""gamma(T), the narrowest width at which each trial ends within T, and target times T for a plan.
 
 See docs/theory.md, section 6.
 
 Trials with the same overheads and limits are sorted by height once. For a time T the trials of one width are
-then a contiguous run, so each question about T costs a few binary searches and no pass over the trials.
+then a contiguous run, so each query about T costs a few binary searches and no pass over the trials.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import numpy as np
 from fluid.planning.instance import Instance
 from fluid.planning.runtime_model import TOLERANCE, FloatArray, IntArray, RuntimeModel, stretch_of
 
+#: Halvings of an interval no wider than its lower end: 40 reach 1e-12 of the time, finer than TOLERANCE.
 _BISECTIONS = 40
-#: With more kinds of trial than this, alpha and beta are rounded up to a grid. What is found is only a plan to
-#: be judged by simulation, so rounding costs nothing but a little quality.
+#: With more kinds of trial than this, alpha and beta are rounded to a grid: a query costs one search per kind, and a
+#: plan of rounded overheads, which is compared by rollout, is only slightly worse.
 _MAX_KINDS = 64
+#: Finer than overheads are measured.
 _GRID = 0.01
 
 
@@ -41,22 +43,22 @@ class _Kind:
 
 
 class NarrowestWidths:
-    """Answers questions about gamma(T) for one instance, over the widths ``{1/c..1/2, 1..d}``.
+    """Queries about gamma(T) for one instance, over the widths ``{1/c..1/2, 1..d}``.
 
     Args:
         instance: the trials and the number of devices.
-        rounding: which way overheads are rounded where there are very many kinds: up for a plan, down for a bound.
+        rounding: how to round overheads if there are many kinds: up for a plan, down for a bound.
     """
 
     def __init__(self, instance: Instance, rounding: Callable[[FloatArray], FloatArray] = np.ceil) -> None:
         self._n = instance.n
         self._k = len(instance)
         self._kinds = [_make_kind(*kind, instance.heights) for kind in distinct_kinds(instance.model, rounding)]
-        #: No fixed width ends the longest trial sooner.
+        #: Seconds of the longest trial at its fastest width.
         self.shortest = max(float(kind.heights[-1] * kind.stretch[-1]) for kind in self._kinds)
 
     def widths(self, within: float) -> FloatArray:
-        """(k,) the narrowest width at which each trial ends within that many seconds, or its widest."""
+        """(k,) the narrowest width at which each trial ends within ``within`` seconds, else its widest."""
         chosen = np.empty(self._k)
         for kind in self._kinds:
             bounds = kind.bounds(within)
@@ -67,16 +69,16 @@ class NarrowestWidths:
     def fixed_width_bound(self) -> float:
         """T*, seconds: the smallest T with ``sum_i gamma_i(T) h_i(gamma_i(T)) <= n T``.
 
-        No schedule is shorter in which each trial has one width and takes ``h_i(w)`` for it. A packed trial whose
-        neighbours end early takes less than that, so T* does not bound what such trials really do.
+        It bounds schedules in which each trial keeps one width and takes ``h_i(w)``. It does not bound packed trials
+        whose neighbours end early: they take less than ``h_i(w)``.
         """
         return self._smallest(self._fits_by_area, self.shortest)
 
     def packable(self, at_least: float) -> float:
-        """T1 in ``[T*, 2T*]``, seconds: the smallest T at which the widths can also be laid out on devices.
+        """T1 in ``[T*, 2T*]``, seconds: the smallest T whose widths also fit on whole devices.
 
-        The wide trials and the devices of each packing class but the narrowest take whole devices from the
-        start; the narrowest class has to fit into the area that is left.
+        Wide trials, and each packing class but the narrowest, take whole devices from the start; the narrowest class
+        must fit into the remaining area.
         """
         return self._smallest(self._fits_on_devices, at_least, at_most=2.0 * at_least)
 
@@ -110,7 +112,7 @@ class NarrowestWidths:
 
     @staticmethod
     def _smallest(fits: Callable[[float], bool], low: float, at_most: float | None = None) -> float:
-        """The smallest time from ``low`` on that fits, by bisection; ``at_most`` counts as fitting."""
+        """The smallest time of at least ``low`` that fits, by bisection; ``at_most`` is taken to fit."""
         if fits(low):
             return low
         high = at_most if at_most is not None else 2.0 * low
@@ -128,9 +130,9 @@ class NarrowestWidths:
 def distinct_kinds(
     model: RuntimeModel, rounding: Callable[[FloatArray], FloatArray]
 ) -> list[tuple[float, float, int, int, IntArray]]:
-    """The distinct (alpha, beta, c, d) of a model, each with the rows that have it.
+    """The distinct (alpha, beta, c, d) of a model, each with its rows.
 
-    Where there are very many, alpha and beta are first brought to a grid by ``rounding``.
+    If there are more than _MAX_KINDS, ``rounding`` first brings alpha and beta to a grid.
     """
     columns = np.column_stack([model.alpha, model.beta, model.c, model.d])
     if (columns == columns[0]).all():

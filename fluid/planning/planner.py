@@ -1,4 +1,4 @@
-"""What every planner is, and the plan it makes for a TrialGroup."""
+"""The planner's interface, and the plan that it makes of a TrialGroup."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Planner(ABC):
         InvalidFieldError: ``c`` or ``d`` is below 1.
     """
 
-    #: The planner's public name, as ``FluidExecutor(planner=...)`` and ``fluid plan --planner`` take it.
+    #: The name for ``FluidExecutor(planner=...)`` and ``fluid plan --planner``.
     name: str
-    #: Whether trials that lead to more come first, and running ones make way for those that would end late
+    #: Whether trials with follow-up iterations start first, and trials that would end late preempt running ones
     #: (:mod:`fluid.planning.preemption`).
     preempts: bool = False
 
@@ -40,10 +40,10 @@ class Planner(ABC):
 
     @abstractmethod
     def arrange(self, instance: Instance) -> Arrangement:
-        """Plans the instance as if all its devices were idle. Its own ``c`` and ``d`` count, not the planner's."""
+        """Plans the instance as if all its devices were idle, with the instance's own ``c`` and ``d``."""
 
     def replanner(self) -> Replanner:
-        """Who decides about running trials where no arrangement says otherwise."""
+        """The re-planner of running trials that no arrangement covers."""
         return KeepWidths()
 
     def join(self, instance: Instance, others: FloatArray, idle: int) -> Arrangement:
@@ -52,7 +52,7 @@ class Planner(ABC):
         Args:
             instance: the new trials, and all devices of the job.
             others: heights of the trials that run or wait, seconds.
-            idle: devices that nobody holds.
+            idle: number of idle devices.
         """
         widths = arrival_widths(instance, others, idle)
         order = start_order(widths, instance.heights, instance.priority)
@@ -64,7 +64,7 @@ class Planner(ABC):
         Args:
             group: at least one active trial.
             cluster: the devices.
-            profile: measured overheads and paces; without one trials count as ideal, with 1 s an iteration.
+            profile: measured overheads and paces; ``None`` for ideal trials of 1 s per iteration.
 
         Raises:
             InvalidFieldError: the group is empty, or a trial fits on no device.
@@ -74,7 +74,7 @@ class Planner(ABC):
 
 
 class Plan:
-    """A planner's answer for one instance. What it predicts is worked out when it is first asked for.
+    """A planner's answer for one instance. Predictions are computed on first use.
 
     Attributes:
         planner: name of the planner.
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def placements(self) -> dict[str, Placement]:
-        """Where each trial that starts at once runs; the others are queued, in the order of :attr:`queue`."""
+        """Devices of each trial that starts at once, by its id; the others wait in :attr:`queue`."""
         return {
             self.instance.trial_ids[row]: Placement(self._started.width(row), devices)
             for row, devices in self._started.occupancy.held.items()
@@ -122,5 +122,5 @@ class Plan:
 
     @cached_property
     def lower_bound(self) -> float:
-        """mLB: seconds that no schedule of the instance can beat (docs/theory.md, section 5)."""
+        """mLB, seconds: no schedule of the instance is shorter (docs/theory.md, section 5)."""
         return malleable_lower_bound(self.instance)

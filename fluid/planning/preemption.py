@@ -1,12 +1,12 @@
-"""Who makes way for whom, where more trials are left than devices and none can be spread over several.
+"""Preemption: which running trials to interrupt for waiting ones, if trials outnumber devices and cannot be widened.
 
-One after the other, the last of them runs alone while devices idle. A trial that can be interrupted between two
-iterations need not: run in two parts, it fills the time that the others leave, and all end within
-max(longest, work / n), up to an iteration (McNaughton, Scheduling with deadlines and loss functions, 1959).
+Without preemption the last trial runs alone while devices idle. McNaughton's wrap-around rule (Scheduling with
+deadlines and loss functions, 1959) avoids that: trials that are interrupted between two iterations all end within
+max(longest, work / n), up to an iteration.
 
-Whoever has least slack (least laxity first) must run, and nobody is interrupted before that: so trials are interrupted
-as rarely as can be, and the first ones end as early as without. What can only begin once a trial is done counts as if
-it were part of it, which is the level of Muntz and Coffman (Preemptive scheduling of real-time tasks, 1970).
+A trial is preempted only when a waiting one has no slack left (least laxity first), so preemptions are few and the
+first trials end as early as without. Work that can begin only after a trial counts as part of it: its level, as in
+Muntz and Coffman (Preemptive scheduling of real-time tasks, 1970).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: Iterations of late that are not worth an interruption: trials can be interrupted only between two.
+#: Share of an iteration by which a gain must exceed the cost, as trials are preempted only between two iterations.
 _ROUNDING = 0.7
 
 
@@ -23,13 +23,13 @@ class Demand(NamedTuple):
     """A trial that runs or waits.
 
     Attributes:
-        row: the number by which whoever runs it knows it.
-        seconds: predicted work left, at the width it has or is to have.
-        after: predicted seconds, on one device, of what can only begin then.
-        step: predicted seconds of one of its iterations.
-        width: of a device, or in devices.
-        cost: seconds that it takes to interrupt it and to go on with it elsewhere, if it runs.
-        yields: whether it may be interrupted, if it runs, or may take another's place, if it waits.
+        row: the caller's number of the trial.
+        seconds: predicted work left, at its present or future width.
+        after: predicted seconds, on one device, of work that can begin only after the trial.
+        step: predicted seconds per iteration.
+        width: share of a device, or number of devices.
+        cost: seconds to preempt a running trial and to resume it elsewhere.
+        yields: whether a running trial may be preempted, or a waiting one may preempt.
     """
 
     row: int
@@ -42,7 +42,7 @@ class Demand(NamedTuple):
 
     @property
     def level(self) -> float:
-        """Seconds until all that follows from it can be done at the earliest."""
+        """Seconds of the critical path that begins with it."""
         return self.seconds + self.after
 
 
@@ -54,11 +54,11 @@ class Preemption(NamedTuple):
 
 
 class PreemptionPlan(NamedTuple):
-    """What to do.
+    """The preemptions to make now.
 
     Attributes:
-        swaps: at most one for each trial.
-        again_in: seconds after which a trial that waits will be pressed, if nothing else happens, or infinite.
+        preemptions: at most one for each trial.
+        again_in: seconds until the next preemption may be due if nothing else happens; infinite if none.
     """
 
     preemptions: list[Preemption]
@@ -66,11 +66,11 @@ class PreemptionPlan(NamedTuple):
 
 
 def choose_preemptions(running: Sequence[Demand], waiting: Sequence[Demand], n: int) -> PreemptionPlan:
-    """Says which running trials make way now.
+    """Chooses the running trials to preempt now.
 
     Args:
         running: the trials that hold devices.
-        waiting: those that do not, in starting order.
+        waiting: the trials that wait for one, in starting order.
         n: number of devices.
     """
     everyone = (*running, *waiting)
@@ -79,7 +79,7 @@ def choose_preemptions(running: Sequence[Demand], waiting: Sequence[Demand], n: 
     work = sum(demand.seconds * demand.width for demand in everyone)
     horizon = max(work / n, *(demand.level for demand in everyone))
     victims = [demand for demand in running if demand.yields and demand.seconds >= (1.0 + _ROUNDING) * demand.step]
-    #: when devices fall free, if nobody is interrupted
+    # When devices become idle without preemption.
     ends = sorted(demand.seconds for demand in running)
     ahead = {demand.row: place for place, demand in enumerate(waiting)}
     preemptions: list[Preemption] = []
@@ -98,7 +98,7 @@ def choose_preemptions(running: Sequence[Demand], waiting: Sequence[Demand], n: 
         if slack > spare:
             again_in = min(again_in, slack - spare)
             continue
-        # By when it has made way, the slack of the one that waits is less by an iteration.
+        # The waiting trial loses an iteration of slack until the victim's iteration has ended.
         if demand.level - victim.level + victim.step < worth:
             again_in = min(again_in, victim.step)
             continue

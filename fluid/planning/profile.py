@@ -1,10 +1,9 @@
-"""What was measured about trials: seconds per iteration, overheads, memory and the cost of a resize.
+"""The profile: measured seconds per iteration, overheads and memory of trials, and the cost of a resize.
 
-Everything is learnt from iterations that are useful work anyway (docs/theory.md, section 7; paper section 3.4.2.2), per
-profile key and bucket: p trials on one device, or one trial on w devices. Without data nothing is guessed:
-seconds and memory are ``None``; alpha = beta = 1, epsilon = 0 and the limits are the ideal model's, and
-:meth:`Profile.measured_packing` says how far packing was tried. Trials of one key are taken to be alike, as
-the paper does: a space whose shapes differ needs a key per shape.
+Profiling uses the trials' own iterations (docs/theory.md, section 7; paper section 3.4.2.2). Measurements are kept per
+profile key and bucket: p trials on one device, or one trial on w devices. Without data nothing is guessed: seconds and
+memory are ``None``, alpha = beta = 1, epsilon = 0, and the limits are the ideal model's. As in the paper, trials of one
+key are assumed to be alike: a search space whose model shapes differ needs a key per shape.
 """
 
 from __future__ import annotations
@@ -53,21 +52,21 @@ _log = logging.getLogger(__name__)
 FORMAT = 2
 #: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
 DEFAULT_WINDOW = 31
-#: Keeps a clamped overhead inside its half-open interval, by more than TOLERANCE.
+#: Keeps a clamped overhead inside its half-open interval by more than TOLERANCE.
 _INSIDE = 1.0 - 1e-6
 
 
 class Profile:
-    """Learns how fast trials run alone, packed and wide, and what they need (docs/theory.md, section 7).
+    """Learns the speed of trials alone, packed and wide, and their memory (docs/theory.md, section 7).
 
-    It only knows what it is told: no clock, no threads, no randomness. A key never seen is no error.
+    Pure: no clock, no threads, no randomness. An unknown key is not an error.
 
     Args:
         window: newest observations kept per bucket, at least 12; estimates are medians over it.
         threshold: O_th in [0, 1), the marginal benefit that packing one more trial must exceed.
 
     Raises:
-        InvalidFieldError: here as in every method, a value cannot be used; names the field and the value.
+        InvalidFieldError: also from every method, if a value is invalid; names the field and the value.
     """
 
     def __init__(self, *, window: int = DEFAULT_WINDOW, threshold: float = DEFAULT_BENEFIT_THRESHOLD) -> None:
@@ -91,7 +90,7 @@ class Profile:
         memory: MemoryNeed | None = None,
         busy: float | None = None,
     ) -> None:
-        """Takes a report of finished iterations: one observation. A refused call teaches nothing.
+        """Adds one observation: iterations that have finished. A call that raises adds nothing.
 
         Args:
             key: the trial's profile key.
@@ -99,9 +98,9 @@ class Profile:
             co_residents: p, trials on the device, this one included; above 1 only at width 1.
             width: devices the trial ran on; above 1 only without co-residents.
             iterations: how many iterations took ``seconds``.
-            memory: the trial's peak memory in bytes, where it was measured.
-            busy: share of ``seconds`` in which it kept its device busy, where it was measured; only that of a trial
-                alone on one device is of use.
+            memory: the trial's peak memory in bytes, if measured.
+            busy: share of ``seconds`` in which it kept its device busy, if measured; used only of a trial alone on one
+                device.
         """
         ids = bucket_id(co_residents, width)
         count = require_integer("iterations", iterations, at_least=1)
@@ -119,18 +118,18 @@ class Profile:
             _log.info("profile %r drifted at co_residents=%d, width=%d: measuring again", key, *ids)
 
     def observe_memory(self, key: str, memory: MemoryNeed) -> None:
-        """Takes the peak memory of a trial, in bytes, where nothing can be said about its seconds."""
+        """Adds the peak memory of a trial, in bytes, without its seconds."""
         if not isinstance(memory, MemoryNeed):
             raise InvalidFieldError("memory", memory, "must be a MemoryNeed")
         self._keys.setdefault(_named("key", key), KeyProfile()).grow_memory(memory)
 
     def observe_resize(self, seconds: float) -> None:
-        """Takes the measured cost of one resize, in seconds; 0 is allowed."""
+        """Adds the measured cost of one resize, in seconds; 0 is allowed."""
         self._resizes.add(require_number("seconds", seconds, at_least=0.0), self.window)
 
     @property
     def epsilon(self) -> float:
-        """Median cost of a resize, in seconds; 0.0 until one was measured."""
+        """Median cost of a resize, in seconds; 0.0 until one is measured."""
         return self._resizes.estimate if self._resizes.seconds else 0.0
 
     def keys(self) -> list[str]:
@@ -138,7 +137,7 @@ class Profile:
         return list(self._keys)
 
     def memory(self, key: str) -> MemoryNeed | None:
-        """The maximum seen of each part, in bytes; ``None`` until some was reported."""
+        """The maximum of each part, in bytes; ``None`` until some is reported."""
         return self._known(key).memory
 
     def busy(self, key: str) -> float | None:
@@ -152,10 +151,10 @@ class Profile:
         return len(bucket.seconds) < MIN_OBSERVATIONS
 
     def seconds_per_iteration(self, key: str) -> float | None:
-        """Seconds per iteration at width 1, alone on the device; ``None`` for a key never seen.
+        """Seconds per iteration at width 1, alone on the device; ``None`` for an unknown key.
 
-        Where only packed or wide iterations were measured, eq. 3.2 takes theirs back to width 1. Buckets with
-        too few observations count only where there are no others.
+        If only packed or wide iterations were measured, eq. 3.2 converts them to width 1. Buckets with too few
+        observations are used only if there are no others.
         """
         buckets = self._known(key).buckets
         for usable in ({ids: bucket for ids, bucket in buckets.items() if bucket.measured}, buckets):
@@ -173,34 +172,34 @@ class Profile:
     def alpha(self, key: str) -> float:
         """Packing overhead per extra co-resident, in [1, c/(c-1)) for the c measured; 1.0 until measured.
 
-        Fitted to all measured buckets, at least two, as a weighted median of slopes (Theil-Sen), so that no
-        one of many decides it. A value outside the interval is clamped, which is logged once per key.
+        The weighted median of the slopes between measured buckets (Theil-Sen), which no single bucket of many decides.
+        A value outside the interval is clamped, which is logged once per key.
         """
         return self._overhead(key, "alpha")
 
     def beta(self, key: str) -> float:
         """Scaling overhead per extra device, in [1, d/(d-1)); 1.0 until measured; fitted as :meth:`alpha`.
 
-        d is the last of the measured widths 1, 2, ... that are each faster than the one before.
+        d is the last of the measured widths 1, 2, ... of which each is faster than the one before.
         """
         # The paper prints [1, (d+1)/d), which its own definition of d contradicts (docs/theory.md, section 2).
         return self._overhead(key, "beta")
 
     def measured_packing(self, key: str) -> int:
-        """The largest p for which each of 1..p co-residents was measured; 0 where not even one alone was."""
+        """The largest p such that each of 1..p co-residents was measured; 0 if 1 was not."""
         return len(prefix(self._known(key).line("alpha")))
 
     def marginal_benefits(self, key: str) -> dict[int, float]:
-        """O^p (eq. 3.1) by p, where p and p - 1 were measured; medians stand for the paper's means."""
+        """O^p (eq. 3.1) by p, if p and p - 1 were measured; from medians in place of the paper's means."""
         seconds = {p: bucket.estimate for p, bucket in self._known(key).line("alpha").items()}
         return {p: marginal_benefit(p, seconds[p], seconds[p - 1]) for p in seconds if p - 1 in seconds}
 
     def packing_limit(self, key: str, c_max: int) -> int:
-        """c, the most co-residents worth having on a device.
+        """c, the most co-residents worth packing on a device.
 
-        Up to :meth:`measured_packing` the measured O^p decide, whatever alpha; beyond it each further trial
-        is taken to cost the fitted alpha, which without data is the ideal 1, and no less than it must: what
-        keeps a device busy for a share u of its iteration alone takes p u of that among p such.
+        Up to :meth:`measured_packing` the measured O^p decide. Beyond it, each further trial is assumed to cost the
+        fitted alpha (1 without data), and p trials that each keep the device busy for a share u of an iteration alone
+        take at least p u of it.
         """
         c_max = require_integer("c_max", c_max, at_least=1)
         seconds = prefix(self._known(key).line("alpha"))[:c_max]
@@ -222,7 +221,7 @@ class Profile:
         return width_limit(self.beta(key), n=n, d_max=d_max)
 
     def to_json(self) -> dict[str, object]:
-        """All that was learnt, in plain dicts, lists, strings and numbers."""
+        """The measurements, as JSON."""
         return {
             "format": FORMAT,
             "window": self.window,
@@ -242,7 +241,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, data: object) -> Profile:
-        """Makes the profile that :meth:`to_json` described: same estimates, and it goes on learning alike."""
+        """Makes the profile that :meth:`to_json` wrote, with the same estimates and the same drift state."""
         version = member("", data, "format")
         if version != FORMAT:
             raise InvalidFieldError("format", version, f"is unknown; this Fluid reads format {FORMAT}")
@@ -254,7 +253,7 @@ class Profile:
         return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the profile to a file. Whoever reads it finds the old content or the new, never a part."""
+        """Writes the profile to a file atomically: a reader finds the old content or the new, never a part."""
         target = Path(path)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         try:
@@ -268,7 +267,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Reads what :meth:`save` wrote; an error in the content names the file too."""
+        """Reads a file that :meth:`save` wrote; errors name the file too."""
         name = os.fspath(path)
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -289,7 +288,7 @@ class Profile:
         return known.fitted[name]
 
     def _clamped(self, key: str, name: Overhead, value: float, seconds: Sequence[float]) -> float:
-        """``value`` brought into [1, m/(m-1)), where m is the measured c or d."""
+        """``value`` clamped to [1, m/(m-1)), where m is the measured c or d."""
         if name == "alpha":
             limit = packing_limit_from_seconds(seconds, threshold=self.threshold)
         else:
@@ -313,23 +312,23 @@ def _named(name: str, value: object) -> str:
 
 
 def _slope(line: Mapping[int, Bucket], *, shared: bool) -> float:
-    """log alpha, or log beta where the devices share the work (eq. 3.2), from two buckets or more."""
+    """log alpha, or log beta if the devices share the work (eq. 3.2), from at least two buckets."""
     logs = {step: math.log(bucket.estimate * (step if shared else 1)) for step, bucket in line.items()}
     slopes = []
     for a, b in itertools.combinations(line, 2):
-        # The further apart two buckets are and the better observed, the surer is their slope.
+        # A slope is the more certain the further apart its two buckets are, and the more observations they have.
         noise = math.sqrt(1 / len(line[a].seconds) + 1 / len(line[b].seconds))
         slopes.append(((logs[b] - logs[a]) / (b - a), (b - a) / noise))
     return _weighted_median(slopes)
 
 
 def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
-    """The smallest value such that it and those below it have at least half of the weight."""
+    """The smallest value such that the values up to it have at least half of the weight."""
     ordered = sorted(weighted)
     sums = list(itertools.accumulate(weight for _, weight in ordered))
     return ordered[bisect.bisect_left(sums, 0.5 * sums[-1] * (1.0 - TOLERANCE))][0]
 
 
 def _exp(exponent: float) -> float:
-    """exp, but an absurd measurement ends in an absurd number and not in an OverflowError."""
+    """exp without OverflowError: an absurd measurement gives an absurd number."""
     return math.exp(min(max(exponent, -700.0), 700.0))

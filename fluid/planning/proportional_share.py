@@ -1,4 +1,4 @@
-"""Widths in proportion to work: the water-filling of StaticFluid, and what follows from it when trials arrive."""
+"""Widths in proportion to work: StaticFluid's water-filling, and the same for trials that arrive while others run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fluid.planning.runtime_model import TOLERANCE, FloatArray
 
 
 def shares(heights: FloatArray, n: int) -> FloatArray:
-    """(k,) the devices due to each trial if ``n`` of them were divided by height."""
+    """(k,) each trial's share of ``n`` devices, in proportion to its height."""
     total = float(heights.sum())
     return heights / total * n if total > 0.0 else np.zeros(len(heights))
 
@@ -23,25 +23,25 @@ def static_widths(heights: FloatArray, c: ArrayLike, d: ArrayLike, n: int) -> Fl
         heights: (k,) h_i(1), seconds.
         c: most co-resident trials, one number or (k,).
         d: most devices, one number or (k,).
-        n: devices to share out.
+        n: number of devices.
 
     Returns:
         (k,) widths; those above 1/c sum to at most n.
     """
-    # k = n alike trials have a share of 1 each, which rounding must not take below 1.
+    # With k = n alike trials each share is 1; TOLERANCE keeps rounding errors from flooring it to 0.
     whole = np.floor(shares(heights, n) + TOLERANCE)
     return np.minimum(np.maximum(whole, 1.0 / np.asarray(c, dtype=np.float64)), np.asarray(d, dtype=np.float64))
 
 
 def arrival_widths(instance: Instance, others: FloatArray, idle: int) -> FloatArray:
-    """Widths of trials that arrive while others run or wait: each gets its share of all the work there is.
+    """Widths of trials that arrive while others run or wait: their shares of the total work.
 
-    A trial whose share is below one device, or for which none is idle, takes a slot beside others.
+    A trial whose share is below one device, or for which no device is idle, is packed.
 
     Args:
         instance: the k new trials, and all devices of the job.
         others: heights of the trials that run or wait, seconds.
-        idle: devices that nobody holds.
+        idle: number of idle devices.
 
     Returns:
         (k,) widths; those above 1/c sum to at most ``idle``.
@@ -60,17 +60,17 @@ def arrival_widths(instance: Instance, others: FloatArray, idle: int) -> FloatAr
 
 
 def make_room(running: Running, waiting: FloatArray) -> list[WidthChange]:
-    """Resizes by which running trials give way to queued ones, down to their share of all the work.
+    """Narrows running trials for queued ones, down to their shares of the total work.
 
-    Wide trials shrink to a whole width. A trial alone on a device that is due less than a device lets others
-    in: it stays where it is, so that costs nothing but their company.
+    Wide trials shrink to a whole width. A trial alone on a device whose share is below one device allows packing: it
+    stays where it is, so that it pays no epsilon.
 
     Args:
         running: the trials that run.
         waiting: heights of the queued trials, seconds.
 
     Returns:
-        Resizes, the widest trial first; none for a trial about to end anyway.
+        Width changes, the widest trial first; none for a trial that ends within epsilon.
     """
     alone = np.flatnonzero(running.widths >= 1.0)
     if not len(alone) or not len(waiting):
@@ -78,8 +78,8 @@ def make_room(running: Running, waiting: FloatArray) -> list[WidthChange]:
     work = np.concatenate([running.remaining, waiting])
     whole = np.floor(shares(work, running.n)[alone] + TOLERANCE)
     widths = running.widths[alone]
-    let_in = np.where(whole < 1.0, 1.0 / running.c[alone], 1.0)
-    target = np.where(widths >= 2.0, np.maximum(whole, 1.0), let_in)
+    packed = np.where(whole < 1.0, 1.0 / running.c[alone], 1.0)
+    target = np.where(widths >= 2.0, np.maximum(whole, 1.0), packed)
     ends_in = running.remaining[alone] / running.speed[alone] * running.beta[alone] ** (widths - 1.0) / widths
     moves = np.flatnonzero((target < widths) & (ends_in > running.epsilon))
     moves = moves[np.argsort(-widths[moves], kind="stable")]

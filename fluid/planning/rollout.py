@@ -1,9 +1,9 @@
-"""The n strips of the packing problem with trials on them: who runs where, how far each is, when each ends.
+"""The rollout: a plan carried out by the runtime model, to predict its makespan.
 
-This is the model of execution by which planners judge a plan, and which the simulator runs on its virtual clock.
-A packed trial advances at the rate its actual co-residents allow, ``alpha^-(p(t)-1)``, updated at each arrival
-and departure; a wide one at ``w / beta^(w-1)`` (docs/theory.md, section 3). Nothing here reads a clock: time is
-an argument.
+Planners compare candidates by it, and ``fluid plan`` shows it. Trials are continuous work: a packed trial advances at
+the rate that its co-residents at the time allow, ``alpha^-(p(t)-1)``, a wide one at ``w / beta^(w-1)``
+(docs/theory.md, section 3). ``fluid simulate`` runs the engine on :mod:`fluid.backends.simulated` instead, iteration by
+iteration; tests/simulation/test_models_agree.py compares the two. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from fluid.planning.runtime_model import TOLERANCE, stretch_of
 from fluid.planning.start_queue import StartQueue
 from fluid.resources import Cluster, MemoryNeed
 
-#: Events closer together than this share of the time are one instant.
+#: Events closer together than this share of the time are one instant: sums of the same durations in another order
+#: differ by rounding, which is a few times 1e-16 of the time.
 _SAME_INSTANT = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of time in which a trial held the same devices at the same width.
+    """An interval in which a trial held the same devices at the same width.
 
     Attributes:
         row: the trial.
         start, end: seconds.
         devices: indices of the devices held.
         width: the width given, ``1/p`` as planned.
-        pause: seconds of it, at its start, lost to the resize that began it, or to one just before.
+        pause: seconds at its start that the trial lost to resizes.
     """
 
     row: int
@@ -46,7 +47,7 @@ class Segment:
 
 
 class Rollout:
-    """Trials on devices. Rows are numbered in the order they are added.
+    """Trials on devices, simulated by the runtime model. Rows are numbered in the order they are added.
 
     Args:
         cluster: the devices.
@@ -58,9 +59,9 @@ class Rollout:
         self.occupancy = Occupancy(cluster)
         self.epsilon = epsilon
         self.now = 0.0
-        #: rows that run now.
+        #: Rows that run now.
         self.running: set[int] = set()
-        #: finished stretches of time, if recorded.
+        #: Finished segments, if recorded.
         self.segments: list[Segment] = []
         self.resizes = 0
         self.started: dict[int, float] = {}
@@ -81,16 +82,16 @@ class Rollout:
         self._ends: list[tuple[float, int, int]] = []
         self._queue = StartQueue()
 
-    # -- what there is ------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
-        """Trials that wait for a device."""
+        """The number of trials that wait for a device."""
         return len(self._queue)
 
     @property
     def next_end(self) -> float:
-        """When the next running trial ends, if nothing changes; infinite where none runs."""
+        """The time at which the next running trial ends, if nothing changes; infinite if none runs."""
         ends = self._ends
         while ends and ends[0][2] != self._version[ends[0][1]]:
             heapq.heappop(ends)
@@ -105,11 +106,11 @@ class Rollout:
         return self._width[row]
 
     def is_fresh(self, row: int) -> bool:
-        """Whether the trial started this very instant, so that a resize costs nothing."""
+        """Whether the trial started at this instant: a resize costs nothing then."""
         return self.started[row] == self.now
 
     def snapshot(self, epsilon: float | None = None) -> Running:
-        """What a re-planner looks at; ``epsilon`` stands in for the strips' own."""
+        """The re-planner's input, with ``epsilon`` in place of the rollout's own."""
         rows = sorted(self.running)
         now, left, rate, since = self.now, self._remaining, self._rate, self._since
         held = [self.occupancy.held[row] for row in rows]
@@ -133,10 +134,10 @@ class Rollout:
     # -- changes ------------------------------------------------------------------------------------------
 
     def submit(self, instance: Instance, arrangement: Arrangement) -> range:
-        """Queues the trials of an instance as arranged, behind what is queued; returns their rows.
+        """Queues the trials of an instance as arranged, behind those that are queued; returns their rows.
 
         Args:
-            instance: the trials; its cluster is not looked at.
+            instance: the trials; its cluster is ignored.
             arrangement: widths and starting order.
         """
         first, k, model = len(self._remaining), len(instance), instance.model
@@ -159,16 +160,16 @@ class Rollout:
     def dispatch(self) -> list[int]:
         """Starts every queued trial that fits, in order of priority, then descending width; returns them.
 
-        A trial that does not fit lets narrower ones pass: they would leave the devices idle otherwise.
+        Narrower trials overtake one that does not fit: the devices would idle otherwise.
         """
         started = self._queue.start(self._place)
-        # Rates follow from who is where once all have started: pacing each arrival anew would be wasted.
+        # Rates are set once, after all have started.
         for row in {near for begun in started for near in (begun, *self._neighbours(begun))}:
             self._pace(row)
         return started
 
     def advance(self, until: float) -> list[int]:
-        """Moves time on to ``until``, or to the next instant at which trials end; returns the trials ended."""
+        """Advances the time to ``until``, or to the next instant at which trials end; returns the trials ended."""
         end = self.next_end
         if end > until:
             self.now = until
@@ -186,11 +187,11 @@ class Rollout:
         return ended
 
     def resize(self, row: int, width: float) -> bool:
-        """Gives a running trial another width; it pays epsilon unless it started this very instant.
+        """Changes the width of a running trial, which pays epsilon unless it started at this instant.
 
         Returns:
-            Whether it was possible; nothing changed otherwise. A trial is not widened onto devices so much slower
-            than its own that it would slow down.
+            Whether it was possible; nothing changes otherwise. A trial is not widened onto devices so slow that it
+            would slow down.
         """
         before = self.occupancy.held[row]
         neighbours = self._neighbours(row)
@@ -199,12 +200,12 @@ class Rollout:
         if chosen is None or (width > self._width[row] and self._is_slower(row, chosen, width)):
             return False
         self.occupancy.move(row, chosen, width, self._needs[row])
-        # A trial that lets others in on the device it has does not move.
+        # A trial that allows packing on its own device does not move.
         free = self.is_fresh(row) or self.occupancy.held[row] == before
         self._close(row, before)
         self._width[row] = width
         pause = 0.0 if free else self.epsilon
-        pause += max(0.0, self._since[row] - self.now)  # what is left of the pause before
+        pause += max(0.0, self._since[row] - self.now)  # the rest of the previous pause
         self._since[row] = self.now + pause
         self._opened[row] = (self.now, pause)
         self.resizes += not free
@@ -213,7 +214,7 @@ class Rollout:
         return True
 
     def apply(self, resizes: list[WidthChange]) -> None:
-        """Carries out a re-planner's resizes, in its order."""
+        """Carries out the re-planner's width changes, in its order."""
         for row, width in resizes:
             self.resize(row, width)
 
@@ -251,14 +252,14 @@ class Rollout:
         return [other for other in self.occupancy.residents[self.occupancy.held[row][0]] if other != row]
 
     def _settle(self, row: int) -> None:
-        """Books the work done since the last look."""
+        """Updates the work left to this instant."""
         elapsed = self.now - self._since[row]
         if elapsed > 0.0:
             self._remaining[row] = max(0.0, self._remaining[row] - self._rate[row] * elapsed)
             self._since[row] = self.now
 
     def _pace(self, row: int) -> None:
-        """Sets the rate of a running trial after it or its neighbours moved, and when it will end."""
+        """Sets the rate and the end of a running trial after it or its neighbours moved."""
         self._settle(row)
         devices = self.occupancy.held[row]
         width = self._width[row]
@@ -280,10 +281,9 @@ class Rollout:
 
 
 def start(instance: Instance, arrangement: Arrangement, *, record: bool = False) -> Rollout:
-    """Starts every trial of an arrangement that fits on the idle cluster; the others are queued.
+    """Starts every trial of an arrangement that fits on the idle cluster, and queues the others.
 
-    Where all of them start and devices are left idle, the re-planner is asked at once, free of epsilon: nothing
-    has run yet.
+    If all of them start and devices stay idle, the re-planner is asked at once, with epsilon 0: nothing has run yet.
     """
     rollout = Rollout(instance.cluster, instance.epsilon, record=record)
     rollout.submit(instance, arrangement)
@@ -296,16 +296,16 @@ def start(instance: Instance, arrangement: Arrangement, *, record: bool = False)
 def roll_out(
     instance: Instance, arrangement: Arrangement, *, give_up_after: float = math.inf, record: bool = False
 ) -> Rollout:
-    """Runs an arrangement to its end by the runtime model, re-planning included.
+    """Runs an arrangement to its end by the runtime model, with its re-planner.
 
     Args:
         instance: the trials and devices; all start at time 0.
         arrangement: widths, order and re-planner.
-        give_up_after: seconds after which to stop looking; the result is then unfinished.
+        give_up_after: makespan, in seconds, beyond which the rollout stops unfinished.
         record: whether to keep segments.
 
     Returns:
-        The strips at the end; ``now`` is the makespan in seconds, infinite if given up.
+        The rollout at its end; ``now`` is the makespan in seconds, infinite if it gave up.
     """
     rollout = start(instance, arrangement, record=record)
     while rollout.running:

@@ -18,11 +18,13 @@ from fluid.errors import InvalidFieldError, require_integer, require_number
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+#: Default bound on c. Each p up to c costs iterations to measure; the measured overhead lowers it further.
 DEFAULT_MAX_PACKING = 4
+#: Default bound on d: the GPUs of a common server.
 DEFAULT_MAX_WIDTH = 8
-#: A further co-resident must cut the mean time per trial by at least this share (O_th).
+#: O_th: one more co-resident must cut the device time per iteration by more than this (docs/theory.md, section 2).
 DEFAULT_BENEFIT_THRESHOLD = 0.05
-#: Absorbs rounding where the specification means exact arithmetic (floor, strict comparisons).
+#: Absorbs rounding errors where the theory means exact arithmetic (floor, strict comparisons).
 TOLERANCE = 1e-9
 
 
@@ -35,7 +37,7 @@ def marginal_benefit(residents: int, seconds: float, seconds_one_fewer: float) -
         seconds_one_fewer: the same with p - 1 trials.
 
     Returns:
-        The relative cut in device time per iteration; negative where packing one more costs throughput.
+        The relative cut in device time per iteration; negative if packing one more costs throughput.
     """
     p = require_integer("residents", residents, at_least=2)
     if not (seconds > 0.0 and seconds_one_fewer > 0.0):
@@ -71,7 +73,7 @@ def packing_limit(alpha: float, *, c_max: int, threshold: float = DEFAULT_BENEFI
 
 
 def width_limit(beta: float, *, n: int, d_max: int) -> int:
-    """d_i, the most devices a trial may span: widening stops where it stops helping.
+    """d_i, the most devices a trial may span: each further device must shorten it.
 
     Returns:
         ``min(d_max, n, max{w : beta < w/(w-1)})``.

@@ -1,4 +1,4 @@
-"""What to simulate: a workload on a cluster, with everything that can happen to it, deterministic by seed."""
+"""A scenario to simulate: a workload on a cluster, with errors and device changes, deterministic by seed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import Cluster, Device
 
 DISTRIBUTIONS = ("constant", "lognormal", "uniform", "bimodal")
-#: More trials or iterations than this are taken for a slip of the keyboard.
+#: More trials or iterations than this are refused as a typing error.
 _MOST = 1_000_000
 ALGORITHMS = ("random", "successive_halving", "hyperband", "syncbohb", "asha", "pbt")
 
 
 @dataclass(frozen=True)
 class Runtimes:
-    """Seconds per iteration of the trials at width 1 on a device of speed 1.
+    """The distribution of the trials' seconds per iteration at width 1 on a device of speed 1.
 
     Args:
         distribution: ``"constant"``; ``"lognormal"`` with the mean of the logarithm such that the median is
             ``seconds_per_iteration``; ``"uniform"`` on ``(1 +- sigma)``; ``"bimodal"``: one trial in four takes
             ``1 + 4 sigma`` times as long.
         seconds_per_iteration: the median.
-        sigma: how far trials differ.
+        sigma: the spread.
     """
 
     distribution: str = "lognormal"
@@ -46,7 +46,7 @@ class Runtimes:
             raise InvalidFieldError("sigma", self.sigma, "must be below 1 for the uniform distribution")
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Draws one trial's seconds per iteration. Every distribution takes one number from ``rng``."""
+        """Draws one trial's seconds per iteration; every distribution takes one number from ``rng``."""
         quantile = rng.random()
         if self.distribution == "lognormal":
             factor = float(np.exp(self.sigma * _normal_quantile(quantile)))
@@ -61,14 +61,14 @@ class Runtimes:
 
 @dataclass(frozen=True)
 class Workload:
-    """A search algorithm's shape: when it asks for which trials, with which budgets.
+    """A search algorithm's shape: which trials it submits when, with which budgets.
 
     Args:
         algorithm: one of :data:`ALGORITHMS`.
         trials: trials of a random search, at the first rung of Successive Halving, in all for ASHA, or the
             population of PBT. Hyperband and SyncBOHB derive theirs from ``max_iterations`` and ``eta``.
         max_iterations: R, the budget of a trial that is never stopped.
-        eta: of ``eta`` trials one goes on to the next rung.
+        eta: the reduction factor: one of ``eta`` trials is promoted to the next rung.
         concurrency: trials ASHA keeps running; 0 for one per device.
         interval: iterations between two decisions of PBT.
     """
@@ -83,7 +83,7 @@ class Workload:
     def __post_init__(self) -> None:
         require_one_of("algorithm", self.algorithm, ALGORITHMS)
         least = {"trials": 1, "max_iterations": 1, "eta": 2, "concurrency": 0, "interval": 1}
-        for name, at_least in least.items():  # JSON may say 27.0 or 1e2, which range() would not take
+        for name, at_least in least.items():  # whole floats become ints, for range()
             value = require_integer(name, getattr(self, name), at_least=at_least, at_most=_MOST)
             object.__setattr__(self, name, value)
 
@@ -105,24 +105,24 @@ class DeviceChange:
     def __post_init__(self) -> None:
         require_number("at", self.at, at_least=0.0)
         if (self.device is None) == (self.lost is None):
-            raise InvalidFieldError("lost", self.lost, "a change is either a device gained or one lost")
+            raise InvalidFieldError("lost", self.lost, "a change either gains a device or loses one")
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One thing to simulate.
+    """A simulation's input.
 
     Args:
-        name: for people.
+        name: for display.
         cluster: the devices at the start.
         workload: the algorithm's shape.
-        runtimes: how long the trials take.
+        runtimes: the distribution of seconds per iteration.
         alpha, beta, c, d: the runtime model, the same for all trials.
         epsilon: seconds one resize costs.
         runtime_error: sigma of the lognormal factor, of median 1, between true and predicted runtime.
         early_stop: share of the trials that the algorithm stops at a random moment of their budget.
         changes: devices lost and gained.
-        seed: everything random follows from it; the same trials, runtimes and stops come under every planner.
+        seed: of all random numbers; every planner gets the same trials, runtimes and stops.
     """
 
     cluster: Cluster
@@ -152,11 +152,11 @@ class Scenario:
         self._check_changes()
 
     def with_devices(self, n: int) -> Scenario:
-        """The same on ``n`` alike devices; losses and gains are left out, as they name devices."""
+        """A copy with ``n`` alike devices, without losses and gains, which name devices."""
         return replace(self, cluster=Cluster.of(n), changes=())
 
     def with_seed(self, seed: int) -> Scenario:
-        """The same with other random numbers."""
+        """A copy with another seed."""
         return replace(self, seed=seed)
 
     @classmethod
@@ -169,7 +169,7 @@ class Scenario:
         """Makes a scenario from what ``fluid simulate`` reads (see ``docs/cli.md``).
 
         Raises:
-            InvalidFieldError: a field is unknown or missing, or its value cannot be used.
+            InvalidFieldError: a field is missing, unknown or invalid; the message names its place and value.
         """
         read = read_record(data, ScenarioInput, "scenario")
         cluster = cluster_from_json(read.devices)
@@ -177,18 +177,20 @@ class Scenario:
         return cls(cluster=cluster, changes=tuple(event.change(cluster) for event in read.events), **alike)
 
     def _check_changes(self) -> None:
-        """Refuses a loss of a device that is not there, a gain of one that is, and a loss of the last one."""
+        """Raises if a lost device is missing or the last one, or a gained one is present."""
         present = {device.index for device in self.cluster.devices}
         for change in sorted(self.changes, key=lambda change: change.at):
             if change.lost is not None:
                 if change.lost not in present:
-                    raise InvalidFieldError("remove_device", change.lost, f"is not there at {change.at:g} s")
+                    raise InvalidFieldError("remove_device", change.lost, f"is no device at {change.at:g} s")
                 present.remove(change.lost)
                 if not present:
                     raise InvalidFieldError("remove_device", change.lost, "would leave no device")
             elif change.device is not None:
                 if change.device.index in present:
-                    raise InvalidFieldError("add_device", change.device.index, f"is there already at {change.at:g} s")
+                    raise InvalidFieldError(
+                        "add_device", change.device.index, f"is already a device at {change.at:g} s"
+                    )
                 present.add(change.device.index)
 
 
@@ -206,7 +208,7 @@ class EventInput:
             raise InvalidFieldError("", asdict(self), "each event has at and one of remove_device and add_device")
 
     def change(self, cluster: Cluster) -> DeviceChange:
-        """What happens to ``cluster``. A device gained by its number alone is the one lost, or is like the first."""
+        """Makes the change of ``cluster``; a device gained by its number alone is as it was, or like the first one."""
         if self.remove_device is not None:
             return DeviceChange(self.at, lost=self.remove_device)
         if isinstance(self.add_device, Mapping):

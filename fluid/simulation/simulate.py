@@ -51,21 +51,21 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What happened.
+    """A simulation's times and counts.
 
     Attributes:
         planner: its name.
         n: devices at the start.
         makespan: seconds from the first start to the last finish.
         busy_device_seconds: device-seconds in which at least one trial held the device.
-        utilisation: their share of the device-seconds there were.
-        lower_bound: seconds no schedule of the work that was run can beat.
-        device_hours: device-hours there were, used or not: what is paid for.
-        resizes: how often a running trial's width changed.
-        trials: trials asked for, each counted once.
+        utilisation: their share of the available device-seconds.
+        lower_bound: seconds; no schedule of the same work is shorter.
+        device_hours: available device-hours, used or not: what is paid for.
+        resizes: number of resizes of running trials.
+        trials: trials requested, each counted once.
         stopped: trials the algorithm stopped early.
         groups: in order of submission.
-        segments: who held what and when, if recorded.
+        segments: which trial held which devices when, if recorded.
         trial_ids: a name for each row of the segments.
         cluster: the devices at the start.
         device_changes: (seconds, device, whether it was added), in order.
@@ -92,16 +92,16 @@ def simulate(scenario: Scenario, planner: Planner, *, record: bool = False) -> S
     """Runs a scenario to its end.
 
     Args:
-        scenario: what to run; its ``c`` and ``d`` count, not the planner's.
-        planner: who plans.
-        record: whether to keep the segments, for drawings.
+        scenario: what to run, with its own ``c`` and ``d`` in place of the planner's.
+        planner: the planner.
+        record: whether to keep the segments, for charts.
     """
     return _Simulation(scenario, planner, record).run()
 
 
 @dataclass
 class _RequestedRun:
-    """One run of a trial that the algorithm asked for."""
+    """One run of a trial that the algorithm requested."""
 
     group: int
     trial: int
@@ -131,7 +131,7 @@ class _Simulation:
         )
         profile = OracleProfile(scenario, self._paces)
         self._state = EngineState(planner, profile, max_packing=scenario.c, max_width=scenario.d)
-        #: the next one last; those of one instant in the order given
+        #: The next one last; those of one instant in the order given.
         self._changes = sorted(scenario.changes, key=lambda change: change.at)[::-1]
         self._changed: list[tuple[float, int, bool]] = []
         self._groups: list[GroupRequest] = []
@@ -147,12 +147,12 @@ class _Simulation:
         while self._open:
             change_at = self._changes[-1].at if self._changes else math.inf
             if self._backend.next_at() > self._backend.now() and self._state.wants_tick:
-                self._tick()  # all that happened at this instant has been dealt with
-            elif change_at < self._backend.next_at() * (1.0 - TOLERANCE):  # what ends at that instant counts
+                self._tick()  # all events of this instant are handled
+            elif change_at < self._backend.next_at() * (1.0 - TOLERANCE):  # iterations that end then count
                 self._change()
             elif math.isinf(self._backend.next_at()):
                 stories = {trial_id: list(self._state.trials[trial_id].story) for trial_id in self._open}
-                raise EngineError(f"nothing will ever happen to the trials that are left: {stories}")
+                raise EngineError(f"no event is left for the trials that have not ended: {stories}")
             else:
                 self._handle(self._backend.poll())
         return self._result()
@@ -160,7 +160,7 @@ class _Simulation:
     # -- one event after another ---------------------------------------------------------------------------
 
     def _handle(self, events: Iterable[Event]) -> None:
-        """Lets the engine decide, and the algorithm answer what ended."""
+        """Passes events to the engine, its commands to the backend, and ended trials to the algorithm."""
         commands = self._state.handle(*events)
         self._execute(commands)
         stops: dict[str, Event] = {}
@@ -232,7 +232,7 @@ class _Simulation:
             self._handle(events)
 
     def _id_of(self, trial: int) -> str:
-        """The engine's id of a trial: a trial that was stopped and is asked for again goes on under a new one."""
+        """The engine's id of a trial; a stopped trial that is requested again gets a new one."""
         trial_id = self._ids.get(trial, f"trial-{trial}")
         if trial_id in self._state.trials and self._state.trials[trial_id].state is TrialState.STOPPED:
             trial_id += "+"
@@ -284,23 +284,24 @@ class _Simulation:
         )
 
     def _device_seconds(self, until: float) -> float:
-        """Device-seconds there were until the end."""
+        """Device-seconds available until the end."""
         total = len(self._scenario.cluster) * until
         for at, _, added in self._changed:
             total += (1 if added else -1) * max(0.0, until - at)
         return total
 
     def _lower_bound(self) -> float:
-        """mLB of the work that was run, by true runtimes, on all devices there ever were.
+        """mLB of the work that was run, by true runtimes, on all devices that the cluster ever had.
 
-        Stages of a bracket wait for one another and add up; groups of one stage, and all groups of an algorithm
-        without stages, count as one. Brackets run beside one another: the longest counts, or all work as one.
+        Stages of a bracket wait for each other, so their bounds add up; groups of one stage, and all groups of an
+        algorithm without stages, count as one. Brackets run concurrently: the bound is that of the longest bracket, or
+        of all work as one group.
         """
         scenario = self._scenario
         gained = [change.device for change in scenario.changes if change.device]
         devices: dict[int, Device] = {}
         for device in sorted([*scenario.cluster.devices, *gained], key=lambda device: device.speed):
-            devices[device.index] = device  # one that came back with another speed counts with the greater one
+            devices[device.index] = device  # a device that returned with another speed counts with the greater one
         cluster = Cluster(tuple(devices.values()))
         everything: dict[int, float] = {}
         work: dict[int, dict[int | None, dict[int, float]]] = {}

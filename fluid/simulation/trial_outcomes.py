@@ -1,4 +1,4 @@
-"""What becomes of a scenario's trials, the same under every planner, and what is told of it beforehand."""
+"""Outcomes of a scenario's trials (pace, stop), the same under every planner, and the profile that predicts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fluid.simulation.scenario import Scenario
 
 
 class TrialOutcomes:
-    """Paces and fates, the same for a trial under every planner."""
+    """Each trial's pace and stop, drawn once, the same under every planner."""
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
         self._scenario = scenario
@@ -37,7 +37,7 @@ class TrialOutcomes:
         return self._slowdowns[trial]
 
     def stop_at(self, trial: int) -> float:
-        """Share of its next budget after which the algorithm stops the trial; 1 if it does not."""
+        """Share of the next budget after which the algorithm stops the trial; 1 if it does not."""
         self.pace(trial)
         rng = self._generators[trial]
         stops, moment = rng.random(), rng.random()
@@ -45,10 +45,10 @@ class TrialOutcomes:
 
 
 class OracleProfile(Profile):
-    """A profile that knows a scenario's overheads and predicted paces beforehand, and learns nothing.
+    """A profile that knows a scenario's overheads and predicted paces in advance, and learns nothing.
 
     Args:
-        scenario: whose overheads to tell.
+        scenario: the overheads and limits.
         paces: predicted seconds per iteration by profile key.
     """
 
@@ -69,14 +69,14 @@ class OracleProfile(Profile):
         memory: MemoryNeed | None = None,
         busy: float | None = None,
     ) -> None:
-        """Ignores it."""
+        """Does nothing."""
 
     def observe_resize(self, seconds: float) -> None:
-        """Ignores it."""
+        """Does nothing."""
 
     @property
     def epsilon(self) -> float:
-        """The scenario's."""
+        """The scenario's value."""
         return self._scenario.epsilon
 
     def seconds_per_iteration(self, key: str) -> float | None:
@@ -84,15 +84,15 @@ class OracleProfile(Profile):
         return self._paces[key]
 
     def alpha(self, key: str) -> float:
-        """The scenario's."""
+        """The scenario's value."""
         return self._scenario.alpha
 
     def beta(self, key: str) -> float:
-        """The scenario's."""
+        """The scenario's value."""
         return self._scenario.beta
 
     def measured_packing(self, key: str) -> int:
-        """All there is to measure."""
+        """The scenario's c, as its alpha allows: everything counts as measured."""
         return self._c
 
     def width_limit(self, key: str, *, n: int, d_max: int) -> int:
@@ -104,9 +104,9 @@ class OracleProfile(Profile):
         return min(self._c, c_max)
 
     def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
-        """Nothing does."""
+        """Always false."""
         return False
 
     def memory(self, key: str) -> MemoryNeed | None:
-        """Unbounded."""
+        """Always ``None``: memory does not bound packing."""
         return None

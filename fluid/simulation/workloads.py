@@ -1,7 +1,7 @@
-"""The shapes of search algorithms: which trials they ask for, and when.
+"""The shapes of search algorithms: which trials they request, and when.
 
-Each trial has a score drawn beforehand, which decides who survives a rung. So the synchronous algorithms ask for
-the same work under every planner; the asynchronous ones decide by who reported so far, as they do in life.
+Each trial has a score drawn in advance, which decides promotions. So synchronous algorithms request the same work under
+every planner; asynchronous ones decide by the trials reported so far, as real ones do.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fluid.simulation.scenario import Workload
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A request to run one trial for some iterations more.
+    """A request to run one trial for some more iterations.
 
     Attributes:
-        trial: number of the trial; the same one may be asked for again later.
+        trial: number of the trial; later requests may name it again.
         iterations: how many to run, at least 1.
-        follow_up_iterations: how many may follow, of this trial or of one that waits for it.
+        follow_up_iterations: how many later rungs may add.
     """
 
     trial: int
@@ -31,13 +31,13 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """Trials asked for together.
+    """Trials requested together.
 
     Attributes:
-        name: for people.
+        name: for display.
         asks: at least one.
         stage: groups of one stage number run at the same time; ``None`` where the algorithm has no stages.
-        bracket: stages of one bracket wait for one another; brackets do not.
+        bracket: stages of one bracket run one after the other; brackets run concurrently.
     """
 
     name: str
@@ -47,19 +47,19 @@ class GroupRequest:
 
 
 class Algorithm(Protocol):
-    """Asks for trials at the start and whenever trials end."""
+    """Requests trials at the start and whenever trials end."""
 
     def start(self) -> list[GroupRequest]:
-        """Returns what to run at first."""
+        """Returns the first requests."""
         ...
 
     def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
-        """Takes trials that ended at one instant, each with whether it was stopped early; returns what to run next."""
+        """Takes trials that ended at one instant, each with whether it was stopped early; returns new requests."""
         ...
 
 
 class Scores:
-    """A score for each trial, drawn when first asked for in order of trial number; higher survives."""
+    """A score for each trial, drawn on first use in order of trial number; higher is better."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -83,21 +83,21 @@ class RandomSearch:
         return [GroupRequest("all trials", requests, stage=0)]
 
     def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
-        """Returns nothing: no trial follows from another."""
+        """Returns nothing."""
         return []
 
 
 class SuccessiveHalving:
-    """Successive Halving: rungs in lock-step; the best of each go on with ``eta`` times the budget.
+    """One bracket of Successive Halving: the best 1/eta of each rung are promoted with ``eta`` times the budget.
 
     Args:
         name: prefix of the groups' names.
         trials: numbers of the trials of the first rung.
         rungs: rungs after the first; the last one has ``max_iterations``.
         workload: ``max_iterations`` and ``eta``.
-        scores: who is better.
+        scores: which trials are better.
         first_stage: stage number of the first rung.
-        number: of the bracket among those that run beside one another.
+        number: number of the bracket among concurrent ones.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ def successive_halving(workload: Workload, scores: Scores) -> SuccessiveHalving:
 
 
 class Hyperband:
-    """Hyperband's brackets, all at once, or one after another as SyncBOHB's model wants them.
+    """Hyperband's brackets, all at once, or one after another as SyncBOHB's model requires.
 
     Args:
         workload: ``max_iterations`` and ``eta``.
-        scores: who is better.
+        scores: which trials are better.
         one_by_one: whether a bracket starts only when the one before has finished.
     """
 
@@ -206,11 +206,11 @@ class Hyperband:
 
 
 class Asha:
-    """ASHA of the stopping kind: whoever reaches a rung goes on if it is among the best of those that were there.
+    """ASHA, stopping variant: a trial that reaches a rung goes on if it is among the best 1/eta that reached it.
 
     Args:
         workload: trials in all, rungs by ``eta`` and ``max_iterations``.
-        scores: who is better.
+        scores: which trials are better.
         concurrency: trials to keep running.
     """
 
@@ -231,7 +231,7 @@ class Asha:
         return [GroupRequest("first trials", tuple(self._fresh() for _ in range(count)))]
 
     def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
-        """Returns each trial's next rung, or a fresh trial in place of one that ends here."""
+        """Returns each promoted trial's next rung, and a new trial for each one that ends here."""
         requests = []
         for trial, stopped in trials:
             if not stopped and self._promoted(trial):
@@ -258,7 +258,7 @@ class Asha:
 
 
 class Pbt:
-    """Population based training: a fixed population, each member going on after every interval."""
+    """Population based training: a fixed population, each member of which runs interval after interval."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -270,7 +270,7 @@ class Pbt:
         return [GroupRequest("population", tuple(request for member in members for request in self._interval(member)))]
 
     def ended(self, trials: list[tuple[int, bool]]) -> list[GroupRequest]:
-        """Returns the next interval of each; a member that was stopped is replaced by a copy of another."""
+        """Returns the next interval of each; a copy of another member replaces a stopped one."""
         requests = [request for trial, _ in trials for request in self._interval(trial)]
         return [GroupRequest("next interval", tuple(requests))] if requests else []
 

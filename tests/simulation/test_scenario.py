@@ -185,20 +185,20 @@ def test_changes_must_make_sense_in_the_order_of_time() -> None:
     def scenario(*changes: DeviceChange) -> Scenario:
         return Scenario(Cluster.of(2), changes=changes)
 
-    with refused("remove_device", "not there", "5 s"):
+    with refused("remove_device", "no device", "5 s"):
         scenario(DeviceChange(5.0, lost=2))
-    with refused("remove_device", "not there"):
+    with refused("remove_device", "no device"):
         scenario(DeviceChange(1.0, lost=1), DeviceChange(2.0, lost=1))
     with refused("remove_device", "no device"):
         scenario(DeviceChange(1.0, lost=0), DeviceChange(2.0, lost=1))
-    with refused("add_device", "there already"):
+    with refused("add_device", "already a device"):
         scenario(DeviceChange(1.0, device=Device(1)))
-    with refused("add_device", "there already"):
+    with refused("add_device", "already a device"):
         scenario(DeviceChange(2.0, lost=1), DeviceChange(1.0, device=Device(1)))
     # Listed in any order; in one instant as listed.
     scenario(DeviceChange(9.0, device=Device(0)), DeviceChange(5.0, lost=0))
     scenario(DeviceChange(5.0, lost=0), DeviceChange(5.0, device=Device(0)))
-    with refused("add_device", "there already"):
+    with refused("add_device", "already a device"):
         scenario(DeviceChange(5.0, device=Device(0)), DeviceChange(5.0, lost=0))
 
 
