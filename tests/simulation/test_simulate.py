@@ -444,6 +444,29 @@ def test_an_iteration_that_ends_when_the_device_is_lost_counts() -> None:
     assert simulate(scenario, make_planner("fifo")).makespan == pytest.approx(0.8 + 0.2)
 
 
+def test_a_trial_that_loses_a_device_while_it_is_resized_leaves_its_other_lanes() -> None:
+    # It starts elsewhere at the instant at which it is to leave them; the next trial there waits for their answers.
+    speeds = (0.5, 0.5, 1.0, 0.5, 0.5, 0.5, 1.0)
+    scenario = Scenario(
+        Cluster(tuple(Device(index, speed=speed) for index, speed in enumerate(speeds))),
+        Workload("random", trials=7, max_iterations=9),
+        Runtimes("uniform"),
+        c=2,
+        d=4,
+        epsilon=2.0,
+        early_stop=1.0,
+        changes=(
+            DeviceChange(0.0, lost=1),
+            DeviceChange(0.0, device=Device(1)),
+            DeviceChange(7.75, lost=3),
+            DeviceChange(7.75, device=Device(3)),
+            DeviceChange(7.75, lost=1),
+        ),
+        seed=253,
+    )
+    assert simulate(scenario, make_planner("dynamic")).trials == 7
+
+
 @pytest.mark.parametrize("name", ["dynamic", "portfolio"])
 def test_a_running_trial_spreads_over_gained_devices(name: str) -> None:
     scenario = Scenario(

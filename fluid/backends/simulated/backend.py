@@ -226,6 +226,10 @@ class SimulatedBackend:
 
     def _start(self, command: StartTrial) -> None:
         trial_id, done = command.trial_id, command.checkpoint.iteration if command.checkpoint else 0
+        before = self._trials.get(trial_id)
+        if before is not None and before.stopping:  # it starts elsewhere before the lanes it leaves have answered
+            self._devices.vacate(before)
+            self._release(trial_id, before.stopping)
         truth = self._truth(trial_id, self._configs.get(trial_id, {}))
         self._trials[trial_id] = SimulatedTrial(trial_id, truth, command.lane_ids, done=done)
         self._parts[trial_id] = set(command.lane_ids)
