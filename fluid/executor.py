@@ -150,8 +150,8 @@ class FluidExecutor:
 
         Args:
             group: the trials to run, at least one.
-            listener: told of results and ends as they happen, in place of the handle, which keeps no results then;
-                ``None``, the default, for no listener.
+            listener: gets every start, result and end as it happens; the handle then keeps no results. ``None``, the
+                default, for no listener.
 
         Raises:
             InvalidFieldError: a trial's id is taken, or its trainable or config cannot be pickled. Nothing of the group

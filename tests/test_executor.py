@@ -263,7 +263,7 @@ def test_a_device_removed_and_one_added_while_trials_run(make: Callable[..., Flu
     assert {result.device_ids for result in results} >= {(0,), (1,), (2,)}
 
 
-def test_closing_leaves_no_process_and_wakes_whoever_waits(make: Callable[..., FluidExecutor]) -> None:
+def test_closing_leaves_no_process_and_wakes_waiters(make: Callable[..., FluidExecutor]) -> None:
     executor = make()
     handle = executor.submit_trialgroup(TrialGroup([Trial(count_up, {"seconds": 0.01}, budget=10**6)]))
     pid = next(handle.results()).metrics["pid"]

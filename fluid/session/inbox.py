@@ -1,4 +1,4 @@
-"""What the session's thread has told of one TrialGroup. The group's handle reads it from the user's threads."""
+"""What the engine has reported of one TrialGroup. The session's thread writes it, the group's handle reads it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GroupInbox:
     Args:
         group_id: the group's id within the session.
         group: the group as the user holds it.
-        listener: what is told of everything as it happens; ``None`` to keep results for the handle.
+        listener: gets every start, result and end as it happens; ``None`` to keep results for the handle.
     """
 
     def __init__(self, group_id: str, group: TrialGroup, listener: TrialListener | None = None) -> None:
@@ -133,12 +133,12 @@ class GroupInbox:
         self._takers[type(notice)](notice)
 
     def reopen(self, trial_id: str) -> None:
-        """Notes that a trial was added or extended: waiters wait for it too."""
+        """Makes waiters wait for a trial too, which was added or extended."""
         with self._changed:
             self._open.add(trial_id)
 
     def drop(self, trial_id: str) -> None:
-        """Notes that a trial was forgotten."""
+        """Drops a trial that was forgotten."""
         with self._changed:
             self._states.pop(trial_id, None)
             self._failures.pop(trial_id, None)
@@ -146,7 +146,7 @@ class GroupInbox:
             self.group.remove(trial_id)
 
     def take_over(self, ended: Mapping[str, TrialState], failures: Mapping[str, Failure]) -> None:
-        """Notes which trials had ended in an earlier session, and why those that failed did."""
+        """Takes over the ends of trials in an earlier session, and the failures of those that failed."""
         with self._changed:
             self._states.update(ended)
             self._open -= set(ended)
@@ -162,11 +162,11 @@ class GroupInbox:
         for _, future in calls.values():
             future.set_exception(FluidError(f"the call was not answered: {error}"))
         if self.listener is not None:
-            self._tell(self.listener.on_broken, error)
+            self._call_listener(self.listener.on_broken, error)
 
     def _take_start(self, start: ReportStart) -> None:
         if self.listener is not None:
-            self._tell(self.listener.on_start, start.trial_id)
+            self._call_listener(self.listener.on_start, start.trial_id)
 
     def _take_result(self, report: Report) -> None:
         result = Result(
@@ -186,7 +186,7 @@ class GroupInbox:
                 self._results.append(result)
                 self._changed.notify_all()
         if self.listener is not None:
-            self._tell(self.listener.on_result, result)
+            self._call_listener(self.listener.on_result, result)
 
     def _take_end(self, end: ReportEnd) -> None:
         state = TrialState(end.state)
@@ -197,7 +197,7 @@ class GroupInbox:
             self._open.discard(end.trial_id)
             self._changed.notify_all()
         if self.listener is not None:
-            self._tell(self.listener.on_end, end.trial_id, state, end.failure)
+            self._call_listener(self.listener.on_end, end.trial_id, state, end.failure)
 
     def _take_answer(self, answer: ReportCall) -> None:
         with self._changed:
@@ -222,8 +222,8 @@ class GroupInbox:
         else:
             future.set_result(result)
 
-    def _tell(self, method: Callable[..., None], *facts: Any) -> None:
-        """Tells the listener. An error of its own is logged, and ends nothing."""
+    def _call_listener(self, method: Callable[..., None], *facts: Any) -> None:
+        """Calls a method of the listener. An error that it raises is logged, and ends nothing."""
         try:
             method(*facts)
         except BaseException:  # Also SystemExit: it must not end the session's thread.

@@ -57,8 +57,8 @@ class Pump:
         self._facts = dict(facts)
         self._written: dict[str, Any] = {}
         #: Calls of inboxes that are still to be made, in order.
-        self._news: deque[Callable[[], None]] = deque()
-        self._telling = False
+        self._notifications: deque[Callable[[], None]] = deque()
+        self._notifying = False
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         #: Seconds that the latest trials took to be set up.
         self._setups: deque[float] = deque([0.0], maxlen=tuning.LATEST_SETUPS)
@@ -129,20 +129,20 @@ class Pump:
             self._folder.journal(events, commands)
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
         notices = [command for command in commands if isinstance(command, TrialNotice)]
-        self.tell(*(partial(self.inboxes[notice.group_id].take, notice) for notice in notices))
+        self.notify(*(partial(self.inboxes[notice.group_id].take, notice) for notice in notices))
 
-    def tell(self, *news: Callable[[], None]) -> None:
+    def notify(self, *notifications: Callable[[], None]) -> None:
         """Makes calls of inboxes, in order; those that a listener causes while it is called come after it."""
-        self._news += news
-        if self._telling:
+        self._notifications += notifications
+        if self._notifying:
             return
-        self._telling = True
+        self._notifying = True
         try:
             with self._ending_on_error():
-                while self._news:
-                    self._news.popleft()()
+                while self._notifications:
+                    self._notifications.popleft()()
         finally:
-            self._telling = False
+            self._notifying = False
 
     @contextlib.contextmanager
     def _ending_on_error(self) -> Iterator[None]:

@@ -97,7 +97,7 @@ class Session:
             inbox, now = self._pump.inboxes[group_id], self._backend.now()
             events = (TrialAdded(at=now, group_id=group_id, trial=spec) for spec in specs)
             self._pump.handle(*events, accepted=lambda: self._take_in(inbox, payloads))
-            self._pump.tell(*(partial(inbox.reopen, trial.id) for trial in trials))
+            self._pump.notify(*(partial(inbox.reopen, trial.id) for trial in trials))
 
         self._in_thread(add)
 
@@ -120,7 +120,7 @@ class Session:
             self._pump.handle(event)
             trial = self._state.trials[trial_id]
             if not trial.state.ended:
-                self._pump.tell(partial(self._pump.inboxes[trial.group_id].reopen, trial_id))
+                self._pump.notify(partial(self._pump.inboxes[trial.group_id].reopen, trial_id))
 
         self._in_thread(extend)
 
@@ -141,9 +141,9 @@ class Session:
         def forget() -> None:
             known = self._state.trials.get(trial_id)
             self._pump.handle(TrialForgotten(at=self._backend.now(), trial_id=trial_id))
-            self._pump.tell(partial(self._backend.forget, trial_id))
+            self._pump.notify(partial(self._backend.forget, trial_id))
             if known is not None:
-                self._pump.tell(partial(self._pump.inboxes[known.group_id].drop, trial_id))
+                self._pump.notify(partial(self._pump.inboxes[known.group_id].drop, trial_id))
 
         self._in_thread(forget)
 
@@ -234,7 +234,7 @@ class Session:
         )
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
-        """Notes a group that the engine has accepted."""
+        """Enters a group that the engine has accepted, with its trials."""
         self._next_group += 1
         self._pump.inboxes[inbox.group_id] = inbox
         self._take_in(inbox, payloads)

@@ -1,4 +1,4 @@
-"""The session's thread when something goes wrong: who waits is told, and what was refused leaves nothing behind."""
+"""The session's thread when something goes wrong: waiters are woken, and refused requests leave nothing behind."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class Registry:
     """Keeps what lanes are to be sent.
 
     Args:
-        preload: told what each new trainable imports.
+        preload: called with the modules that a new trainable imports.
     """
 
     def __init__(self, preload: Callable[[Sequence[str]], None]) -> None:
