@@ -1,10 +1,10 @@
-"""Elastic data-parallel training: a trial grows and shrinks between two iterations.
+"""Elastic data-parallel training: the number of devices of a trial changes between two iterations.
 
-Users write an :class:`ElasticTrainable`. A process that hosts one drives it by an :class:`ElasticMember`; whoever
-decides about widths keeps the books with an :class:`ElasticController`, which needs neither PyTorch nor a device.
-:class:`ElasticRun` puts the three together on one machine, without an executor.
+Users write an :class:`ElasticTrainable`. In each process an :class:`ElasticMember` drives it; the driver coordinates
+the members with an :class:`ElasticController`, which needs neither PyTorch nor a device. :class:`ElasticRun` combines
+the three on one machine, without an executor.
 
-Names are loaded on first use: the controller's side must not pay for PyTorch, and nothing here imports Ray.
+Names are loaded on first use, so that the controller's side does not load PyTorch; nothing here imports Ray.
 """
 
 from __future__ import annotations

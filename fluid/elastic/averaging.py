@@ -1,4 +1,4 @@
-"""Means over the ranks: of gradients, before an optimizer steps, and of metrics, at the end of an iteration."""
+"""Averages over the ranks: gradients before an optimizer steps, and metrics at the end of an iteration."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import torch
 from fluid.elastic.group import Group
 from fluid.errors import FluidError
 
-#: Gradients are sent together up to this many bytes.
+#: Most bytes of gradients that are reduced together.
 _BUCKET = 64 * 2**20
 
 
 def average_gradients(group: Group, parameters: Iterable[torch.Tensor], weight: float) -> None:
     """Replaces gradients by their mean over the ranks.
 
-    A parameter without a gradient counts as one with a gradient of zero, unless no rank has one: then it stays
-    without, as it would in a single process.
+    A missing gradient counts as zero. A parameter that has no gradient on any rank keeps none, as in a single process.
 
     Args:
-        group: all of its members call this with the same parameters.
+        group: all its members call this with the same parameters.
         parameters: in the same order on every rank, none twice.
-        weight: what this rank's gradient weighs; over the ranks the weights sum to 1.
+        weight: the weight of this rank's gradients; the ranks' weights sum to 1.
 
     Raises:
         FluidError: a gradient is sparse.
@@ -39,9 +38,9 @@ def _average_bucket(group: Group, parameters: list[torch.Tensor], weight: float)
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is not None and gradient.layout != torch.strided:
-            raise FluidError("sparse gradients cannot be averaged: make the embedding with sparse=False")
+            raise FluidError("averaging sparse gradients is not supported: make the embedding with sparse=False")
         if gradient is None or weight == 0.0:
-            # Not multiplied by zero: what this rank computed twice over might not be finite.
+            # Not multiplied by zero: a gradient from another rank's samples may not be finite.
             pieces.append(torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device))
         else:
             pieces.append(gradient.detach().reshape(-1))
@@ -51,11 +50,11 @@ def _average_bucket(group: Group, parameters: list[torch.Tensor], weight: float)
     if weight != 0.0:
         flat[: -len(parameters)].mul_(weight)
     group.all_reduce(flat)
-    # Looking at numbers on a GPU makes the host wait, so it is done only where somebody must know.
-    anybody = flat[-len(parameters) :].tolist() if any(missing) else [1.0] * len(parameters)
+    # Reading values from a GPU makes the host wait, so it is done only if a gradient is missing here.
+    counts = flat[-len(parameters) :].tolist() if any(missing) else [1.0] * len(parameters)
     lengths = [parameter.numel() for parameter in parameters]
     means = flat[: -len(parameters)].split(lengths)
-    for parameter, mean, present_somewhere in zip(parameters, means, anybody, strict=True):
+    for parameter, mean, present_somewhere in zip(parameters, means, counts, strict=True):
         if not present_somewhere:
             continue
         if parameter.grad is None:
@@ -64,7 +63,7 @@ def _average_bucket(group: Group, parameters: list[torch.Tensor], weight: float)
 
 
 def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Parameters of one type on one device, up to so many bytes."""
+    """Yields lists of parameters of one type on one device, of about _BUCKET bytes."""
     kinds: dict[tuple[Any, Any], list[torch.Tensor]] = {}
     for parameter in parameters:
         kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
@@ -84,8 +83,8 @@ def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 class Means:
     """Means of metrics over the samples of all ranks.
 
-    They are summed up on the device they are on, so that adding does not make the host wait; the ranks talk to
-    each other once, in :meth:`result`.
+    Values are summed on their own device, so that adding does not make the host wait. The ranks communicate once, in
+    :meth:`result`.
     """
 
     def __init__(self, group: Group) -> None:
@@ -98,19 +97,19 @@ class Means:
         self._count += count
         for name, value in metrics.items():
             number = value.detach().reshape(()).double() if isinstance(value, torch.Tensor) else value
-            # What a rank without samples of its own computed counts for nothing, not even if it is not finite.
+            # A rank without samples of its own adds nothing, even if its value is not finite.
             self._sums[name] = self._sums.get(name, 0.0) + (number * count if count else 0.0)
 
     def result(self) -> dict[str, float]:
-        """The means, the same on every rank; all of them call this.
+        """Returns the means, which are the same on every rank; all ranks call this.
 
         Raises:
-            FluidError: nothing was added anywhere.
+            FluidError: no rank has added a sample.
             GenerationBrokenError: a member failed.
         """
         numbers = torch.tensor([*map(float, self._sums.values()), float(self._count)], dtype=torch.float64)
         self._group.all_reduce(numbers)
         *sums, count = numbers.tolist()
         if not count:
-            raise FluidError("there is no mean of no samples")
+            raise FluidError("no rank has added a sample: there is no mean")
         return {name: total / count for name, total in zip(self._sums, sums, strict=True)}

@@ -1,6 +1,6 @@
-"""Keeps the books of one elastic trial: who trains, with which ranks, in which generation. Without IO.
+"""Coordinates the members of one elastic trial through its generations. Performs no IO.
 
-Calls and messages go in, a list of :class:`Send` and of events comes out. Whoever drives it carries the sends out in
+Calls and members' messages go in; a list of :class:`Send` and of events comes out. The driver delivers the sends in
 order, and decides about widths.
 
 A resize has four steps: :meth:`ElasticController.prepare` the newcomers while the others train, until
@@ -14,8 +14,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from fluid.elastic.actions import Action, AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
 from fluid.elastic.messages import (
     LOOPBACK,
     Abort,
@@ -37,84 +38,27 @@ from fluid.elastic.messages import (
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 
 
-class Send(NamedTuple):
-    """A message to be sent to a member."""
-
-    member: int
-    message: Any
-
-
-class MemberReady(NamedTuple):
-    """A member is set up and can be in the next :meth:`ElasticController.form`."""
-
-    member: int
-
-
-class Formed(NamedTuple):
-    """A generation has come together and stands still at the end of ``iteration``; members by rank."""
-
-    generation: int
-    members: tuple[int, ...]
-    iteration: int
-
-
-class Reported(NamedTuple):
-    """An iteration is finished, and will not be lost as long as any member lives; each is told once."""
-
-    iteration: int
-    metrics: Any
-    width: int
-    seconds: float | None
-
-
-class AllHalted(NamedTuple):
-    """All members stand at the end of ``iteration``."""
-
-    iteration: int
-    finished: bool
-
-
-class Collapsed(NamedTuple):
-    """A generation is broken, and its survivors stand at the end of an iteration; told again if another one is lost.
-
-    Without survivors the trial has to be restored from a checkpoint, by members that are prepared with it.
-    """
-
-    generation: int
-    survivors: tuple[int, ...]
-    reason: str
-
-
-class MemberFailed(NamedTuple):
-    """The user's code raised in a member. It is not one of the survivors, but its process can prepare again."""
-
-    member: int
-    message: str
-    traceback: str
-
-
-Action = Send | MemberReady | Formed | Reported | AllHalted | Collapsed | MemberFailed
-
-
 class Phase(enum.Enum):
     """What the current generation does."""
 
-    IDLE = "stands still, or there is none"
-    RENDEZVOUS = "waits for its meeting point"
-    JOINING = "comes together"
-    RUNNING = "trains"
-    BREAKING = "waits for its survivors to stand still"
-    BROKEN = "is broken, and its survivors stand still"
+    IDLE = "is idle, or does not exist"
+    RENDEZVOUS = "waits for its rendezvous"
+    JOINING = "is being joined"
+    RUNNING = "is training"
+    BREAKING = "waits for its survivors to stop"
+    BROKEN = "is broken, and its survivors have stopped"
 
 
 @dataclass(slots=True)
 class _Member:
-    """What is known of a member.
+    """The controller's record of a member.
 
     Attributes:
         iteration: iterations done; ``None`` until it is prepared.
-        has_state: whether it has the trial's state, and not just the one it was set up with.
-        broke: the last generation it said was broken.
+        address: of its machine.
+        metrics: of its last iteration, if it ran that itself.
+        has_state: whether it has the trial's state, and not only its initial one.
+        broken_generation: the last generation that it reported as broken.
     """
 
     iteration: int | None = None
@@ -125,13 +69,30 @@ class _Member:
 
 
 class ElasticController:
-    """The generations of one trial; members are numbers of the caller's choice, such as lane ids.
+    """Forms the generations of one trial; members are numbers of the caller's choice, such as lane ids.
 
     Attributes:
-        generation: number of the current one; 0 before the first.
+        generation: number of the current generation; 0 before the first.
         ranks: its members, rank 0 first.
         iteration: the last iteration that was reported.
-        phase: what it does.
+        phase: what the generation does.
+
+    Example:
+        A trial that starts in one process, member 7:
+
+        >>> from fluid.elastic import ElasticController
+        >>> from fluid.elastic.messages import Joined, Prepare, Prepared
+        >>> controller = ElasticController()
+        >>> [send] = controller.prepare(7, Prepare(trainable=b"", config=b""))
+        >>> send.member
+        7
+        >>> controller.receive(7, Prepared(iteration=0, address="127.0.0.1", seconds=0.1))
+        [MemberReady(member=7)]
+        >>> [send] = controller.form([7])
+        >>> controller.receive(7, Joined(generation=1, iteration=0, metrics=None, seconds=0.1))
+        [Formed(generation=1, members=(7,), iteration=0)]
+        >>> controller.run(iterations=3)
+        [Send(member=7, message=RunMember(generation=1, iterations=3))]
     """
 
     def __init__(self) -> None:
@@ -140,9 +101,9 @@ class ElasticController:
         self.iteration = 0
         self.phase = Phase.IDLE
         self._members: dict[int, _Member] = {}
-        #: Members of the current generation that still have to say something for it to get on.
+        #: Members of the current generation whose answers its phase still waits for.
         self._awaited: set[int] = set()
-        #: Where the trial goes from a generation that only hands its state over.
+        #: The members of the next generation, while the current one only hands its state over.
         self._handover_target: tuple[int, ...] = ()
         self._leaving: list[int] = []
         self._sync = False
@@ -151,77 +112,77 @@ class ElasticController:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Everybody who was prepared and has not left."""
+        """All members that were prepared and have not left."""
         return tuple(self._members)
 
     @property
     def newcomers(self) -> tuple[int, ...]:
-        """Those of them who are not in the current generation."""
+        """The members that are not in the current generation."""
         return tuple(member for member in self._members if member not in self.ranks and member not in self._leaving)
 
     def is_ready(self, member: int) -> bool:
-        """Whether a member can be in the next :meth:`form`."""
+        """Whether a member can be part of the next :meth:`form`."""
         return member in self._members and self._members[member].iteration is not None
 
     def is_member(self, member: int) -> bool:
-        """Whether it is a member, or is being set up to be one."""
+        """Whether it is a member, or is being set up as one."""
         return member in self._members
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """Members that have the trial's state, the one to take it from first."""
+        """The members that have the trial's state, the one to take it from first."""
         return tuple(self._by_seniority())
 
-    # -- what the driver asks ------------------------------------------------------------------------------
+    # -- requests of the driver ---------------------------------------------------------------------------
 
     def prepare(self, member: int, message: Any) -> list[Action]:
-        """Has a newcomer set up, while the others go on.
+        """Sets up a newcomer while the others continue.
 
         Args:
             member: its number.
-            message: :class:`fluid.elastic.messages.Prepare`, or whatever else it answers by Prepared.
+            message: :class:`fluid.elastic.messages.Prepare`, or another message that it answers by Prepared.
 
         Raises:
             InvalidFieldError: it is a member already.
         """
         if member in self._members:
-            raise InvalidFieldError("member", member, "is one already")
+            raise InvalidFieldError("member", member, "is a member already")
         self._members[member] = _Member()
         return [Send(member, message)]
 
     def adopt(self, member: int, message: Any) -> list[Action]:
-        """Takes over a trial that ran in one process so far, and stands still: that one has the state.
+        """Makes a member of the process in which the trial has trained alone and is now idle; it has the state.
 
         Args:
             member: its number.
-            message: what makes it a member; it answers by Prepared.
+            message: makes it a member; answered by Prepared.
 
         Raises:
             FluidError: the trial has a generation already.
         """
         if self.generation:
-            raise FluidError(f"a trial in generation {self.generation} cannot be taken over")
+            raise FluidError(f"member={member}: a trial in generation {self.generation} cannot be adopted")
         actions = self.prepare(member, message)
         self._members[member].has_state = True
         self.ranks = (member,)
         return actions
 
     def form(self, members: Sequence[int]) -> list[Action]:
-        """Goes on with another set of members, the next generation; those of the old one that are not in it leave.
+        """Forms the next generation; members of the current one that are not in it leave.
 
-        Rank 0 stays if it is in the set; if not, the first survivor in it takes its place. Survivors come before
-        newcomers. If nobody stays, or somebody else knows more than the new rank 0, the state is first handed over, in
-        a generation of its own.
+        Rank 0 keeps its rank if it stays; if not, the first survivor in the set takes it. Survivors come before
+        newcomers. If no survivor stays, or if one is ahead of the new rank 0, a generation in between hands the state
+        over.
 
         Raises:
-            InvalidFieldError: the set is empty, names a member twice, or one that is not ready.
-            FluidError: the current generation does not stand still.
+            InvalidFieldError: the set is empty, names a member twice, or names one that is not ready.
+            FluidError: the current generation is not idle.
         """
         if self.phase not in (Phase.IDLE, Phase.BROKEN):
             raise FluidError(f"a trial whose generation {self.generation} {self.phase.value} cannot be resized")
         target = tuple(members)
         if not target or len(set(target)) != len(target):
-            raise InvalidFieldError("members", target, "must be some members, each once")
+            raise InvalidFieldError("members", target, "must name at least one member, and none twice")
         for member in target:
             if not self.is_ready(member):
                 raise InvalidFieldError("members", target, f"member {member} is not ready")
@@ -238,24 +199,24 @@ class ElasticController:
         return self._open([*staying, *newcomers], survivors)
 
     def run(self, iterations: int) -> list[Action]:
-        """Runs a generation that stands still for so many iterations.
+        """Runs an idle generation for so many iterations.
 
         Raises:
             InvalidFieldError: ``iterations`` is less than 1.
-            FluidError: there is no generation that stands still.
+            FluidError: there is no idle generation.
         """
         iterations = require_integer("iterations", iterations, at_least=1)
         if self.phase is not Phase.IDLE or not self.ranks:
-            raise FluidError("there is no generation that stands still")
+            raise FluidError(f"iterations={iterations}: the trial's generation {self.generation} {self.phase.value}")
         self.phase, self._awaited, self._finished = Phase.RUNNING, set(self.ranks), False
         return [Send(member, RunMember(self.generation, iterations)) for member in self.ranks]
 
     def halt(self) -> list[Action]:
-        """Stops at the end of the current iteration; StoodStill follows, of itself if nothing runs."""
+        """Stops a trial that runs, at the end of its current iteration; AllHalted follows."""
         return [Send(self.ranks[0], Halt())] if self.phase is Phase.RUNNING else []
 
     def dismiss(self, member: int) -> list[Action]:
-        """Has somebody leave who was prepared, and has not been in any generation.
+        """Releases a member that was prepared and has not been in any generation.
 
         Raises:
             InvalidFieldError: it is in the current one.
@@ -265,17 +226,17 @@ class ElasticController:
         return [Send(member, Leave())] if self._members.pop(member, None) is not None else []
 
     def member_lost(self, member: int) -> list[Action]:
-        """Takes note that a member's process is gone; one that is unknown does not matter."""
+        """Handles the loss of a member's process; ignores unknown members."""
         if self._members.pop(member, None) is None:
             return []
         if member in self._leaving:
             self._leaving.remove(member)
         return self._break(f"member {member} is gone") if member in self.ranks else []
 
-    # -- what members say ----------------------------------------------------------------------------------
+    # -- messages of members-------------------------------------------------------------------------------
 
     def receive(self, member: int, message: Any) -> list[Action]:
-        """Takes a member's message; those of members that were given up are ignored."""
+        """Handles a member's message; ignores those of unknown members."""
         known = self._members.get(member)
         if known is None:
             return []
@@ -287,7 +248,7 @@ class ElasticController:
         if isinstance(message, (Left, CheckpointWritten)):
             return []
         if message.generation != self.generation or member not in self.ranks:
-            return []  # It crossed with what ended that generation.
+            return []  # Sent before the member learned that its generation had ended.
         if isinstance(message, RendezvousOpened):
             return self._meet(message.rendezvous) if self.phase is Phase.RENDEZVOUS else []
         known.iteration = message.iteration
@@ -304,7 +265,7 @@ class ElasticController:
         if self.phase in (Phase.JOINING, Phase.RUNNING):
             self._awaited.discard(member)
             if not self._awaited:
-                return self._formed() if self.phase is Phase.JOINING else self._stood_still()
+                return self._formed() if self.phase is Phase.JOINING else self._all_halted()
         return []
 
     # -- generations ---------------------------------------------------------------------------------------
@@ -312,8 +273,8 @@ class ElasticController:
     def _by_seniority(self) -> list[int]:
         """Members of the last generation, the one to take the state from first.
 
-        That is rank 0, which has all that was reported. Without it, it is who is farthest: whatever was reported,
-        every member had finished before.
+        That is rank 0, which has all that was reported. Without rank 0 it is the one with the most iterations: every
+        member had finished each iteration before it was reported.
         """
         survivors = [member for member in self.ranks if member in self._members and self._members[member].has_state]
         if survivors and survivors[0] != self.ranks[0]:
@@ -351,10 +312,10 @@ class ElasticController:
         actions: list[Action] = []
         first = self.ranks[0]
         iteration = self._iteration_of(first)
-        # A survivor may have finished an iteration whose rank 0 died before it could say so.
+        # Rank 0 may have died before it reported an iteration that a survivor has finished.
         if self._members[first].metrics is not None:
             actions += self._report(iteration, self._members[first].metrics, None)
-        self.iteration = max(self.iteration, iteration)  # What it began from was reported before its time.
+        self.iteration = max(self.iteration, iteration)  # It may start from a checkpoint that another run has reported.
         if self._handover_target:
             target, self._handover_target = self._handover_target, ()
             return [*actions, *self._open(list(target), list(self.ranks))]
@@ -366,16 +327,16 @@ class ElasticController:
 
     def _report(self, iteration: int, metrics: Any, seconds: float | None) -> list[Action]:
         if iteration <= self.iteration:
-            return []  # Done again, from an older checkpoint.
+            return []  # Repeated from an older checkpoint.
         self.iteration = iteration
         return [Reported(iteration, metrics, len(self.ranks), seconds)]
 
-    def _stood_still(self) -> list[Action]:
+    def _all_halted(self) -> list[Action]:
         self.phase = Phase.IDLE
         return [AllHalted(self._iteration_of(self.ranks[0]), self._finished)]
 
     def _break(self, reason: str) -> list[Action]:
-        """Waits until all that are left of the generation have said that they stand still."""
+        """Aborts the generation, and waits until its remaining members have stopped."""
         actions: list[Action] = []
         awaited = [m for m in self.ranks if m in self._members and self._members[m].broken_generation < self.generation]
         if self.phase not in (Phase.BREAKING, Phase.BROKEN):
@@ -384,7 +345,7 @@ class ElasticController:
         if awaited:
             return actions
         self.phase = Phase.BROKEN
-        # Whoever was to leave stands still with the state, and may be all that is left of it.
+        # A member that was about to leave still has the state, and may be the only one.
         self.ranks += tuple(member for member in self._leaving if member not in self.ranks)
         self._leaving = []
         return [*actions, Collapsed(self.generation, self.survivors, self._reason)]

@@ -1,4 +1,4 @@
-"""What elastic training needs of a library for collective operations; the libraries are adapters to it."""
+"""The interface of a process group, as elastic training uses it; each communication library has an adapter."""
 
 from __future__ import annotations
 
@@ -19,14 +19,36 @@ _SIOCGIFADDR = 0x8915
 
 
 class GenerationBrokenError(FluidError):
-    """A member of the generation failed, or somebody aborted it; the survivors go on in a new one."""
+    """A member of the generation failed, or the controller aborted it; the survivors continue in a new one.
+
+    Example:
+        A trainable may catch it to clean up, and must raise it again:
+
+        >>> from fluid.elastic import GenerationBrokenError
+        >>> from fluid.errors import FluidError
+        >>> issubclass(GenerationBrokenError, FluidError)
+        True
+    """
 
 
 class Group(Protocol):
-    """The processes that train one trial, in one generation after the other.
+    """A process group: the processes that train one trial, in a series of generations.
 
-    A generation is one set of members with ranks; it never changes, but is followed by another. One that nothing
-    was configured for has size 1, where all operations do nothing.
+    A generation is a fixed set of members with ranks. Before the first :meth:`configure` the size is 1, at which all
+    operations do nothing. ``fluid.elastic.make_group.make_group`` makes one by name.
+
+    Example:
+        A metric that all members sum up by themselves; at size 1 the sum is the value:
+
+        >>> import torch
+        >>> from fluid.elastic import Group
+        >>> from fluid.elastic.make_group import make_group
+        >>> def total(group: Group, value: float) -> float:
+        ...     tensor = torch.tensor([value])
+        ...     group.all_reduce(tensor)
+        ...     return tensor.item()
+        >>> total(make_group("gloo", "cpu"), 2.5)
+        2.5
     """
 
     @property
@@ -40,25 +62,26 @@ class Group(Protocol):
         ...
 
     def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Opens the meeting point of a generation; called by its rank 0, before anybody configures it.
+        """Opens the rendezvous of a generation; its rank 0 calls it before any member calls :meth:`configure`.
 
-        It lives in rank 0 and dies with it: then the generation is broken anyhow, and the next one has its own.
+        The rendezvous lives in rank 0's process and ends with it. The generation is then broken, and the next one opens
+        its own.
 
         Args:
-            address: the address of this machine under which the other members reach it.
+            address: the address at which the other members reach this machine.
             generation: number of the generation.
             size: how many members it will have.
 
         Returns:
-            Where the members meet, for :meth:`configure`.
+            The rendezvous, for :meth:`configure`.
         """
         ...
 
     def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
-        """Leaves the generation before and meets the members of this one; all of them call it.
+        """Leaves the previous generation and joins the members of this one; all of them call it.
 
         Raises:
-            GenerationBrokenError: not all members came, or the generation was aborted.
+            GenerationBrokenError: not all members joined, or the generation was aborted.
         """
         ...
 
@@ -92,21 +115,21 @@ class Group(Protocol):
         ...
 
     def abort(self, generation: int) -> None:
-        """Breaks a generation: what waits for its members raises. May be called in any thread, and too late."""
+        """Breaks a generation, so that operations that wait raise. May be called in any thread, at any time."""
         ...
 
     def shutdown(self) -> None:
-        """Leaves the generation, so that the size is 1 again. Others who wait for this member raise."""
+        """Leaves the generation; the size is 1 again. Members that wait for this one raise."""
         ...
 
 
 class GenerationGuard:
-    """Says, across threads, which generation is current and whether it has been broken."""
+    """Records, across threads, which generation is current and whether it is broken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._generation = 0
-        #: All generations up to here are broken: an abort may come before the generation was configured.
+        #: All generations up to this one are broken: an abort may come before its generation is configured.
         self._broken = -1
         self._waiting: threading.Event | None = None
 
@@ -116,7 +139,7 @@ class GenerationGuard:
             self._generation = generation
 
     def break_(self, generation: int | None = None) -> None:
-        """Breaks a generation, by default the current one, and wakes whoever waits in it."""
+        """Breaks a generation, by default the current one, and wakes the thread that waits in it."""
         with self._lock:
             self._broken = max(self._broken, self._generation if generation is None else generation)
             if self._is_broken() and self._waiting is not None:
@@ -134,7 +157,7 @@ class GenerationGuard:
             raise GenerationBrokenError(f"generation {self._generation} was aborted")
 
     def event(self) -> threading.Event:
-        """A new event to wait for, which is also set if the generation breaks."""
+        """Returns a new event to wait for, which is also set if the generation breaks."""
         with self._lock:
             self._waiting = threading.Event()
             if self._is_broken():
@@ -146,10 +169,10 @@ class GenerationGuard:
 
 
 def split_address(rendezvous: str) -> tuple[str, int]:
-    """Reads ``"address:port"``.
+    """Splits ``"address:port"``.
 
     Raises:
-        InvalidFieldError: it is something else.
+        InvalidFieldError: the text has another form.
     """
     address, colon, port = rendezvous.rpartition(":")
     if not colon or not address or not port.isdecimal():
@@ -158,14 +181,14 @@ def split_address(rendezvous: str) -> tuple[str, int]:
 
 
 def own_address_towards(address: str, port: int) -> str:
-    """The address under which this machine reaches another one, and is reached by it."""
+    """Returns this machine's address on the route to another one, at which that one reaches it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))  # Of a datagram socket: nothing is sent.
+        probe.connect((address, port))  # A datagram socket: nothing is sent.
         return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface that has an IPv4 address; ``"lo"`` if none has."""
+    """Returns the name of the network interface with an IPv4 address; ``"lo"`` if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

@@ -1,6 +1,6 @@
-"""Horovod 0.28.1 as a process group: without its elastic driver, as a plain run of its own in every generation.
+"""Horovod 0.28.1 as a process group, without its elastic driver: every generation is a Horovod run of its own.
 
-Horovod is one per process, and reads its settings from the environment when it starts.
+A process runs Horovod once at a time, and Horovod reads its settings from the environment when it starts.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ with try_import("Horovod", install=HOROVOD_INSTALL) as _imports:
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
-#: The members' common host, in the eyes of the rendezvous server.
+#: The host name under which the rendezvous server knows all members.
 _HOST = "fluid"
-#: Longest that the rendezvous server waits for a value that somebody asked for, seconds.
+#: Longest that the rendezvous server waits for a value before it answers a request, seconds.
 _ANSWER_S = 1.0
-#: How long members wait for each other's first sign, seconds.
-_MEET_S = "30"
+#: Longest that members wait for each other at the rendezvous, seconds.
+_RENDEZVOUS_S = "30"
 
 
 class HorovodGroup:
     """A :class:`fluid.elastic.group.Group` on Horovod's gloo.
 
-    Horovod notices a member that dies when its connections close, but keeps its own open when it gives up, and others
-    would wait for it. So a broken generation's connections are shut down here, which is what interrupts Horovod, too.
+    Horovod detects a dead member when its connections close, but then keeps its own connections open, so that the other
+    members would wait. So this class shuts down the connections of a broken generation, which also interrupts Horovod.
 
     Raises:
         MissingDependencyError: Horovod is not installed.
     """
 
-    #: Whose generation this process's Horovod runs.
+    #: The group that uses this process's Horovod.
     _owner: ClassVar[HorovodGroup | None] = None
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class HorovodGroup:
         self._server: Any = None
         #: Descriptors and inodes of the connections of this generation.
         self._sockets: dict[int, int] = {}
-        #: Operations are matched between members by name.
+        #: Numbers the operations, which Horovod matches between members by name.
         self._numbers = itertools.count()
 
     @property
@@ -64,7 +64,7 @@ class HorovodGroup:
         return self._guard.is_broken
 
     def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Starts a rendezvous server; Horovod's listens on all addresses, at a free port."""
+        """Starts Horovod's rendezvous server, which listens on all addresses, at a free port."""
         self._stop_server()
         server = RendezvousServer(verbose=0)
         port = server.start(_waiting_handler())
@@ -73,15 +73,15 @@ class HorovodGroup:
         return f"{address}:{port}"
 
     def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
-        """Starts Horovod anew, with the members that meet at rank 0's server.
+        """Starts Horovod with the members that meet at rank 0's server.
 
         Raises:
-            GenerationBrokenError: not all members came, or the generation was aborted.
+            GenerationBrokenError: not all members joined, or the generation was aborted.
             FluidError: another trial in this process uses Horovod.
         """
         self._leave()
         if HorovodGroup._owner is not None:
-            raise FluidError("Horovod can train one trial at a time in a process, and another one uses it")
+            raise FluidError("Horovod trains one trial at a time in a process, and another trial uses it")
         self._guard.start(generation)
         self._guard.check()
         address, port = split_address(rendezvous)
@@ -90,8 +90,8 @@ class HorovodGroup:
         os.environ.update(
             HOROVOD_RANK=str(rank),
             HOROVOD_SIZE=str(size),
-            # Alone on its host, and alone across hosts: there is no use for hierarchies here, and for each of them all
-            # members would connect to each other once more.
+            # Alone on its host and across hosts: hierarchies are of no use here, and for each of them all members would
+            # connect to each other again.
             HOROVOD_LOCAL_RANK="0",
             HOROVOD_LOCAL_SIZE="1",
             HOROVOD_CROSS_RANK="0",
@@ -103,7 +103,7 @@ class HorovodGroup:
             HOROVOD_GLOO_RENDEZVOUS_ADDR=address,
             HOROVOD_GLOO_RENDEZVOUS_PORT=str(port),
         )
-        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", _MEET_S)
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", _RENDEZVOUS_S)
         self._numbers = itertools.count()
         HorovodGroup._owner = self
         before = _open_sockets()
@@ -128,7 +128,7 @@ class HorovodGroup:
         self.all_reduce(torch.zeros(1))
 
     def abort(self, generation: int) -> None:
-        """Breaks a generation; what waits for its members raises, here and there."""
+        """Breaks a generation; operations that wait for its members raise, in all of them."""
         self._guard.break_(generation)
         if self._guard.is_broken:
             _cut(self._sockets)
@@ -154,32 +154,32 @@ class HorovodGroup:
             _cut(sockets)
         if HorovodGroup._owner is self:
             HorovodGroup._owner = None
-            with suppress(Exception):  # What broke, broke.
+            with suppress(Exception):  # It may fail after a broken generation.
                 hvd.shutdown()
 
     def _stop_server(self) -> None:
         server, self._server = self._server, None
         if server is not None:
-            # It looks twice a second whether it has to stop; nobody waits for that.
+            # It checks twice a second whether to stop; this thread need not wait for that.
             threading.Thread(target=server.stop, name="fluid-elastic-rendezvous-end", daemon=True).start()
 
 
 def _waiting_handler() -> type:
-    """Makes what answers the members' questions as soon as it can; without it, they would ask again every 10 ms."""
+    """Makes a request handler that answers as soon as a value is set; with Horovod's, members poll every 10 ms."""
     arrived = threading.Condition()
 
     class WaitingHandler(RendezvousHandler):  # type: ignore[misc]
-        """Waits for a value that is not there yet."""
+        """Waits for a value that is not set yet."""
 
         def _get_value(self, scope: str, key: str) -> Any:
             found: list[Any] = []
 
-            def look() -> bool:
+            def is_set() -> bool:
                 found[:] = [super(WaitingHandler, self)._get_value(scope, key)]
                 return found[0] is not None
 
             with arrived:
-                arrived.wait_for(look, _ANSWER_S)
+                arrived.wait_for(is_set, _ANSWER_S)
             return found[0]
 
         def _put_value(self, scope: str, key: str, value: Any) -> None:
@@ -191,10 +191,10 @@ def _waiting_handler() -> type:
 
 
 def _open_sockets() -> dict[int, int]:
-    """This process's sockets: descriptors and inodes."""
+    """Returns the inodes of this process's sockets by descriptor."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # The one that lists them is closed by now.
+        with suppress(OSError):  # The descriptor of the listing itself is closed by now.
             status = os.stat(int(name))
             if stat.S_ISSOCK(status.st_mode):
                 found[int(name)] = status.st_ino
@@ -202,7 +202,7 @@ def _open_sockets() -> dict[int, int]:
 
 
 def _cut(sockets: dict[int, int]) -> None:
-    """Shuts connections down, whoever else has them open; those that are closed by now are left alone."""
+    """Shuts connections down for all their users; skips descriptors that were closed or reused since."""
     for descriptor, inode in sockets.items():
         with suppress(OSError):
             if os.stat(descriptor).st_ino == inode:

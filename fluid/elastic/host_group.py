@@ -1,8 +1,8 @@
-"""Collective operations between processes of one machine, through memory that they share.
+"""Collective operations between processes of one machine, through shared memory.
 
-Elastic trials on CPU devices talk after every batch, often about a few kilobytes. Through sockets each time takes a
-millisecond, mostly until threads wake up; here it takes some microseconds. Every member sums up all parts by itself, in
-the order of the ranks, so that all have the same bits.
+Elastic trials on CPUs communicate after every batch, often only a few kilobytes. Through sockets an operation takes
+about a millisecond, mostly to wake threads; through shared memory it takes microseconds. Every member sums all parts
+itself, in the order of the ranks, so that all have the same bits.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ import torch
 from fluid._clock import MonotonicClock, nap
 from fluid.elastic.group import GenerationBrokenError
 
-#: Bytes that a member passes on in one step.
+#: Most bytes that a member passes on in one step.
 CHUNK = 2**20
-#: Each number that others look at has a cache line of its own.
+#: Bytes of a cache line; each number that other members read has a line of its own.
 _LINE = 64
 _NUMBERS_PER_LINE = _LINE // 8
-#: A member looks so often for the others at once,
+# Waiting backs off: spin _SPINS times, then sched_yield for _YIELDING_S, then sleep _NAP_S between checks for dead
+# peers.
 _SPINS = 500
-#: then lets others have the processor in between, for so many seconds,
 _YIELDING_S = 0.002
-#: then sleeps in between, and looks whether anybody is gone.
 _NAP_S = 0.0002
-#: Steps whose views of the memory are kept.
+#: Most views of the memory that are cached.
 _KEPT_VIEWS = 64
 
 
 def host_token() -> str:
-    """Tells processes apart that cannot share memory; empty where that is not done.
+    """Returns a token that is equal for processes that can share memory; empty where that is not supported.
 
-    Only processors that keep the order of what they write are trusted with it: nothing else orders data and numbers.
+    It is supported on processors that keep the order of writes only: nothing else orders the data and the step numbers.
     """
     if platform.machine() not in ("x86_64", "AMD64") or not hasattr(os, "memfd_create"):
         return ""
@@ -51,25 +50,25 @@ def host_token() -> str:
 
 
 class SharedMemory:
-    """Memory for the members of a generation. It vanishes with the last process that has it.
+    """Memory that the members of a generation share; freed with the last process that has it open.
 
-    Made by rank 0 with :meth:`create`, and opened by the others with :meth:`open`.
+    Rank 0 makes it with :meth:`create`; the others open it with :meth:`open`.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor
         self._map = mmap.mmap(descriptor, _length(size))
-        #: Of each rank: the step it is in, and whether it has left.
+        #: The step of each rank, then for each rank whether it has left.
         self.numbers = memoryview(self._map)[: 2 * size * _LINE].cast("q")
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._begin = 2 * size * _LINE
 
     @classmethod
     def create(cls, size: int) -> tuple[SharedMemory, str]:
-        """Makes memory for so many members; also returns where others find it.
+        """Makes memory for so many members; also returns its location for :meth:`open`.
 
         Raises:
-            OSError: there is not enough.
+            OSError: there is not enough memory.
         """
         name = f"fluid-{secrets.token_hex(8)}"
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -82,10 +81,10 @@ class SharedMemory:
 
     @classmethod
     def open(cls, where: str, size: int) -> SharedMemory:
-        """Opens what rank 0 made.
+        """Opens the memory that rank 0 made.
 
         Raises:
-            OSError: it is not there, or out of reach.
+            OSError: it does not exist, or cannot be reached.
         """
         name, _, path = where.partition(" ")
         if not path or not os.readlink(path).startswith(f"/memfd:{name}"):
@@ -98,12 +97,12 @@ class SharedMemory:
             raise
 
     def slot(self, rank: int, parity: int) -> torch.Tensor:
-        """Where a rank puts what it passes on, ``uint8 (CHUNK,)``; there are two, taken in turns."""
+        """Returns one of the two buffers of a rank, ``uint8 (CHUNK,)``, which alternate from step to step."""
         begin = self._begin + (2 * rank + parity) * CHUNK
         return self._bytes[begin : begin + CHUNK]
 
     def forget_descriptor(self) -> None:
-        """Closes what others found it by; the memory stays."""
+        """Closes the descriptor through which other processes opened it; the memory stays."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -115,16 +114,17 @@ def _length(size: int) -> int:
 
 
 class HostGroup:
-    """The members of one generation on one machine.
+    """The collective operations of a generation whose members share memory.
 
-    A step is over for a member when it has what it wanted of all others. What a member put into its slot stays there
-    until all others are two steps further, as they are once they have begun the step after the next one.
+    A member finishes a step when it has read the others' slots. Each rank has two slots, so that its data of one step
+    stays readable until all others are in the step after the next.
 
     Args:
-        memory: shared by all of them.
-        rank, size: who this is, of how many.
+        memory: shared by all members.
+        rank: this member's rank.
+        size: number of members.
         check: raises if the generation is broken.
-        timeout: seconds that one operation may take.
+        timeout: longest that one operation may take, seconds.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class HostGroup:
             slot = self._slots(part)[0]
             if self._rank == 0:
                 for other in self._others:
-                    # Until it has taken what this slot held.
+                    # Until it has read the previous data of this slot.
                     self._await(other, self._step - 2 if number >= 2 else 0)
                 slot.copy_(part)
             else:
@@ -190,7 +190,7 @@ class HostGroup:
             self._await(other, self._step)
 
     def close(self) -> None:
-        """Leaves; others that wait for this member raise."""
+        """Leaves the generation; members that wait for this one raise."""
         self._numbers[(self._size + self._rank) * _NUMBERS_PER_LINE] = 1
         self._views.clear()
 
@@ -198,7 +198,7 @@ class HostGroup:
         self._numbers[self._rank * _NUMBERS_PER_LINE] = self._step
 
     def _await(self, other: int, step: int) -> None:
-        """Waits until another member is in a step."""
+        """Waits until another member has reached a step."""
         numbers, place = self._numbers, other * _NUMBERS_PER_LINE
         for _ in range(_SPINS):
             if numbers[place] >= step:
@@ -208,17 +208,17 @@ class HostGroup:
             waited = self._clock.now() - begun
             if waited < _YIELDING_S:
                 os.sched_yield()
-                nap(0.0)  # Lets go of the interpreter too, for the thread that hears of an abort.
+                nap(0.0)  # Releases the interpreter lock too, for the thread that reads an Abort.
                 continue
             self._check()
             if numbers[(self._size + other) * _NUMBERS_PER_LINE] and numbers[place] < step:
                 raise GenerationBrokenError(f"rank {other} has left the generation")
             if waited > self._timeout:
-                raise GenerationBrokenError(f"rank {other} was not heard of for {self._timeout:g} s")
+                raise GenerationBrokenError(f"rank {other} did not answer within {self._timeout:g} s")
             nap(_NAP_S)
 
     def _slots(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """All ranks' slots for this step, as tensors like ``part``."""
+        """All ranks' slots for this step, as tensors of the type and length of ``part``."""
         key = (self._step & 1, part.dtype, len(part))
         views = self._views.get(key)
         if views is None:
@@ -231,6 +231,6 @@ class HostGroup:
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    # Through .data: a backward pass may have to do with the tensor, and is not concerned.
+    # Through .data: the tensor may be part of a graph, and autograd must not record this.
     flat = tensor.data.view(-1)
     return flat.split(CHUNK // flat.element_size()) if flat.numel() * flat.element_size() > CHUNK else (flat,)

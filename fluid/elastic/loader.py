@@ -1,4 +1,4 @@
-"""A loader of global batches, of which every rank gets its part."""
+"""A data loader that splits each global batch over the ranks."""
 
 from __future__ import annotations
 
@@ -14,39 +14,51 @@ from fluid.errors import InvalidFieldError, require_integer
 
 
 class ShardContext(Protocol):
-    """Where a loader runs, and who must know which part of a batch it gave."""
+    """The rank for which a loader works; it is notified of each batch."""
 
     @property
     def rank(self) -> int:
-        """Rank among those who share the batches."""
+        """This process's rank."""
         ...
 
     @property
     def size(self) -> int:
-        """How many share the batches."""
+        """Number of ranks."""
         ...
 
-    def enter(self, shard: Shard) -> None:
-        """Notes which part the training works on from now on."""
+    def begin_batch(self, shard: Shard) -> None:
+        """Records the part of the batch that is worked on from now on."""
         ...
 
 
 class ElasticLoader:
-    """Loads this rank's part of one global batch after the other, in an order that is the same at every width.
+    """Loads this rank's part of each global batch, in an order that is the same at every width.
 
-    Iterating yields what is left of the epoch; the next time, the next epoch. Its position is part of the state.
+    Iterating yields the rest of the epoch, and the next epoch the next time. Its position is part of the trainable's
+    state. Usually made by :meth:`ElasticTrainable.make_loader`, which passes the context.
 
     Args:
-        place: rank and size.
-        dataset: as for ``torch.utils.data.DataLoader``; of a ``TensorDataset`` whole batches are cut at once.
+        context: rank and size.
+        dataset: as for ``torch.utils.data.DataLoader``; a ``TensorDataset`` is indexed by whole batches, without one.
         batch_size: samples in a global batch, over all ranks.
-        shuffle: whether each epoch has an order of its own.
+        shuffle: whether each epoch has its own order.
         seed: seed of these orders.
-        drop_last: whether a last batch that is not full is left out.
+        drop_last: whether to skip the last batch if it is not full.
         options: further arguments of ``DataLoader``, such as ``num_workers`` and ``collate_fn``.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
+
+    Example:
+        >>> import torch
+        >>> from fluid.elastic import ElasticLoader
+        >>> from fluid.elastic.runtime import Runtime  # Here of one process.
+        >>> dataset = torch.utils.data.TensorDataset(torch.arange(5))
+        >>> loader = ElasticLoader(Runtime(), dataset, batch_size=2, shuffle=False)
+        >>> [batch[0].tolist() for batch in loader]
+        [[0, 1], [2, 3], [4]]
+        >>> loader.epoch
+        1
     """
 
     def __init__(
@@ -65,17 +77,17 @@ class ElasticLoader:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise InvalidFieldError("dataset", dataset, "must have a length and be indexed by position")
         if {"sampler", "batch_sampler"} & options.keys():
-            raise InvalidFieldError("options", sorted(options), "the order of samples is the elastic loader's own")
+            raise InvalidFieldError("options", sorted(options), "samplers are not supported: the loader sets the order")
         self.dataset = dataset
         self._context = context
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._options = options
         self._epoch = 0
-        #: Global batches of the epoch that have been yielded.
+        #: Global batches of the epoch that were yielded.
         self._position = 0
         if len(self) == 0:
-            raise InvalidFieldError("dataset", len(dataset), "has not enough samples for one batch")
+            raise InvalidFieldError("dataset", len(dataset), "has too few samples for one batch")
 
     def __len__(self) -> int:
         """Global batches in an epoch."""
@@ -88,20 +100,20 @@ class ElasticLoader:
         return self._epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields this rank's parts of what is left of the epoch."""
+        """Yields this rank's parts of the epoch's remaining batches."""
         plan = list(range(self._position, len(self)))
         order = self._order()
         shards = [self._shard(number) for number in plan]
         picked = (self._pick(order, number, shard) for number, shard in zip(plan, shards, strict=True))
         epoch = self._epoch
         for number, shard, batch in zip(plan, shards, self._load(picked), strict=False):
-            # Before the batch is given away: whoever breaks out of the loop has used it.
+            # Before the yield: a caller that breaks out of the loop has used the batch.
             self._epoch, self._position = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
-            self._context.enter(shard)
+            self._context.begin_batch(shard)
             yield batch
 
     def take(self, batches: int) -> Iterator[Any]:
-        """Yields this rank's parts of that many global batches, over the end of an epoch if need be.
+        """Yields this rank's parts of that many global batches, across epochs if needed.
 
         Raises:
             InvalidFieldError: ``batches`` is not a whole number of at least 1.
@@ -113,18 +125,18 @@ class ElasticLoader:
                 yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """Its position: epoch, global batches of it that were yielded, and seed."""
         return {"epoch": self._epoch, "position": self._position, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to where another one was."""
+        """Continues from the position of another loader."""
         self._epoch, self._position, self.seed = state["epoch"], state["position"], state["seed"]
 
     def _order(self) -> torch.Tensor:
         if not self._shuffle:
             return torch.arange(len(self.dataset))
         generator = torch.Generator()
-        # Epochs of one seed must not be those of the next one, shifted by one.
+        # With seed + epoch, the orders of one seed would be those of the next seed, shifted by one.
         generator.manual_seed((self.seed * 1_000_003 + self._epoch) % 2**63)
         return torch.randperm(len(self.dataset), generator=generator)
 
@@ -147,7 +159,7 @@ class ElasticLoader:
 
 
 class _Batches:
-    """The indices of one batch after the other, as ``DataLoader`` wants them."""
+    """A batch sampler for ``DataLoader``: the indices of each batch."""
 
     def __init__(self, picked: Iterator[torch.Tensor]) -> None:
         self._picked = picked

@@ -1,4 +1,4 @@
-"""Makes the process group of a member by the name of its backend."""
+"""Makes process groups by the name of their backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BACKENDS = ("torch", "gloo", "nccl", "horovod")
 
 
 def make_group(backend: str, device: Any) -> Group:
-    """Makes the group of a process.
+    """Makes a process's group.
 
     Args:
         backend: ``"gloo"`` or ``"nccl"`` of torch.distributed; ``"torch"`` takes NCCL where every member has a GPU
@@ -19,7 +19,7 @@ def make_group(backend: str, device: Any) -> Group:
         device: the device that this process trains on.
 
     Raises:
-        InvalidFieldError: no such backend.
+        InvalidFieldError: the backend is unknown.
         MissingDependencyError: Horovod is not installed; the message names the command that builds it.
     """
     require_one_of("backend", backend, BACKENDS)

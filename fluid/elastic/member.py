@@ -1,4 +1,4 @@
-"""One process's share of an elastic trial, whoever drives it: a lane, or :mod:`fluid.elastic.worker`."""
+"""One process of an elastic trial: a member, driven by a lane or by :mod:`fluid.elastic.worker`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fluid.elastic.trainable import ElasticTrainable
 
 
 class Iteration(NamedTuple):
-    """What :meth:`ElasticMember.iterate` did.
+    """The result of :meth:`ElasticMember.iterate`.
 
     Attributes:
         iteration: iterations done.
-        metrics: of this one.
-        go_on: whether all members want another one.
-        finished: whether the trial said that it has no more to do.
+        metrics: of this iteration.
+        go_on: whether all members continue with another iteration.
+        finished: whether the trial said that it is done.
     """
 
     iteration: int
@@ -30,16 +30,34 @@ class Iteration(NamedTuple):
 
 
 class ElasticMember:
-    """Hosts one trainable through a series of generations.
+    """Takes one trainable through a series of generations.
 
-    All methods but :meth:`abort` are called by the thread that runs the user's code. When one of them raises
-    :class:`GenerationBrokenError`, the member stands at the end of :attr:`iteration` and can join the next
-    generation: at widths above 1 it keeps a copy of the state at the end of the last iteration, in host memory,
-    and goes back to it if it was in the middle of one.
+    The thread that runs the user's code calls all methods except :meth:`abort`. After a
+    :class:`GenerationBrokenError` the member is at the end of :attr:`iteration` and can join the next generation: at
+    widths above 1 it keeps a snapshot of the last iteration's end in host memory, and rolls back to it.
 
     Args:
-        trainable: set up, and restored if need be.
-        group: what it talks to the others through, from generation 1 on.
+        trainable: set up, and restored if there is a checkpoint.
+        group: the process group for widths above 1.
+
+    Example:
+        A member that trains alone, in generation 1:
+
+        >>> from fluid.elastic import ElasticMember, ElasticTrainable
+        >>> from fluid.elastic.torch_group import TorchGroup
+        >>> class Counter(ElasticTrainable):
+        ...     def build(self, config):
+        ...         self.total = config["start"]
+        ...     def train_iteration(self):
+        ...         self.total += 1
+        ...         return {"total": self.total}
+        >>> trainable = Counter()
+        >>> trainable.setup({"start": 10})
+        >>> member = ElasticMember(trainable, TorchGroup())
+        >>> member.join(generation=1, rank=0, size=1, rendezvous="", sync=False)
+        >>> member.iterate(keep_going=lambda: True)
+        Iteration(iteration=1, metrics={'total': 11}, go_on=True, finished=False)
+        >>> member.leave()
     """
 
     def __init__(self, trainable: ElasticTrainable, group: Group) -> None:
@@ -47,7 +65,7 @@ class ElasticMember:
         #: Metrics of the last iteration, if this member ran it.
         self.metrics: dict[str, Any] | None = None
         self._group = group
-        #: The state at the end of the last iteration; ``None`` at width 1, where nobody could survive alone.
+        #: The state at the end of the last iteration; ``None`` at width 1, where there are no survivors.
         self._snapshot: Snapshot | None = None
         self._generation = 0
 
@@ -57,31 +75,31 @@ class ElasticMember:
         return self.trainable.iteration
 
     def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Opens the meeting point of the next generation, which this member will be rank 0 of.
+        """Opens the rendezvous of the next generation, of which this member will be rank 0.
 
         Args:
-            address: this machine's address for the other members; ``"127.0.0.1"`` if they are on it too.
+            address: this machine's address for the other members; ``"127.0.0.1"`` if they run on it too.
             generation: its number.
             size: how many members it will have.
 
         Returns:
-            What to tell the members where to meet.
+            The rendezvous, for the members' :meth:`join`.
         """
         return self._group.open_rendezvous(address, generation, size)
 
     def join(self, generation: int, rank: int, size: int, rendezvous: str, sync: bool, reported: int = 0) -> None:
-        """Goes on in another generation; waits for its other members.
+        """Joins a generation; waits for its other members.
 
         Args:
-            generation: its number, larger than those before.
+            generation: its number, larger than all before.
             rank: this member's rank.
-            size: number of members; 1 to go on alone.
-            meeting: what rank 0's :meth:`open_rendezvous` returned.
-            sync: whether everybody takes rank 0's state; needed if a member is new, or behind.
-            reported: the last iteration whose result is known outside.
+            size: number of members; 1 to train alone.
+            rendezvous: what rank 0's :meth:`open_rendezvous` returned; empty for a size of 1.
+            sync: whether all members take rank 0's state; needed if one is new, or behind.
+            reported: the last iteration whose result the controller has received.
 
         Raises:
-            GenerationBrokenError: it did not come about; this member's state is what it was.
+            GenerationBrokenError: not all members joined; this member's state is unchanged.
         """
         self._generation = generation
         if size > 1:
@@ -96,7 +114,7 @@ class ElasticMember:
         try:
             self._group.configure(rendezvous, generation, rank, size)
             if sync:
-                self._take_over(rank)
+                self._sync_from_rank_zero(rank)
             elif self._snapshot is None:
                 self._snapshot = Snapshot.take(self.trainable.state())
         except BaseException:
@@ -107,12 +125,12 @@ class ElasticMember:
         """Runs one iteration; all members call this.
 
         Args:
-            keep_going: asked at the end of the iteration whether this member is to run another one; if any is
-                not, all of them learn that they have to stop here.
+            keep_going: called at the end of the iteration; returns whether this member continues. If one member does
+                not, all of them stop here.
 
         Raises:
             GenerationBrokenError: another member failed, or the generation was aborted.
-            Exception: whatever the user's code raises. The generation is broken then, and this member of no use.
+            Exception: what the user's code raises. The generation is then broken, and this member cannot be used.
         """
         trainable = self.trainable
         width = trainable.size
@@ -121,7 +139,7 @@ class ElasticMember:
             if width > 1:
                 self._snapshot = Snapshot.take(trainable.state(), self._snapshot)
         except BaseException as error:
-            # What the user's code makes of a broken generation need not be that error any more.
+            # The user's code may have turned the error of a broken generation into another one.
             peers = width > 1 and self._group.broken and isinstance(error, Exception)
             self._break()
             if not peers:
@@ -129,55 +147,55 @@ class ElasticMember:
             reason = str(error)
         else:
             self.metrics = metrics
-            go_on, finished = self._agree(keep_going(), _is_done(metrics))
+            go_on, finished = self._vote(keep_going(), _is_done(metrics))
             return Iteration(self.iteration, metrics, go_on, finished)
         self._roll_back()
         raise GenerationBrokenError(reason)
 
     def abort(self, generation: int) -> None:
-        """Breaks a generation, now or when it is joined; called in any thread while the member runs."""
+        """Breaks a generation, now or when this member joins it. May be called in any thread."""
         self._group.abort(generation)
 
     def leave_generation(self) -> None:
-        """Leaves the current generation at the end of an iteration, without waiting for anybody."""
+        """Leaves the current generation at the end of an iteration, without waiting for its other members."""
         self._break()
 
     def leave(self) -> None:
-        """Cleans up."""
+        """Cleans the trainable up and leaves the group."""
         self.trainable.cleanup()
         self._group.shutdown()
         self._snapshot = None
 
-    def _take_over(self, rank: int) -> None:
+    def _sync_from_rank_zero(self, rank: int) -> None:
         trainable = self.trainable
         if rank == 0:
-            # A snapshot of the last iteration's end is as good as a new one.
+            # The snapshot of the last iteration's end is the current state.
             current = self._snapshot or Snapshot.take(trainable.state())
             self._snapshot = broadcast(self._group, current)
             return
-        # Not into this member's own snapshot: if the sender dies meanwhile, it is all that there is.
+        # Not into this member's own snapshot, which it still needs if the sender dies meanwhile.
         received = broadcast(self._group, None)
         trainable.load_state(received.state())
         self._snapshot = received
         self.metrics = None
 
-    def _agree(self, go_on: bool, finished: bool) -> tuple[bool, bool]:
-        """Ends an iteration: once this returns anywhere, every member has the iteration's result."""
+    def _vote(self, go_on: bool, finished: bool) -> tuple[bool, bool]:
+        """Agrees on whether to continue. Once it returns in one member, all members have the iteration's result."""
         if self.trainable.size == 1:
             return go_on and not finished, finished
         votes = torch.tensor([not go_on, finished], dtype=torch.float32)
         try:
-            # No sum without every member's part: it is a barrier, too.
+            # The sum needs every member's part, so it is a barrier too.
             self._group.all_reduce(votes)
         except GenerationBrokenError:
-            # The iteration is complete here, and perhaps reported by others: there is nothing to go back from.
+            # The iteration is complete here, and rank 0 may have reported it: there is nothing to roll back.
             self._break()
             raise
         stop, done = (bool(vote) for vote in votes.tolist())
         return not stop and not done, done
 
     def _break(self) -> None:
-        """Leaves a generation in the middle of something; closing the connections tells its other members."""
+        """Breaks and leaves a generation; closing the connections interrupts its other members."""
         self._group.abort(self._generation)
         self._group.shutdown()
         self.trainable._elastic.group = SingleProcessGroup()

@@ -1,4 +1,4 @@
-"""A member and what it and its controller tell each other; for whoever hosts it and passes the messages on."""
+"""The protocol between a member and its controller; a lane or a worker transports the messages."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from fluid.trainables.pickling import pack_metrics
 
 
 class MemberProtocol:
-    """Carries out a controller's messages that are about generations.
+    """Handles a controller's messages about generations.
 
-    Two threads use it: the one that runs the user's code takes messages between two iterations, while another one
-    may read them ahead, so that Halt and Abort are seen in the middle of an iteration.
+    Two threads use it: the one that runs the user's code handles messages between two iterations, while another one
+    previews them, so that Halt and Abort take effect in the middle of an iteration.
 
     Args:
-        member: set up, and restored if need be.
-        say: takes what is to be told to the controller.
-        clock: for the seconds that things take.
+        member: set up, and restored if there is a checkpoint.
+        send: sends the controller a message.
+        clock: measures durations.
 
     Attributes:
         left: iterations still to run.
@@ -45,20 +45,20 @@ class MemberProtocol:
         self._send = send
         self._clock = clock
         self._halt = threading.Event()
-        #: The generation this member is in, or was in when it broke.
+        #: The generation of this member, also after it broke.
         self._generation = 0
-        #: The last generation that was said to be broken.
+        #: The last generation that was reported as broken.
         self._broken_generation = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             OpenRendezvous: self._host,
             Join: self._join,
             RunMember: self._run,
-            Halt: lambda message: None,  # It has been overheard in time, or there is nothing to halt.
+            Halt: lambda message: None,  # Previewed in time, or nothing runs.
             Abort: self._abort,
         }
 
     def preview(self, message: Any) -> None:
-        """Looks at a message as soon as it has been read, in any thread; :meth:`handle` follows, in order."""
+        """Acts at once on a message that cannot wait, in any thread; :meth:`handle` follows, in order."""
         if isinstance(message, Halt):
             self._halt.set()
         elif isinstance(message, RunMember):
@@ -67,10 +67,10 @@ class MemberProtocol:
             self.member.abort(message.generation)
 
     def handle(self, message: Any) -> None:
-        """Carries a message out; one of Host, Join, Run, Halt and Abort.
+        """Handles one of OpenRendezvous, Join, RunMember, Halt and Abort.
 
         Raises:
-            Exception: whatever the user's code raises; the member is of no use then.
+            Exception: what the user's code raises; the member cannot be used afterwards.
         """
         try:
             self._handlers[type(message)](message)
@@ -78,13 +78,13 @@ class MemberProtocol:
             self._send_broken(str(error))
 
     def iterate(self, measure: Callable[[], Any] = lambda: None) -> Iteration | None:
-        """Runs an iteration together with the others; ``None`` if it came to nothing, because one of them failed.
+        """Runs an iteration together with the other members; returns ``None`` if one of them failed.
 
         Args:
-            measure: called when it is done, before anybody is told.
+            measure: called at the end of the iteration, before it is reported.
 
         Raises:
-            Exception: whatever the user's code raises; the member is of no use then.
+            Exception: what the user's code raises; the member cannot be used afterwards.
         """
         begun = self._clock.now()
         self.left -= 1
@@ -103,7 +103,7 @@ class MemberProtocol:
         return done
 
     def leave_generation(self) -> None:
-        """Leaves the current generation without waiting for anybody; the trainable goes on alone, or is cleaned up."""
+        """Leaves the current generation without waiting for its other members."""
         self.member.leave_generation()
 
     def _host(self, message: OpenRendezvous) -> None:
@@ -123,7 +123,7 @@ class MemberProtocol:
             self.left = message.iterations
 
     def _abort(self, message: Abort) -> None:
-        # What was under way has raised and said so; else the member stands still, perhaps before it ever joined.
+        # A running iteration has raised and reported it. Otherwise the member is idle, and may not have joined yet.
         if self._broken_generation < message.generation:
             self._generation = message.generation
             self.member.leave_generation()

@@ -1,7 +1,8 @@
-"""What a controller and the members of an elastic trial tell each other: named tuples, as for lanes.
+"""The messages between a controller and the members of an elastic trial: named tuples, as for lanes.
 
-A member answers with the message that is named, or with :class:`MemberRaised`, or, if its generation is broken, with
-one :class:`Broken` per generation. Only rank 0 sends :class:`MemberIterated`. Times are seconds.
+A generation is a fixed set of members with ranks; its members meet at a rendezvous. A member answers each message as
+its docstring says, or with :class:`MemberRaised`, or, if its generation breaks, with one :class:`Broken` per
+generation. Only rank 0 sends :class:`MemberIterated`. Times are seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fluid.errors import MissingDependencyError, require_one_of
 
-#: What the members of a trial can talk through, to choose from.
+#: The libraries through which the members of a trial can communicate.
 PROCESS_GROUPS = ("torch", "horovod")
 DEFAULT_PROCESS_GROUP = "torch"
 #: Address by which processes of one machine reach each other, and no others can.
@@ -20,10 +21,10 @@ HOROVOD_INSTALL = 'pip install "$(python scripts/build_horovod.py)"'
 
 
 def require_process_group(value: str) -> str:
-    """Returns the name of a process group that can be used, without loading it.
+    """Returns the name of a process group after checking that it can be used; does not load it.
 
     Raises:
-        InvalidFieldError: there is none of that name.
+        InvalidFieldError: the name is unknown.
         MissingDependencyError: Horovod is not installed.
     """
     if require_one_of("process_group", value, PROCESS_GROUPS) == "horovod" and not importlib.util.find_spec("horovod"):
@@ -35,9 +36,9 @@ def require_process_group(value: str) -> str:
 
 
 class Prepare(NamedTuple):
-    """Import the trainable, set it up and, with a checkpoint's folder, restore it; answered by Prepared.
+    """Set the trainable up, and restore it if there is a checkpoint's folder; answered by Prepared.
 
-    Others may train meanwhile. ``trainable`` and ``config`` are pickled.
+    Other members may train meanwhile. ``trainable`` and ``config`` are pickled.
     """
 
     trainable: bytes
@@ -47,7 +48,7 @@ class Prepare(NamedTuple):
 
 
 class OpenRendezvous(NamedTuple):
-    """Open the meeting point of a generation; told to its rank 0, answered by Hosting."""
+    """Open the rendezvous of a generation; sent to its rank 0, answered by RendezvousOpened."""
 
     generation: int
     address: str
@@ -55,7 +56,7 @@ class OpenRendezvous(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Meet the others, and take rank 0's state if ``sync``; answered by Joined.
+    """Join a generation, and take rank 0's state if ``sync``; answered by Joined.
 
     With size 1 there is no other member, and ``rendezvous`` is empty. ``reported`` is the last iteration whose result
     the controller has received.
@@ -70,9 +71,9 @@ class Join(NamedTuple):
 
 
 class RunMember(NamedTuple):
-    """Run that many iterations together with the others; each member says Halted at the end of the last.
+    """Run that many iterations together with the other members; each answers Halted at the end of the last.
 
-    Ignored by a member that is not in that generation any more.
+    A member that has left that generation ignores it.
     """
 
     generation: int
@@ -80,34 +81,34 @@ class RunMember(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Run no further than the current iteration; it is enough to tell one member. Idle ones ignore it."""
+    """Stop at the end of the current iteration; sent to one member, which stops all. An idle one ignores it."""
 
 
 class WriteCheckpoint(NamedTuple):
-    """Write a checkpoint into an empty folder; told to one idle member, answered by Saved."""
+    """Write a checkpoint into an empty folder; sent to one idle member, answered by CheckpointWritten."""
 
     path: str
 
 
 class Leave(NamedTuple):
-    """Clean up, and wait for another Prepare; answered by Left."""
+    """Clean up, and wait for the next Prepare; answered by Left."""
 
 
 class Abort(NamedTuple):
-    """Break a generation; must be acted on while the member runs. Answered by Broken unless that was said before."""
+    """Break a generation, in the middle of an iteration too; answered by Broken unless that was sent before."""
 
     generation: int
 
 
 class EndWorker(NamedTuple):
-    """Clean up and end; not answered."""
+    """Clean up and end the process; not answered."""
 
 
 # -- from a member to the controller -------------------------------------------------------------------------
 
 
 class Prepared(NamedTuple):
-    """The member could start to train at once."""
+    """The member is set up and can join a generation."""
 
     iteration: int
     address: str
@@ -115,14 +116,14 @@ class Prepared(NamedTuple):
 
 
 class RendezvousOpened(NamedTuple):
-    """The generation's members can meet there."""
+    """The address at which the generation's members meet."""
 
     generation: int
     rendezvous: str
 
 
 class Joined(NamedTuple):
-    """The member has met the others. ``metrics`` are those of ``iteration``, if it ran that itself."""
+    """The member has joined. ``metrics`` are those of ``iteration``, if it ran that iteration itself."""
 
     generation: int
     iteration: int
@@ -140,7 +141,7 @@ class MemberIterated(NamedTuple):
 
 
 class Halted(NamedTuple):
-    """The member runs no further for now; ``finished`` if the trial said that it has no more to do."""
+    """The member has stopped for now; ``finished`` if the trial said that it is done."""
 
     generation: int
     iteration: int
@@ -148,18 +149,18 @@ class Halted(NamedTuple):
 
 
 class CheckpointWritten(NamedTuple):
-    """The checkpoint is written."""
+    """The checkpoint was written."""
 
     iteration: int
     path: str
 
 
 class Left(NamedTuple):
-    """The member holds nothing of the trial any more."""
+    """The member has released the trial."""
 
 
 class Broken(NamedTuple):
-    """The generation is broken. The member stands at the end of ``iteration`` and can join another."""
+    """The generation broke. The member is at the end of ``iteration`` and can join another generation."""
 
     generation: int
     iteration: int
@@ -167,7 +168,7 @@ class Broken(NamedTuple):
 
 
 class MemberRaised(NamedTuple):
-    """The user's code raised. The member holds nothing of the trial any more; it has broken its generation."""
+    """The user's code raised. The member has broken its generation and released the trial."""
 
     message: str
     traceback: str

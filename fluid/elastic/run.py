@@ -1,4 +1,9 @@
-"""An elastic trial on the devices of this machine, without an executor: its controller, and a process per device."""
+"""Elastic training of one trial on this machine, driven by the caller: a controller, and a process per device.
+
+This is the second driver of elastic trials. A sweep's elastic trials are driven by :class:`fluid.FluidExecutor`, which
+chooses widths and devices and whose lanes host the members. :class:`ElasticRun` is for one trial whose width the
+caller chooses: examples, tests of a trainable, and benchmarks of a resize.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +18,19 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from fluid.elastic.controller import (
-    Action,
-    AllHalted,
-    Collapsed,
-    ElasticController,
-    Formed,
-    MemberFailed,
-    MemberReady,
-    Phase,
-    Reported,
-    Send,
-)
+from fluid.elastic.actions import Action, AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
+from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
 from fluid.errors import FluidError, require_integer
 from fluid.resources import available_cores
 from fluid.trainables.pickling import Packed, dump_config, dump_trainable
 
-#: How long processes that were told to end may take for it, seconds.
+#: Longest that processes may take to end before they are killed, seconds.
 _END_S = 10.0
 
 
 class ElasticResult(NamedTuple):
-    """One iteration, and the number of devices it ran on."""
+    """The result of one iteration, and the number of processes that ran it."""
 
     iteration: int
     metrics: Mapping[str, Any]
@@ -43,23 +38,40 @@ class ElasticResult(NamedTuple):
 
 
 class ElasticRun:
-    """Trains an elastic trainable on as many processes as asked for, and goes on with fewer if some of them die.
+    """Trains one elastic trainable in processes of this machine, at widths that the caller chooses.
 
-    Processes that are not needed any more stay, for the next time it grows. As a context manager it ends them all.
+    If processes die, training continues with the survivors. Processes that leave stay idle for the next growth. As a
+    context manager it ends them all. The trials of a sweep belong in a :class:`fluid.FluidExecutor` instead, which
+    chooses widths and devices.
 
     Args:
         trainable: an :class:`ElasticTrainable` subclass.
-        config: handed to its ``build``.
-        width: processes to begin with.
+        config: passed to its ``build``.
+        width: number of processes at first.
         backend: ``"torch"`` (see :func:`fluid.elastic.make_group.make_group`), ``"gloo"``, ``"nccl"`` or
             ``"horovod"``.
-        checkpoint: a folder that :meth:`save` wrote, to begin from.
-        gpus: for each process in turn, the GPU it sees, as in ``CUDA_VISIBLE_DEVICES``; empty to train on CPUs,
-            one core and one thread each.
+        checkpoint: a folder that :meth:`save` wrote, to start from.
+        gpus: the GPU of each process, in turn, as in ``CUDA_VISIBLE_DEVICES``; empty to train on CPUs, with one core
+            and one thread each.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
-        FluidError: the trainable raised while it was set up; the message holds its traceback.
+        FluidError: the trainable raised while it was set up; the message has its traceback.
+
+    Example:
+        Each process imports PyTorch and the trainable, which takes some seconds (so this is not run here)::
+
+            with ElasticRun(MyTrainable, {"lr": 0.1}, width=1) as run:
+                results = run.run(iterations=2)
+                run.resize(3)
+                results += run.run(iterations=2)
+            [result.width for result in results]  # [1, 1, 3, 3]
+
+        >>> from fluid.elastic import ElasticRun
+        >>> ElasticRun(dict, {}, width=0)
+        Traceback (most recent call last):
+        ...
+        fluid.errors.InvalidFieldError: width=0: must be at least 1
     """
 
     def __init__(
@@ -80,11 +92,11 @@ class ElasticRun:
         self._processes: dict[int, tuple[subprocess.Popen[bytes], Connection]] = {}
         self._cores: dict[int, int] = {}
         self._next = 0
-        #: Events that nobody has waited for yet.
+        #: Events that no method has consumed yet.
         self._events: list[Any] = []
-        #: Set-up members that do not train yet, the one that was prepared first in front.
+        #: Members that are set up and do not train yet, in the order of their set-up.
         self._spares: list[int] = []
-        #: Members that have left; they have imported everything, and set up again in no time.
+        #: Members that have left; they have imported everything, so that their next set-up is quick.
         self._idle: list[int] = []
         try:
             self.prepare(width)
@@ -103,7 +115,7 @@ class ElasticRun:
 
     @property
     def width(self) -> int:
-        """Processes that train."""
+        """Number of processes that train."""
         return len(self._controller.ranks)
 
     @property
@@ -113,11 +125,11 @@ class ElasticRun:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of those who train, rank 0 first."""
+        """Ids of the processes that train, rank 0 first."""
         return tuple(self._processes[member][0].pid for member in self._controller.ranks if member in self._processes)
 
     def prepare(self, spares: int) -> None:
-        """Starts processes and sets them up, until so many are ready beside those who train."""
+        """Starts and sets up processes until so many spares are ready beside those that train."""
         missing = max(0, require_integer("spares", spares, at_least=0) - len(self._spares))
         wanted = {self._idle.pop() if self._idle else self._start() for _ in range(missing)}
         for member in wanted:
@@ -130,28 +142,28 @@ class ElasticRun:
             self._spares.append(event.member)
 
     def resize(self, width: int) -> None:
-        """Goes on with another number of processes.
+        """Continues with another number of processes.
 
         Raises:
-            FluidError: no process that knows the state is left.
+            FluidError: no process with the trial's state is left.
         """
         width = require_integer("width", width, at_least=1)
         self.prepare(max(0, width - len(self._controller.survivors)))
         while not self._form([*self._survivors(), *self._spares][:width]):
-            pass  # With who is left.
+            pass  # Again, with the processes that are left.
 
     def run(self, iterations: int, on_result: Callable[[ElasticResult], None] | None = None) -> list[ElasticResult]:
-        """Trains, and goes on with the survivors if processes die.
+        """Trains, and continues with the survivors if processes die.
 
         Args:
             iterations: how many.
-            on_result: called for each as soon as it is done.
+            on_result: called with each result as soon as it is there.
 
         Returns:
-            One result per iteration; fewer if the trial says that it has finished.
+            One result per iteration; fewer if the trial says that it is done.
 
         Raises:
-            FluidError: the user's code raised, or no process that knows the state is left.
+            FluidError: the user's code raised, or no process with the trial's state is left.
         """
         target = self._controller.iteration + require_integer("iterations", iterations, at_least=1)
         results: list[ElasticResult] = []
@@ -175,7 +187,7 @@ class ElasticRun:
                     self._do(self._controller.run(target - self._controller.iteration))
 
     def save(self, folder: str) -> None:
-        """Writes a checkpoint into an empty folder; it can be gone on from at any width."""
+        """Writes a checkpoint, from which a run of any width can start, into an empty folder."""
         first = self._controller.ranks[0]
         self._do([Send(first, WriteCheckpoint(folder))])
         event = self._next_event((CheckpointWritten, Collapsed, MemberFailed))
@@ -199,7 +211,7 @@ class ElasticRun:
     # -- generations ---------------------------------------------------------------------------------------
 
     def _form(self, members: list[int]) -> bool:
-        """Whether the generation came together."""
+        """Forms a generation; returns whether all members joined."""
         self._do(self._controller.form(members))
         event = self._next_event((Formed, Collapsed, MemberFailed))
         if isinstance(event, MemberFailed):
@@ -211,13 +223,13 @@ class ElasticRun:
         while self._controller.phase is Phase.BREAKING:
             self._next_event((Collapsed,))
         while not self._form(self._survivors()):
-            pass  # With who is left.
+            pass  # Again, with the processes that are left.
 
     def _survivors(self) -> list[int]:
-        """Members that have the trial's state; at the very beginning nobody has, and nobody needs to."""
+        """The members that have the trial's state; none before the first generation."""
         survivors = list(self._controller.survivors)
         if self._controller.generation and not survivors:
-            raise FluidError("no process is left that knows the trial's state")
+            raise FluidError("no process with the trial's state is left")
         return survivors
 
     # -- processes -----------------------------------------------------------------------------------------
@@ -253,11 +265,11 @@ class ElasticRun:
             if not isinstance(action, Send):
                 self._events.append(action)
             elif action.member in self._processes:
-                with suppress(OSError):  # It is gone, and its end of the connection says so.
+                with suppress(OSError):  # It is gone; reading from its connection will show that.
                     self._processes[action.member][1].send_bytes(pickle.dumps(action.message))
 
     def _next_event(self, kinds: tuple[type, ...]) -> Any:
-        """The next event of these kinds; others have lost their meaning by then."""
+        """Waits for the next event of these kinds; drops others, which are out of date by then."""
         while True:
             while self._events:
                 event = self._events.pop(0)

@@ -1,6 +1,6 @@
-"""What an :class:`fluid.elastic.trainable.ElasticTrainable` stands on: its group, its part of the batch, its state.
+"""The runtime of an :class:`~fluid.elastic.trainable.ElasticTrainable`: process group, batch shard, gradients, seeds.
 
-Kept apart from the class that users derive from, whose attributes are theirs.
+Separate from the class that users derive from, whose attributes are theirs.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from fluid.errors import FluidError
 
 
 class SingleProcessGroup:
-    """The group of a process that trains alone: size 1, nothing to talk about."""
+    """The group of a process that trains alone: its size is 1, and its operations do nothing."""
 
     rank = 0
     size = 1
     broken = False
 
     def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Nobody can meet here."""
-        raise FluidError("a group of one has no meeting point")
+        """Not supported."""
+        raise FluidError("a group of one process has no rendezvous")
 
     def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
-        """Nobody can be met."""
-        raise FluidError("a group of one meets nobody")
+        """Not supported."""
+        raise FluidError("a group of one process cannot be configured")
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """The sum over one."""
+        """Leaves the tensor unchanged."""
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Nobody to tell."""
+        """Leaves the tensor unchanged."""
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Returns at once."""
 
     def abort(self, generation: int) -> None:
-        """Nobody to call back."""
+        """Does nothing."""
 
     def shutdown(self) -> None:
-        """Nothing to leave."""
+        """Does nothing."""
 
 
 class Runtime:
     """The elastic part of a trainable.
 
     Attributes:
-        group: who trains it.
+        group: the processes that train it.
         iteration: iterations done.
-        seed: every iteration's random numbers come from it, the iteration's number and the rank.
-        shard: which part of a global batch is worked on; ``None`` before the first.
+        seed: seeds each iteration's random numbers, together with the iteration's number and the rank.
+        shard: the part of the global batch that is worked on; ``None`` before the first.
     """
 
     def __init__(self) -> None:
@@ -64,11 +64,11 @@ class Runtime:
         self.iteration = 0
         self.seed = 0
         self.shard: Shard | None = None
-        #: Optimizers whose gradients are means already, by id.
+        #: Optimizers whose gradients were averaged since their last step, by id.
         self._averaged: set[int] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
-        # A copied model, as for a moving average of its weights, is trained by the same devices.
+        # A copied model, as for a moving average of its weights, is trained by the same processes.
         return self
 
     @property
@@ -83,21 +83,21 @@ class Runtime:
 
     @property
     def weight(self) -> float:
-        """What this rank's mean over its samples weighs in the mean over the global batch."""
+        """The weight of this rank's mean in the mean over the global batch."""
         return 1.0 / self.size if self.shard is None else self.shard.weight
 
     @property
     def count(self) -> int:
-        """Samples of this rank in the global batch it works on."""
+        """Number of this rank's samples in the global batch."""
         return 1 if self.shard is None else self.shard.count
 
-    def enter(self, shard: Shard) -> None:
-        """Works on another global batch from now on: gradients that come are not averaged yet."""
+    def begin_batch(self, shard: Shard) -> None:
+        """Starts another global batch; its gradients are not averaged yet."""
         self.shard = shard
         self._averaged.clear()
 
-    def begin(self) -> None:
-        """Begins an iteration, with random numbers that are this iteration's and this rank's own."""
+    def begin_iteration(self) -> None:
+        """Starts an iteration, with random numbers of its own for each iteration and rank."""
         self.shard = None
         self._averaged.clear()
         seed_everything(self.seed, self.iteration, self.rank)
@@ -105,13 +105,13 @@ class Runtime:
     # -- gradients -----------------------------------------------------------------------------------------
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Has an optimizer's gradients averaged before each of its steps, unless somebody did so already."""
+        """Makes an optimizer average its gradients before each step, unless :meth:`average` was called for it."""
 
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.size == 1:
                 return
             if any(callable(argument) for argument in (*args, *kwargs.values())):
-                raise FluidError("an optimizer's closure cannot be used on several devices: its gradients are its own")
+                raise FluidError("an optimizer's closure is not supported on several devices")
             if id(optimizer) not in self._averaged:
                 self.average(optimizer)
 
@@ -128,10 +128,10 @@ class Runtime:
             average_gradients(self.group, parameters, self.weight)
         self._averaged.add(id(optimizer))
 
-    # -- what differs between ranks while an iteration runs ------------------------------------------------
+    # -- state that differs between ranks ---------------------------------------------------
 
     def replicate_buffers(self, modules: Mapping[str, torch.nn.Module]) -> None:
-        """Gives all ranks rank 0's buffers, such as the running statistics of batch normalization."""
+        """Broadcasts rank 0's buffers to all ranks, such as the running statistics of batch normalization."""
         if self.size > 1:
             kinds: dict[tuple[Any, Any], list[torch.Tensor]] = {}
             for module in modules.values():
@@ -144,7 +144,7 @@ class Runtime:
                     buffer.copy_(piece.view_as(buffer))
 
     def gather(self, value: Any, dim: int) -> Any:
-        """Puts the parts that the ranks hold of a tensor, or of tensors in tuples and lists, together again."""
+        """Concatenates the ranks' parts of a tensor, or of tensors in tuples and lists."""
         if self.size == 1:
             return value
         lengths = torch.zeros(self.size, dtype=torch.int64)
@@ -163,10 +163,10 @@ class Runtime:
         return map_tensors(value, whole)
 
     def scatter(self, value: Any, dim: int) -> Any:
-        """This rank's part of what :meth:`gather` put together.
+        """Returns this rank's part of a result of :meth:`gather`.
 
         Raises:
-            FluidError: it is shorter than there are ranks.
+            FluidError: it has fewer columns than there are ranks.
         """
 
         def part(full: torch.Tensor) -> torch.Tensor:
@@ -207,9 +207,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def stateful_parts(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What has ``state_dict`` and ``load_state_dict``, also in lists, tuples and dicts, each under its own name.
+    """Returns the objects with ``state_dict`` and ``load_state_dict`` by name, also those in lists, tuples and dicts.
 
-    What has several names is found under the first.
+    An object with several names is returned under the first.
     """
     parts = {}
     seen: set[int] = set()

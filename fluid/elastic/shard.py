@@ -1,4 +1,4 @@
-"""Which part of a global batch a rank takes. The order of the samples never depends on the width."""
+"""How a global batch is split over the ranks. The order of the samples does not depend on the width."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Shard:
 
     Attributes:
         start: position of its first sample.
-        count: its samples; 0 if there are more ranks than samples.
-        total: samples of the whole batch.
+        count: number of its samples; may be 0 if there are more ranks than samples.
+        total: number of samples in the whole batch.
     """
 
     start: int
@@ -27,10 +27,10 @@ class Shard:
 
     @classmethod
     def of(cls, total: int, rank: int, size: int) -> Shard:
-        """The part of one of ``size`` ranks: contiguous, and as large as the others' within one sample.
+        """Returns the part of one of ``size`` ranks. Parts are contiguous, and their sizes differ by at most 1.
 
         Raises:
-            InvalidFieldError: an empty batch.
+            InvalidFieldError: the batch is empty.
         """
         total = require_integer("total", total, at_least=1)
         start = total * rank // size
@@ -38,23 +38,23 @@ class Shard:
 
     @property
     def weight(self) -> float:
-        """What a mean over this part weighs in the mean over the batch."""
+        """The weight of this part's mean in the mean over the batch."""
         return self.count / self.total
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First sample and the one after the last, of at least one sample.
+        """Range of at least one sample: the first, and the one after the last.
 
-        A rank that has none takes one of another's: the same code runs on every rank, and its weight is 0.
+        A rank without a sample takes another's, with weight 0, so that the same code runs on every rank.
         """
         start = min(self.start, self.total - 1)
         return start, start + max(1, self.count)
 
     def take(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """This rank's part of a tensor that holds the whole batch along ``dim``.
+        """Returns this rank's part of a tensor that holds the whole batch along ``dim``.
 
         Raises:
-            InvalidFieldError: the tensor is not as long as the batch.
+            InvalidFieldError: the tensor's length along ``dim`` is not the batch's.
         """
         if tensor.shape[dim] != self.total:
             raise InvalidFieldError("tensor", tuple(tensor.shape), f"dimension {dim} must be the batch, {self.total}")

@@ -1,4 +1,4 @@
-"""The state of a trainable as one flat piece of memory and a small rest: cheap to copy, to send and to go back to."""
+"""Snapshots of a trainable's state: all tensors in one flat buffer, which is cheap to copy, send and restore."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 if TYPE_CHECKING:
     from fluid.elastic.group import Group
 
-#: Tensors begin at multiples of this many bytes, which suits every element type.
+#: Tensors start at multiples of this many bytes, an alignment for every element type.
 _ALIGNMENT = 64
-#: Sent at a time, bytes; where GPUs talk to each other, so much device memory is needed for it.
+#: Bytes that are broadcast at a time; NCCL needs as much device memory.
 _CHUNK = 256 * 2**20
 
 
 class _TensorLocation(NamedTuple):
-    """Stands, in the rest, for a tensor that lies in the flat memory."""
+    """Replaces a tensor in the pickled rest: where it lies in the flat buffer."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -33,8 +33,8 @@ class Snapshot:
     """A copy of a state, in host memory.
 
     Attributes:
-        rest: the state, pickled, with slots in place of its tensors.
-        memory: ``uint8``, all tensors.
+        rest: the state, pickled, with locations in place of its tensors.
+        memory: ``uint8 (bytes,)``, all tensors.
     """
 
     def __init__(self, rest: bytes, memory: torch.Tensor) -> None:
@@ -43,11 +43,11 @@ class Snapshot:
 
     @classmethod
     def take(cls, state: Any, reuse: Snapshot | None = None) -> Snapshot:
-        """Copies a state: nested dicts, lists and tuples, with tensors and whatever can be pickled in them.
+        """Copies a state: nested dicts, lists and tuples of tensors and other picklable values.
 
         Args:
-            state: what to copy; tensors on GPUs are waited for.
-            reuse: an older snapshot, which must not be used any more. Its memory is taken if it has the right size.
+            state: the state; the call waits for GPUs to compute it.
+            reuse: an older snapshot that is no longer needed, whose memory is used again if its size fits.
         """
         tensors: list[tuple[_TensorLocation, torch.Tensor]] = []
         end = 0
@@ -72,7 +72,7 @@ class Snapshot:
         return cls(rest, memory)
 
     def state(self) -> Any:
-        """The state as it was, with tensors of its own on the devices they were on."""
+        """Returns a copy of the state, with its tensors on the devices that they came from."""
 
         def tensor_of(location: _TensorLocation) -> torch.Tensor:
             view = _view(self.memory, location)
@@ -82,11 +82,11 @@ class Snapshot:
 
 
 def broadcast(group: Group, snapshot: Snapshot | None) -> Snapshot:
-    """Gives every member of a group rank 0's snapshot.
+    """Broadcasts rank 0's snapshot to every member of a group.
 
     Args:
-        group: all of its members call this.
-        snapshot: of rank 0; the others' is not looked at.
+        group: all its members call this.
+        snapshot: rank 0's; ignored on other ranks.
 
     Raises:
         GenerationBrokenError: a member failed.
@@ -110,7 +110,7 @@ def broadcast(group: Group, snapshot: Snapshot | None) -> Snapshot:
 
 
 def _is_plain_tensor(node: Any) -> bool:
-    # What is sparse, quantized or a subclass with a mind of its own is pickled with the rest.
+    # Sparse and quantized tensors, and subclasses, are pickled with the rest.
     plain = type(node) in (torch.Tensor, torch.nn.Parameter)
     return plain and node.layout == torch.strided and not node.is_quantized and node.device.type in ("cpu", "cuda")
 
@@ -121,12 +121,12 @@ def _view(memory: torch.Tensor, location: _TensorLocation) -> torch.Tensor:
 
 
 def _map(node: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """Copies nested containers, with some of their leaves changed."""
+    """Copies nested containers, and changes some of their leaves."""
     if wanted(node):
         return change(node)
     if type(node) in (dict, OrderedDict):
         copy = type(node)((key, _map(value, wanted, change)) for key, value in node.items())
-        if hasattr(node, "_metadata"):  # Where modules keep the versions of their parts.
+        if hasattr(node, "_metadata"):  # Modules keep the versions of their submodules there.
             copy._metadata = node._metadata
         return copy
     if type(node) in (list, tuple):

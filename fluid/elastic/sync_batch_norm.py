@@ -1,6 +1,6 @@
-"""Batch normalization over the whole global batch, whichever library the devices talk through.
+"""Batch normalization over the whole global batch, for every process group.
 
-PyTorch's own works on GPUs and in a default process group only, and takes every device's part for equally large.
+PyTorch's own SyncBatchNorm works on GPUs and in a default process group only, and assumes parts of equal size.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from fluid.elastic.group import Group
 
 
 class WeightedGroup(Protocol):
-    """Who shares the batch, and what this process's part of it weighs."""
+    """A process group, and the weight of this process's part of the batch."""
 
     @property
     def group(self) -> Group:
-        """Who shares the batch."""
+        """The processes that share the batch."""
         ...
 
     @property
     def weight(self) -> float:
-        """What this rank's mean weighs in the mean over the batch."""
+        """The weight of this rank's mean in the mean over the batch."""
         ...
 
 
 class _Sum(torch.autograd.Function):  # type: ignore[misc]
     """The sum of a tensor over the ranks.
 
-    The loss is the mean of the ranks' losses by weight, and every gradient a rank finds is multiplied by its weight
-    later on. So what the other ranks' losses say about this rank's summand is divided by that weight here.
+    The loss is the weighted mean of the ranks' losses, and each rank's gradients are multiplied by its weight later. So
+    the other ranks' gradients with respect to this rank's summand are divided by that weight here.
     """
 
     @staticmethod
@@ -49,9 +49,21 @@ class _Sum(torch.autograd.Function):  # type: ignore[misc]
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
-    """Batch normalization of any dimension, over the global batch; one of size 1 is PyTorch's own.
+    """Batch normalization of any dimension over the global batch; at size 1 it is PyTorch's own.
 
-    Every device must run it equally often, and run ``backward`` through it. Made by :meth:`convert`.
+    Every device must run it equally often, and run ``backward`` through it. Made by :meth:`convert`, which
+    :meth:`ElasticTrainable.sync_batch_norm` calls.
+
+    Example:
+        >>> import torch
+        >>> from fluid.elastic import SyncBatchNorm
+        >>> from fluid.elastic.runtime import Runtime  # Here of one process.
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        >>> model = SyncBatchNorm.convert(model, Runtime())
+        >>> type(model[1]).__name__
+        'SyncBatchNorm'
+        >>> model(torch.ones(2, 3)).shape
+        torch.Size([2, 4])
     """
 
     def __init__(self, members: WeightedGroup, *args: Any, **options: Any) -> None:
@@ -60,7 +72,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
 
     @classmethod
     def convert(cls, module: torch.nn.Module, members: WeightedGroup) -> torch.nn.Module:
-        """Replaces all layers of batch normalization in a module, in place; parameters and buffers stay the same."""
+        """Replaces a module's batch normalization layers in place, with the same parameters and buffers; returns it."""
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             layer = cls(
                 members,
@@ -82,7 +94,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
         if self._members.group.size == 1 or not (self.training or self.running_mean is None):
             return super().forward(x)
         axes = [axis for axis in range(x.dim()) if axis != 1]
-        # A rank without samples of its own works on another's, which must not be counted twice.
+        # A rank without samples of its own works on another's, which must not count twice.
         counted = 1.0 if self._members.weight else 0.0
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         number = exact.new_full((1,), counted * x.numel() / x.shape[1])
@@ -108,7 +120,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            # As PyTorch does: normalized by the biased variance, remembered is the unbiased one.
+            # As in PyTorch: the biased variance normalizes, and the running variance is the unbiased one.
             unbiased = variance * (total / (total - 1.0).clamp(min=1.0))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)

@@ -1,7 +1,7 @@
-"""The process groups of torch.distributed, gloo between CPUs and NCCL between GPUs, and memory on one machine.
+"""Process groups on torch.distributed: gloo between CPUs, NCCL between GPUs, shared memory on one machine.
 
-They are made directly, not by ``init_process_group``: there may be only one default group in a process, while a
-lane hosts several trials, and a trial may want the default group for itself.
+They are made directly, not by ``init_process_group``: a process has one default group only, while a lane hosts several
+trials, and a trial may use the default group itself.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import torch.distributed as dist
 from fluid.elastic.group import GenerationBrokenError, GenerationGuard, own_address_towards, split_address
 from fluid.elastic.host_group import HostGroup, SharedMemory, host_token
 
-#: Rank 0 listens before anybody is told where: who cannot connect within this time finds it dead. Seconds.
+#: Longest that a member tries to connect to rank 0, which already listens, seconds.
 _CONNECT_S = 5.0
-#: Once all members have said that they are there, they connect within this time. Seconds.
+#: Longest that members take to connect to each other after all have arrived, seconds.
 _MESH_S = 15.0
-#: How long members wait for each other's first sign, if nobody aborts the generation. Seconds.
+#: Longest that members wait for all to arrive, unless the generation is aborted, seconds.
 _ARRIVE_S = 300.0
-_LOOK_S = 0.001
-#: Without this, NCCL's watchdog ends the whole process when a peer dies; 2 makes it end the communicator only.
+#: Seconds between two checks for that.
+_ARRIVAL_CHECK_S = 0.001
+#: By default NCCL's watchdog ends the whole process when a peer dies; 2 makes it end the communicator only.
 _NCCL_ON_ERROR = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 
 
@@ -36,10 +37,10 @@ class TorchGroup:
 
     Args:
         device: the device that this process trains on.
-        backend: ``"gloo"``, ``"nccl"``, or ``"auto"`` for NCCL where every member has a GPU of its own, else memory
-            that they share where all are on one machine, else gloo.
-        timeout: how long one operation may wait for the slowest member, seconds. A member that dies is noticed
-            when its connections close; this is for those that vanish with their machine.
+        backend: ``"gloo"``, ``"nccl"``, or ``"auto"``: NCCL if every member has its own GPU, else shared memory if all
+            are on one machine, else gloo.
+        timeout: longest that one operation waits for the slowest member, seconds. The death of a process is detected
+            earlier, when its connections close; the timeout is for the loss of a machine.
     """
 
     def __init__(self, device: torch.device | str = "cpu", backend: str = "auto", timeout: float = 1800.0) -> None:
@@ -53,7 +54,7 @@ class TorchGroup:
         self._store: Any = None
         self._hosted: Any = None
         self._process_group: Any = None
-        #: Talks to the others instead, where they are all on this machine.
+        #: Used instead of the process group if all members are on this machine.
         self._on_host: HostGroup | None = None
 
     @property
@@ -62,7 +63,7 @@ class TorchGroup:
         return self._guard.is_broken
 
     def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Opens a store that listens on ``address`` only, at a free port."""
+        """Opens a TCP store that listens on ``address`` only, at a free port."""
         with socket.create_server((address, 0)) as server:
             port = int(server.getsockname()[1])
             self._hosted = dist.TCPStore(
@@ -76,10 +77,10 @@ class TorchGroup:
         return f"{address}:{port}"
 
     def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
-        """Meets the other members at rank 0's store and connects to all of them.
+        """Meets the other members at rank 0's store and connects to them.
 
         Raises:
-            GenerationBrokenError: not all members came, or the generation was aborted.
+            GenerationBrokenError: not all members joined, or the generation was aborted.
         """
         self._leave()
         self._guard.start(generation)
@@ -97,12 +98,12 @@ class TorchGroup:
         except GenerationBrokenError:
             self._leave()
             raise
-        except RuntimeError as error:  # Of torch.distributed, whose own errors derive from it.
+        except RuntimeError as error:  # The base class of torch.distributed's errors.
             problem = str(error)
         if problem is not None:
             self._guard.break_()
             self._leave()
-            raise GenerationBrokenError(f"generation {generation} did not come together: {problem}")
+            raise GenerationBrokenError(f"generation {generation} was not formed: {problem}")
         self.rank, self.size = rank, size
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -122,11 +123,11 @@ class TorchGroup:
             self._guard.check()
 
     def abort(self, generation: int) -> None:
-        """Breaks a generation; what waits for its members, in this process, raises."""
+        """Breaks a generation; operations of this process that wait for its members raise."""
         self._guard.break_(generation)
         process_group = self._process_group
         if process_group is not None and self._is_nccl and self._guard.is_broken:
-            process_group.abort()  # Its kernels would spin for ever.
+            process_group.abort()  # Its kernels would spin forever.
 
     def shutdown(self) -> None:
         """Leaves the generation, so that the size is 1 again."""
@@ -134,7 +135,7 @@ class TorchGroup:
         self._store = self._hosted = None
 
     def _leave(self) -> None:
-        # In a list, so that the thread below drops the last reference, and not this frame.
+        # In a list, so that the thread below drops the last reference, not this frame.
         holder, self._process_group = [self._process_group], None
         on_host, self._on_host = self._on_host, None
         self.rank, self.size = 0, 1
@@ -144,26 +145,26 @@ class TorchGroup:
             return
         if self._is_nccl and self._guard.is_broken:
             holder[0].abort()
-        # Closing connections takes some time, and for ever if an operation waits for a peer that hangs.
-        threading.Thread(target=holder.clear, name="fluid-elastic-burial", daemon=True).start()
+        # Closing connections takes time, without end if an operation waits for a peer that hangs.
+        threading.Thread(target=holder.clear, name="fluid-elastic-close", daemon=True).start()
 
     def _arrive(self, rank: int, size: int) -> tuple[bool, bool]:
-        """Waits until all members are there; returns whether they use NCCL, and whether they could share memory.
+        """Waits for all members; returns whether they use NCCL, and whether they may be able to share memory.
 
-        They connect to each other only then: in the middle of that, nobody can be called back.
+        Members connect to each other only afterwards, because connecting cannot be aborted.
         """
         self._store.set(f"device/{rank}", self._device_name())
         self._store.set(f"host/{rank}", host_token())
         arrived = self._store.add("arrived", 1)
         alarm = self._guard.event()
-        for _ in range(int(_ARRIVE_S / _LOOK_S)):
+        for _ in range(int(_ARRIVE_S / _ARRIVAL_CHECK_S)):
             if arrived >= size:
                 break
-            alarm.wait(_LOOK_S)
+            alarm.wait(_ARRIVAL_CHECK_S)
             self._guard.check()
             arrived = self._store.add("arrived", 0)
         else:
-            raise GenerationBrokenError(f"only {arrived} of {size} members came within {_ARRIVE_S:g} s")
+            raise GenerationBrokenError(f"only {arrived} of {size} members arrived within {_ARRIVE_S:g} s")
         if self._backend != "auto":
             return self._backend == "nccl", False
         devices = {self._store.get(f"device/{other}") for other in range(size)}
@@ -173,7 +174,7 @@ class TorchGroup:
         return False, len(hosts) == 1 and b"" not in hosts
 
     def _share_memory(self, rank: int, size: int) -> HostGroup | None:
-        """Members that found out that they are on one machine try to share memory; ``None`` if any of them cannot."""
+        """Opens memory shared with the members, which are on one machine; ``None`` if any of them cannot."""
         memory: SharedMemory | None = None
         if rank == 0:
             where = "nowhere"
@@ -184,10 +185,10 @@ class TorchGroup:
             with suppress(OSError):
                 memory = SharedMemory.open(self._store.get("memory").decode(), size)
         self._store.set(f"shares/{rank}", "no" if memory is None else "yes")
-        everybody = all(self._store.get(f"shares/{other}") == b"yes" for other in range(size))
+        all_share = all(self._store.get(f"shares/{other}") == b"yes" for other in range(size))
         if memory is not None:
             memory.forget_descriptor()
-        if not everybody or memory is None:
+        if not all_share or memory is None:
             return None
         return HostGroup(memory, rank, size, self._guard.check, self._timeout.total_seconds())
 
@@ -219,21 +220,21 @@ class TorchGroup:
         if self.size == 1:
             return
         self._guard.check()
-        # NCCL moves what is on a GPU, gloo is at its best with what is not.
+        # NCCL needs the tensor on a GPU; gloo is fastest with tensors on the CPU.
         kind = "cuda" if self._is_nccl else "cpu"
         staged = tensor if tensor.device.type == kind else tensor.to(self._device if self._is_nccl else "cpu")
         problem = self._share(on_host, staged) if self._on_host is not None else self._wait(start, staged)
         if problem is not None:
-            # Outside of the except block: the error's frames would keep the connections to the peers open.
+            # Outside the except block: the error's frames would keep the connections to the peers open.
             self._guard.break_()
             raise GenerationBrokenError(f"a member of the generation failed: {problem}")
         if staged is not tensor:
             tensor.copy_(staged)
-            # NCCL returns at once; only now the result is there, or nothing is if it was aborted.
+            # NCCL returns at once; the copy has waited for the result, or for the abort.
             self._guard.check()
 
     def _share(self, operation: Callable[[HostGroup, torch.Tensor], None], staged: torch.Tensor) -> str | None:
-        """Returns what went wrong."""
+        """Runs an operation through shared memory; returns the reason if it failed."""
         assert self._on_host is not None
         try:
             operation(self._on_host, staged)
@@ -242,7 +243,7 @@ class TorchGroup:
         return None
 
     def _wait(self, start: Callable[[torch.Tensor], Any], staged: torch.Tensor) -> str | None:
-        """Returns what went wrong."""
+        """Runs an operation of torch.distributed; returns the reason if it failed."""
         try:
             if self._is_nccl:
                 start(staged).wait()

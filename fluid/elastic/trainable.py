@@ -1,4 +1,4 @@
-"""The class that users derive from to train on a number of devices that changes while they train."""
+"""The base class of elastic trainables, whose number of devices changes while they train."""
 
 from __future__ import annotations
 
@@ -20,26 +20,50 @@ _FILE = "elastic.pt"
 
 
 class ElasticTrainable:
-    """Data-parallel training whose results do not depend on how many devices it has.
+    """Data-parallel training whose results do not depend on the number of devices.
 
     Derive from it, make models, optimizers and loaders in :meth:`build`, and train on one batch in
-    :meth:`train_batch`, as if there were one device. Each device gets its part of every global batch; before an
-    optimizer steps, its gradients become the means over the whole batch.
+    :meth:`train_batch`, as for one device. Each device gets its part of every global batch. Before an optimizer
+    steps, its gradients are averaged over the whole batch.
 
-    **State.** Every attribute that has ``state_dict`` and ``load_state_dict``, in lists, tuples and dicts too, is
-    brought to devices that join and is part of checkpoints; so is what :meth:`extra_state` returns.
+    **State.** Every attribute with ``state_dict`` and ``load_state_dict``, also in lists, tuples and dicts, is sent to
+    devices that join and is part of checkpoints; so is the result of :meth:`extra_state`.
 
-    **Batch normalization** computes its statistics over one device's part of the batch, and the running ones are
-    rank 0's, so it depends on the width, unless :meth:`sync_batch_norm` converts it.
+    **Batch normalization** computes its statistics over one device's part of the batch, and keeps rank 0's running
+    statistics. So it depends on the width, unless :meth:`sync_batch_norm` converts it.
 
-    **Random numbers** are seeded anew in every iteration, from the seed that PyTorch has after :meth:`build`, the
-    iteration's number and the rank. So a run at one width can be repeated, but dropout differs between widths.
+    **Random numbers** are seeded in every iteration from PyTorch's seed after :meth:`build`, the iteration's number and
+    the rank. So a run at one width is reproducible, but dropout differs between widths.
 
     Attributes:
         fluid_elastic: tells Fluid that trials of this class may span several devices.
-        batch_state: names of attributes that hold one column per sample of the global batch, such as the hidden
-            state of a recurrent network, and the dimension that is the batch. They are tensors, or tuples or lists
-            of them, or ``None``; within an iteration each device sees its own columns.
+        batch_state: for each attribute with one column per sample of the global batch, such as the hidden state of a
+            recurrent network: its name, and the dimension of the batch. Such an attribute is a tensor, a tuple or
+            list of tensors, or ``None``; within an iteration each device sees its own columns.
+
+    Example:
+        A linear regression; alone, it trains at width 1:
+
+        >>> import torch
+        >>> from fluid.elastic import ElasticTrainable
+        >>> class Line(ElasticTrainable):
+        ...     def build(self, config):
+        ...         x = torch.arange(8.0).reshape(8, 1) / 8
+        ...         self.loader = self.make_loader(torch.utils.data.TensorDataset(x, 3 * x), batch_size=4)
+        ...         self.model = torch.nn.Linear(1, 1)
+        ...         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config["lr"])
+        ...     def train_batch(self, batch):
+        ...         x, y = batch
+        ...         loss = torch.nn.functional.mse_loss(self.model(x), y)
+        ...         self.optimizer.zero_grad()
+        ...         loss.backward()
+        ...         self.optimizer.step()
+        ...         return {"loss": loss}
+        >>> line = Line()
+        >>> line.setup({"lr": 0.1})
+        >>> losses = [line.step()["loss"] for _ in range(3)]
+        >>> losses[-1] < losses[0], line.iteration, line.size
+        (True, 3, 1)
     """
 
     fluid_elastic: ClassVar[bool] = True
@@ -48,18 +72,18 @@ class ElasticTrainable:
     _elastic: Runtime
     _elastic_columns: dict[str, Any]
 
-    # -- what users write ----------------------------------------------------------------------------------
+    # -- methods that users write-------------------------------------------------------------------------------
 
     def build(self, config: dict[str, Any]) -> None:
-        """Makes models, optimizers, schedulers and loaders; runs on every device, before it has joined others."""
-        raise NotImplementedError(f"{type(self).__name__} needs a build(config) that makes its models")
+        """Makes models, optimizers, schedulers and loaders. Runs on every device, before the device joins others."""
+        raise NotImplementedError(f"{type(self).__name__} must define build(config), which makes its models")
 
     def train_batch(self, batch: Any) -> Mapping[str, Any]:
-        """Trains on this device's part of one global batch; returns means over it."""
-        raise NotImplementedError(f"{type(self).__name__} needs train_batch(batch), or its own train_iteration()")
+        """Trains on this device's part of one global batch; returns the metrics' means over that part."""
+        raise NotImplementedError(f"{type(self).__name__} must define train_batch(batch) or train_iteration()")
 
     def train_iteration(self) -> Mapping[str, Any]:
-        """Runs one iteration and returns its metrics; by default, an epoch of ``self.loader``."""
+        """Runs one iteration, by default an epoch of ``self.loader``, and returns its metrics."""
         means = self.means()
         for batch in self.loader:  # type: ignore[attr-defined]
             means.add(self.train_batch(batch), self.count)
@@ -67,26 +91,26 @@ class ElasticTrainable:
         return self.end_iteration(means.result())
 
     def end_iteration(self, metrics: dict[str, float]) -> Mapping[str, Any]:
-        """Ends the default iteration: the place to step schedulers and to validate; returns the metrics."""
+        """Called at the end of the default iteration, to step schedulers and to validate; returns the metrics."""
         return metrics
 
     def extra_state(self) -> Any:
-        """State that no attribute tells; picklable, and the same on every device at the end of an iteration."""
+        """Returns further state; picklable, and the same on every device at the end of an iteration."""
         return None
 
     def load_extra_state(self, state: Any) -> None:
-        """Takes what :meth:`extra_state` returned."""
+        """Restores what :meth:`extra_state` returned."""
 
-    # -- what users call -----------------------------------------------------------------------------------
+    # -- methods that users call-------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """This device's number among those that train this trial, from 0."""
+        """This device's rank among those that train this trial, from 0."""
         return self._elastic.rank
 
     @property
     def size(self) -> int:
-        """How many devices train this trial."""
+        """Number of devices that train this trial."""
         return self._elastic.size
 
     @property
@@ -101,62 +125,62 @@ class ElasticTrainable:
 
     @property
     def count(self) -> int:
-        """Samples in this device's part of the current batch; 0 if it was given another device's to work along."""
+        """Number of this device's samples in the current batch; 0 if it repeats another device's with weight 0."""
         return self._elastic.count
 
     def make_loader(self, dataset: Any, batch_size: int, **options: Any) -> ElasticLoader:
-        """Makes a loader of which every device gets its part; see :class:`ElasticLoader` for the arguments."""
+        """Makes a loader that gives every device its part; see :class:`ElasticLoader` for the arguments."""
         return ElasticLoader(self._elastic, dataset, batch_size, **options)
 
     def shard(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """This device's part of a global batch that all devices have, for those who load their data themselves.
+        """Returns this device's part of a global batch that was loaded without :class:`ElasticLoader`.
 
         Raises:
-            FluidError: there are fewer columns than devices, and the class keeps state by column.
+            FluidError: there are fewer columns than devices, and the class has :attr:`batch_state`.
         """
         shard = Shard.of(tensor.shape[dim], self.rank, self.size)
         if self.batch_state and not shard.count:
             raise FluidError(f"{shard.total} columns cannot be split over {self.size} devices")
-        self._elastic.enter(shard)
+        self._elastic.begin_batch(shard)
         return shard.take(tensor, dim)
 
     @contextmanager
     def sync(self, *optimizers: torch.optim.Optimizer) -> Iterator[None]:
-        """Averages gradients at the end of the block, ahead of the step: for those who clip or unscale them.
+        """Averages gradients at the end of the block, before the step, so that they can be clipped or unscaled.
 
-        To add up gradients of several batches before a step, put each batch's ``backward`` into a block of its own.
+        To accumulate gradients of several batches before a step, put each batch's ``backward`` into its own block.
 
         Args:
-            optimizers: whose gradients; by default those of all.
+            optimizers: the optimizers whose gradients are averaged; by default all.
         """
         yield
         for optimizer in optimizers or self._parts_of(torch.optim.Optimizer).values():
             self._elastic.average(optimizer)
 
     def means(self) -> Means:
-        """Something to sum metrics up in: ``means.add({"loss": loss}, self.count)``, ``means.result()``."""
+        """Makes an accumulator of metrics: ``means.add({"loss": loss}, self.count)``, ``means.result()``."""
         return Means(self._elastic.group)
 
     def all_reduce_mean(self, value: Any, count: int | None = None) -> float:
-        """The mean of a value over the samples of all devices; all of them call this.
+        """Returns the mean of a value over the samples of all devices; all of them call this.
 
         Args:
             value: the mean over this device's samples.
-            count: how many these are; by default those of the current batch.
+            count: the number of these samples; by default that of the current batch.
         """
         means = self.means()
         means.add({"value": value}, self.count if count is None else count)
         return means.result()["value"]
 
     def replicate_buffers(self) -> None:
-        """Gives all devices rank 0's buffers; done at the end of every iteration, and wanted before validation."""
+        """Broadcasts rank 0's buffers; automatic at the end of an iteration, and to be called before validation."""
         self._elastic.replicate_buffers(self._parts_of(torch.nn.Module))
 
     def sync_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
         """Makes a model's batch normalization use the whole global batch; returns the model."""
         return SyncBatchNorm.convert(model, self._elastic)
 
-    # -- the trainable, as Fluid and Ray Tune know it ------------------------------------------------------
+    # -- the interface to Fluid and Ray Tune ------------------------------------------------------
 
     def setup(self, config: dict[str, Any]) -> None:
         """Builds everything. Override :meth:`build`, not this."""
@@ -170,7 +194,7 @@ class ElasticTrainable:
     def step(self) -> dict[str, Any]:
         """Runs one iteration. Override :meth:`train_iteration`, not this."""
         runtime = self._elastic
-        runtime.begin()
+        runtime.begin_iteration()
         for name, columns in self._all_columns().items():
             setattr(self, name, runtime.scatter(columns, self.batch_state[name]))
         metrics = dict(self.train_iteration())
@@ -185,21 +209,21 @@ class ElasticTrainable:
         return metrics
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes the state into a folder; it can be read at any width."""
+        """Writes the state into a folder; a trainable of any width can load it."""
         torch.save(self.state(), os.path.join(checkpoint_dir, _FILE))
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """Reads what :meth:`save_checkpoint` wrote into a folder."""
-        # The trial's own file: it holds whatever extra_state() returned.
+        # The trial's own file, with the picklable objects that extra_state() returned.
         self.load_state(torch.load(os.path.join(checkpoint, _FILE), map_location="cpu", weights_only=False))
 
     def cleanup(self) -> None:
-        """Releases what it holds; called once, at the end. Whoever overrides it calls this one too."""
+        """Releases its resources; called once, at the end. A class that overrides it must call this one too."""
         if hasattr(self, "_elastic"):
             self._elastic.group.shutdown()
 
     def state(self) -> dict[str, Any]:
-        """The state at the end of an iteration, the same on every device."""
+        """Returns the state at the end of an iteration, which is the same on every device."""
         return {
             "iteration": self._elastic.iteration,
             "seed": self._elastic.seed,
@@ -209,15 +233,15 @@ class ElasticTrainable:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Takes a state that another device, or this one before, was in.
+        """Loads a state that :meth:`state` returned, here or on another device.
 
         Raises:
-            FluidError: it is that of a trainable with other parts.
+            FluidError: the state is of a trainable with other parts.
         """
         parts = self._parts_of(object)
         if parts.keys() != state["parts"].keys():
             odd = sorted(parts.keys() ^ state["parts"].keys())
-            raise FluidError(f"the state is not that of this {type(self).__name__}: {', '.join(odd)} differ")
+            raise FluidError(f"the state does not fit this {type(self).__name__}: {', '.join(odd)} differ")
         for name, part in parts.items():
             part.load_state_dict(state["parts"][name])
         for optimizer in self._parts_of(torch.optim.Optimizer).values():
@@ -232,15 +256,15 @@ class ElasticTrainable:
         self.load_extra_state(state["extra"])
 
     def _elastic_joined(self, reported: int, metrics: dict[str, Any] | None) -> None:
-        """Called when it has joined a generation: rank and size may be new.
+        """Called after it has joined a generation, when rank and size may have changed.
 
         Args:
-            reported: the last iteration whose result is known outside.
-            metrics: what the last :meth:`step` returned; ``None`` if the state came from another device since.
+            reported: the last iteration whose result the driver has received.
+            metrics: what the last :meth:`step` returned; ``None`` if the state has come from another device since.
         """
 
     def _all_columns(self) -> dict[str, Any]:
-        """The columns of all devices: those of the last gathering, or, at width 1, what is there."""
+        """The columns of all devices, as gathered last; at width 1, the attributes."""
         return {name: getattr(self, name, None) for name in self.batch_state} | self._elastic_columns
 
     def _parts_of(self, kind: type) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Elastic trainables under Ray Tune, where they train at width 1 unless Fluid runs them."""
+"""Wraps elastic trainables for Ray Tune, which trains them at width 1; Fluid trains them at any width."""
 
 from __future__ import annotations
 
@@ -13,19 +13,30 @@ if TYPE_CHECKING:
 
 
 def as_tune_trainable(cls: type[ElasticTrainable]) -> type:
-    """Makes a class for Ray Tune of an elastic trainable; Fluid takes either of them.
+    """Makes a Ray Tune class of an elastic trainable; Fluid accepts both.
 
     Raises:
         InvalidFieldError: ``cls`` is no subclass of ElasticTrainable.
         MissingDependencyError: Ray Tune is not installed.
+
+    Example:
+        In a script that also runs under plain Ray Tune::
+
+            tune.run(as_tune_trainable(MyTrainable), config={"lr": tune.uniform(0.01, 0.1)})
+
+        >>> from fluid.elastic import as_tune_trainable
+        >>> as_tune_trainable(dict)
+        Traceback (most recent call last):
+        ...
+        fluid.errors.InvalidFieldError: trainable=<class 'dict'>: must be a subclass of fluid.elastic.ElasticTrainable
     """
+    require_elastic_class(cls)
     with try_import("Ray Tune", extra="ray") as imports:
         from ray.tune import Trainable
     imports.check()
-    require_elastic_class(cls)
 
     class TuneTrainable(Trainable):  # type: ignore[misc]
-        """Hands everything on to an elastic trainable."""
+        """Delegates to an elastic trainable."""
 
         fluid_elastic = True
         fluid_elastic_class = cls

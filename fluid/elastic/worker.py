@@ -1,9 +1,10 @@
-"""A process that is a member of elastic trials and does nothing else; :class:`fluid.elastic.run.ElasticRun` starts it.
+"""A process that is a member of one elastic trial at a time; started by :class:`fluid.elastic.run.ElasticRun`.
 
     python -m fluid.elastic.worker DESCRIPTOR BACKEND THREADS CORE
 
-It shows what a lane does too: the thread that runs the user's code takes messages between two iterations, while
-another one reads them, so that Halt and Abort are seen in the middle of an iteration.
+Under the executor a lane (:mod:`fluid.lane.serve`) hosts the members instead, beside other trials. Both work alike:
+the thread that runs the user's code handles messages between two iterations, while another thread reads them, so that
+Halt and Abort take effect in the middle of an iteration.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from fluid.errors import FluidError
 
 
 class Worker:
-    """Carries out a controller's messages.
+    """Handles the messages of an :class:`~fluid.elastic.run.ElasticRun`.
 
     Args:
-        connection: to the controller.
-        backend: as of :func:`fluid.elastic.make_group.make_group`.
+        connection: to the controller's process.
+        backend: name for :func:`fluid.elastic.make_group.make_group`.
     """
 
     def __init__(self, connection: Connection, backend: str) -> None:
@@ -58,7 +59,7 @@ class Worker:
         self._protocol: MemberProtocol | None = None
 
     def serve(self) -> None:
-        """Serves until it is told to end."""
+        """Handles messages until EndWorker comes."""
         threading.Thread(target=self._read, name="fluid-elastic-reader", daemon=True).start()
         while not isinstance(message := self._messages.get(), EndWorker):
             try:
@@ -68,7 +69,7 @@ class Worker:
         self._release_member()
 
     def _read(self) -> None:
-        """Reads ahead of the main thread, which may be in an iteration, or wait for a peer that is gone."""
+        """Reads ahead of the main thread, which may be in an iteration, or waiting for a lost peer."""
         while True:
             try:
                 message = pickle.loads(self._connection.recv_bytes())
@@ -86,7 +87,7 @@ class Worker:
             self._release_member()
             self._send(Left())
         elif self._protocol is None:
-            if not isinstance(message, Abort):  # It crossed with what this member said before it left.
+            if not isinstance(message, Abort):  # Sent before the controller learned that this member had left.
                 raise FluidError("this member has not been prepared")
         elif isinstance(message, WriteCheckpoint):
             member = self._protocol.member
@@ -110,7 +111,7 @@ class Worker:
         if protocol is not None:
             try:
                 protocol.member.leave()
-            except Exception:  # Of the user's cleanup; nothing depends on it.
+            except Exception:  # In the user's cleanup, on which nothing depends.
                 traceback.print_exc()
 
     def _prepare(self, message: Prepare) -> None:
@@ -127,16 +128,16 @@ class Worker:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs a worker as all that this process does."""
+    """Runs a worker in this process, and ends it."""
     descriptor, backend, threads, core = int(arguments[0]), arguments[1], int(arguments[2]), int(arguments[3])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The controller decides what an interrupt means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The controller's process handles interrupts.
     if core >= 0:
         with suppress(OSError):  # It may have been taken from this container.
             os.sched_setaffinity(0, {core})
     torch.set_num_threads(threads)
     Worker(Connection(descriptor), backend).serve()
     sys.stdout.flush()
-    # Not the interpreter's own end, which waits for threads of libraries that wait for peers.
+    # A regular exit would wait for libraries' threads, which wait for peers.
     os._exit(0)
 
 

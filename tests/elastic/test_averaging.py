@@ -83,5 +83,5 @@ def test_means_of_metrics() -> None:
 
 
 def test_no_mean_of_nothing() -> None:
-    with pytest.raises(FluidError, match="no samples"):
+    with pytest.raises(FluidError, match="no rank has added a sample"):
         Means(SingleProcessGroup()).result()

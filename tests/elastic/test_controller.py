@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.elastic.controller import (
-    AllHalted,
-    Collapsed,
-    ElasticController,
-    Formed,
-    MemberFailed,
-    MemberReady,
-    Phase,
-    Reported,
-    Send,
-)
+from fluid.elastic.actions import AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
+from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import (
     Abort,
     Broken,
@@ -311,13 +302,13 @@ def test_messages_of_a_generation_that_is_over_are_ignored(trial: Trial) -> None
 
 def test_what_makes_no_sense_is_refused(trial: Trial) -> None:
     controller = trial.controller
-    with pytest.raises(FluidError, match="no generation"):
+    with pytest.raises(FluidError, match="generation 0 is idle"):
         controller.run(1)
     assert controller.halt() == []
     trial.do(controller.prepare(1, PREPARE))
     with pytest.raises(InvalidFieldError, match="member 1 is not ready"):
         controller.form([1])
-    with pytest.raises(InvalidFieldError, match="is one already"):
+    with pytest.raises(InvalidFieldError, match="is a member already"):
         controller.prepare(1, PREPARE)
     trial.hear(1, Prepared(0, "127.0.0.1", 0.1))
     for wrong in ([], [1, 1], [2]):
@@ -327,7 +318,7 @@ def test_what_makes_no_sense_is_refused(trial: Trial) -> None:
     with pytest.raises(InvalidFieldError, match="iterations"):
         controller.run(0)
     trial.run()
-    with pytest.raises(FluidError, match="generation 1 trains"):
+    with pytest.raises(FluidError, match="generation 1 is training"):
         controller.form([1])
 
 

@@ -104,7 +104,7 @@ def test_death_of_all() -> None:
         run.run(1)
         for pid in run.pids:
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises(FluidError, match="no process is left"):
+        with pytest.raises(FluidError, match="no process with the"):
             run.run(1)
 
 

@@ -100,7 +100,7 @@ def test_a_last_operation_is_over_for_all_though_some_leave_at_once() -> None:
 
 
 def test_who_waits_in_vain_raises() -> None:
-    with pytest.raises(GenerationBrokenError, match=r"rank 1 was not heard of for 0\.05 s"):
+    with pytest.raises(GenerationBrokenError, match=r"rank 1 did not answer within 0\.05 s"):
         make(2, timeout=0.05)[0].barrier()
 
     def aborted() -> None:

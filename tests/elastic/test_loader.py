@@ -24,7 +24,7 @@ class Context:
         self.rank, self.size = rank, size
         self.shard: Shard | None = None
 
-    def enter(self, shard: Shard) -> None:
+    def begin_batch(self, shard: Shard) -> None:
         self.shard = shard
 
 
@@ -119,9 +119,9 @@ def test_what_cannot_be_loaded_is_refused() -> None:
         ElasticLoader(Context(), iter([]), 5)
     with pytest.raises(InvalidFieldError, match="batch_size"):
         loader(batch_size=0)
-    with pytest.raises(InvalidFieldError, match="not enough samples"):
+    with pytest.raises(InvalidFieldError, match="too few samples"):
         loader(3, 5, drop_last=True)
-    with pytest.raises(InvalidFieldError, match="elastic loader's own"):
+    with pytest.raises(InvalidFieldError, match="samplers are not supported"):
         loader(sampler=[1])
     with pytest.raises(InvalidFieldError, match="batches=0"):
         next(loader().take(0))

@@ -43,7 +43,7 @@ def test_outputs_gradients_and_running_statistics(samples: int, size: int) -> No
         runtime.group = group
         model = SyncBatchNorm.convert(models[group.rank], runtime)
         shard = Shard.of(samples, group.rank, size)
-        runtime.enter(shard)
+        runtime.begin_batch(shard)
         output = model(shard.take(x))
         (output - shard.take(goal)).square().mean().backward()
         average_gradients(group, model.parameters(), runtime.weight)

@@ -121,7 +121,7 @@ def test_nobody_at_the_meeting_point(monkeypatch: pytest.MonkeyPatch) -> None:
     group = TorchGroup("cpu", "gloo")
     rendezvous = group.open_rendezvous("127.0.0.1", 1, 2)
     group.shutdown()
-    with pytest.raises(GenerationBrokenError, match="did not come together"):
+    with pytest.raises(GenerationBrokenError, match="was not formed"):
         TorchGroup("cpu", "gloo").configure(rendezvous, 1, 1, 2)
 
 

@@ -89,7 +89,7 @@ def test_state_in_containers_and_under_two_names() -> None:
 
 
 def test_another_trainables_state_is_refused() -> None:
-    with pytest.raises(FluidError, match=r"not that of this Regression: .*scheduler differ"):
+    with pytest.raises(FluidError, match=r"does not fit this Regression: .*scheduler differ"):
         made().load_state(made(LanguageModel).state())
 
 
@@ -101,9 +101,9 @@ def test_what_is_not_written_is_asked_for() -> None:
         def build(self, config: dict[str, Any]) -> None:
             self.loader = self.make_loader([1, 2], 1)
 
-    with pytest.raises(NotImplementedError, match=r"Empty needs a build\(config\)"):
+    with pytest.raises(NotImplementedError, match=r"Empty must define build\(config\)"):
         made(Empty)
-    with pytest.raises(NotImplementedError, match=r"Half needs train_batch\(batch\)"):
+    with pytest.raises(NotImplementedError, match=r"Half must define train_batch\(batch\)"):
         made(Half).step()
 
 

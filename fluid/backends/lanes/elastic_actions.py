@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fluid._clock import Clock
 from fluid.backends.lanes.migration import OfTrial
 from fluid.backends.lanes.translate import metrics_of
-from fluid.elastic.controller import Reported, Send
+from fluid.elastic.actions import Reported, Send
 from fluid.elastic.messages import Leave
 from fluid.engine.commands import Command, StartTrial, StopTrial
 from fluid.engine.events import Event, IterationDone

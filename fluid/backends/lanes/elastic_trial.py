@@ -13,7 +13,8 @@ from fluid._clock import Clock
 from fluid.backends.lanes.elastic_actions import Outbox, PoolAction
 from fluid.backends.lanes.migration import OfTrial
 from fluid.backends.lanes.translate import message_of
-from fluid.elastic.controller import Action, AllHalted, ElasticController, Formed, Phase, Reported, Send
+from fluid.elastic.actions import Action, AllHalted, Formed, Reported, Send
+from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import MemberIterated, MemberRaised
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
 from fluid.engine.events import (
