@@ -74,15 +74,15 @@ def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -
     workload = workloads()[name]
     scale = workload.scale(options.scale)
     reuse = system == "ray_reuse_actors"
-    wanted = Sweep(
+    request = Sweep(
         workload, algorithm, scale, options.data, options.samples, options.seed, options.devices, reuse_actors=reuse
     )
     made = (lambda: FluidExecutor("local", options.devices, verbose=0)) if system == "fluid" else None
-    found = wanted.run(made)
+    found = request.run(made)
     curve: list[tuple[float, float]] = []
     for one in found.iterations:
         if not curve or workload.is_better(one.value, curve[-1][1]):
-            curve.append((round(one.told, 3), one.value))
+            curve.append((round(one.reported, 3), one.value))
     return {
         "seconds": found.seconds,
         "makespan": found.makespan,

@@ -1,4 +1,4 @@
-"""A search algorithm of one's own on Fluid: evolution, generation by generation, each one TrialGroup.
+"""A custom search algorithm on Fluid: evolution in generations, each of which is one TrialGroup.
 
 python examples/custom_searcher.py
 """
@@ -13,12 +13,12 @@ import numpy as np
 
 from fluid import FluidExecutor, Trial, TrialGroup
 
-#: Iterations of a trial that is not given up, and those after which it may be.
+#: Iterations of a trial, and the iteration after which it may be stopped.
 BUDGET, CHECK = 40, 10
 
 
 class Network:
-    """Two layers that learn to tell the inside of a ring from the outside; one iteration is a pass over the points."""
+    """A two-layer classifier of points inside and outside a ring; one iteration is a pass over the points."""
 
     def setup(self, config: dict[str, Any]) -> None:
         generator = np.random.default_rng(0)
@@ -53,12 +53,12 @@ class Network:
 
 
 class Evolution:
-    """Children are the better parents, mixed and changed a little. It knows nothing of Fluid."""
+    """Children are mixtures of the best configurations so far, slightly changed. It does not depend on Fluid."""
 
     def __init__(self, parents: int, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.most = parents
-        #: The best so far: loss and configuration.
+        #: Loss and configuration of the best trials so far.
         self.parents: list[tuple[float, dict[str, float]]] = []
 
     def ask(self) -> dict[str, float]:
@@ -84,24 +84,24 @@ def main(generations: int = 4, size: int = 12) -> None:
             handle = executor.submit_trialgroup(TrialGroup(trials, name=f"generation {generation}"))
             at_check: list[float] = []
             losses: dict[str, float] = {}
-            for result in handle.results():  # as they come, from all trials of the generation
+            for result in handle.results():  # As they come, from all trials of the generation.
                 losses[result.trial_id] = loss = result.metrics["loss"]
                 if result.iteration == CHECK:
                     at_check.append(loss)
                     if loss > bar:
                         handle.stop(result.trial_id)
             handle.raise_failures()
-            bar = median(at_check)  # Who is above it next time, as far into training, is given up.
+            bar = median(at_check)  # Trials of the next generation that are above it at the check are stopped.
             for trial in trials:
                 loss = losses[trial.id]
                 search.tell(dict(trial.config), loss)
                 if handle.states[trial.id] == "DONE" and (best is None or loss < best[0]):
                     best = loss, trial, handle
             stopped = list(handle.states.values()).count("STOPPED")
-            print(f"generation {generation}: best loss {min(losses.values()):.4f}, {stopped} of {size} given up")
+            print(f"generation {generation}: best loss {min(losses.values()):.4f}, {stopped} of {size} stopped early")
         assert best is not None
         _, trial, handle = best
-        handle.extend(trial.id, BUDGET)  # It goes on where it was, whichever generation it is of.
+        handle.extend(trial.id, BUDGET)  # It continues where it was, whichever generation it belongs to.
         handle.wait()
         last = [result for result in handle.results() if result.trial_id == trial.id][-1]
         print(f"after {last.iteration} iterations: loss {last.metrics['loss']:.4f} with {dict(trial.config)}")

@@ -1,4 +1,4 @@
-"""A searcher of one's own for Ray Tune, with the trials on Fluid: local search around the best configuration.
+"""A custom searcher for Ray Tune, with the trials on Fluid: local search around the best configuration.
 
 python examples/custom_tune_searcher.py
 """
@@ -20,7 +20,7 @@ from fluid import FluidExecutor, tune
 
 
 class LocalSearch(Searcher):  # type: ignore[misc]
-    """Random at first, then a step away from the best so far; steps become smaller as it finds nothing better."""
+    """Random at first, then a step away from the best so far; the step shrinks whenever a trial is no better."""
 
     def __init__(self, metric: str, mode: str, *, begin: int = 8, seed: int = 0) -> None:
         super().__init__(metric=metric, mode=mode)
@@ -28,12 +28,12 @@ class LocalSearch(Searcher):  # type: ignore[misc]
         self.begin = begin
         self.asked: dict[str, np.ndarray] = {}
         self.best: tuple[float, np.ndarray] | None = None
-        self.told = 0
+        self.completed = 0
         self.step = 0.2
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
-        # Searched in the unit square.
-        if self.best is None or self.told < self.begin:
+        # The search runs in the unit square.
+        if self.best is None or self.completed < self.begin:
             at = self.random.uniform(size=2)
         else:
             at = np.clip(self.best[1] + self.random.normal(scale=self.step, size=2), 0.0, 1.0)
@@ -44,11 +44,11 @@ class LocalSearch(Searcher):  # type: ignore[misc]
         at = self.asked.pop(trial_id)
         if error or result is None:
             return
-        self.told += 1
+        self.completed += 1
         loss = result[self.metric] if self.mode == "min" else -result[self.metric]
         if self.best is None or loss < self.best[0]:
             self.best = loss, at
-        elif self.told > self.begin:
+        elif self.completed > self.begin:
             self.step = max(0.02, 0.9 * self.step)
 
     def save(self, checkpoint_path: str) -> None:
@@ -61,7 +61,7 @@ class LocalSearch(Searcher):  # type: ignore[misc]
 
 
 class NetworkTrial(tune.Trainable):  # type: ignore[misc]
-    """The network of custom_searcher.py, as Ray Tune wants it."""
+    """The network of custom_searcher.py as a class trainable of Ray Tune."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.network = Network()

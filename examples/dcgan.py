@@ -4,8 +4,8 @@
     python examples/dcgan.py --data DIR --algo hyperband --executor tune      # Ray Tune alone, to compare
     python examples/dcgan.py --algo bohb --scale full                         # the paper's setting, on GPUs
 
-What they draw is scored by a small network that is trained to tell digits apart, once, and kept in ~/.cache.
-docs/examples.md says more.
+A small classifier of digits scores the generated images. It is trained once and kept in ~/.cache.
+See docs/examples.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Elastic training without an executor: one run, on one process, then on two, then on one again.
+"""Elastic training without an executor: one run on one process, then on two, then on one again.
 
 python examples/elastic_training.py    (needs PyTorch)
 """
@@ -15,7 +15,7 @@ from fluid.elastic import ElasticRun, ElasticTrainable
 
 
 class Circles(ElasticTrainable):
-    """Tells points within a ring from points outside of it; one iteration is a pass over them."""
+    """A classifier of points inside and outside a ring; one iteration is a pass over the points."""
 
     def build(self, config: dict[str, Any]) -> None:
         torch.manual_seed(config["seed"])
@@ -24,7 +24,7 @@ class Circles(ElasticTrainable):
         self.model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config["lr"])
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config["iterations"])
-        # 65 samples over all devices: one of two gets 32, the other one 33.
+        # 65 samples over all devices: of two devices, one gets 32 and the other 33.
         self.loader = self.make_loader(TensorDataset(points, labels), batch_size=65, seed=config["seed"])
 
     def train_batch(self, batch: Any) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ class Circles(ElasticTrainable):
 
 
 def main() -> None:
-    """Trains twice, and compares."""
+    """Trains twice, at width 1 and elastically, and compares the losses."""
     config = {"lr": 1e-2, "iterations": 9, "seed": 0}
     losses: dict[str, list[float]] = {}
     for name, widths in (("one process", (1, 1, 1)), ("elastic", (1, 2, 1))):

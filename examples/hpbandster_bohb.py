@@ -1,8 +1,8 @@
-"""BOHB of HpBandSter over a small neural network for handwritten digits, on this machine's devices.
+"""HpBandSter's BOHB over a small neural network for handwritten digits, on this machine's devices.
 
 python examples/hpbandster_bohb.py --synchronous
 
-Needs HpBandSter and scikit-learn, whose digits are used: nothing is downloaded.
+It needs HpBandSter and scikit-learn, which has the digits: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Digits:
 
 
 def space() -> ConfigSpace.ConfigurationSpace:
-    """What is searched."""
+    """Returns the search space."""
     made = ConfigSpace.ConfigurationSpace()
     made.add(
         ConfigSpace.UniformFloatHyperparameter("lr", 1e-5, 1e-1, log=True),
@@ -65,8 +65,8 @@ def main() -> None:
     parser.add_argument("--optimizer", default="BOHB", choices=["BOHB", "HyperBand", "RandomSearch"])
     parser.add_argument("--synchronous", action="store_true", help="one iteration after another")
     parser.add_argument("--max-budget", type=int, default=27, help="passes over the data")
-    parser.add_argument("--iterations", type=int, default=4, help="of Successive Halving")
-    parser.add_argument("--devices", type=int, help="how many to use; all if not given")
+    parser.add_argument("--iterations", type=int, default=4, help="number of runs of Successive Halving")
+    parser.add_argument("--devices", type=int, help="how many devices to use (default all)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     executor = FluidExecutor(devices=args.devices)
@@ -86,7 +86,7 @@ def main() -> None:
     for budget in sorted({one.budget for one in runs}):
         best = min((one for one in runs if one.budget == budget), key=lambda one: one.loss)
         count = sum(one.budget == budget for one in runs)
-        print(f"budget {budget:g}: {count} runs, least error {best.loss:.4f} by {configs[best.config_id]['config']}")
+        print(f"budget {budget:g}: {count} runs, lowest error {best.loss:.4f} with {configs[best.config_id]['config']}")
     print(f"run folder {executor.folder.path}")
 
 

@@ -1,4 +1,4 @@
-"""Successive Halving by hand: three rungs of a small sweep, each one TrialGroup, on this machine's devices.
+"""Successive Halving by hand: one TrialGroup whose best trials are extended from rung to rung.
 
 python examples/successive_halving.py
 """
@@ -14,7 +14,7 @@ from fluid import FluidExecutor, Trial, TrialGroup
 
 
 class LogisticRegression:
-    """Fits two overlapping clouds of points by gradient descent; one iteration is a pass over the points."""
+    """A linear classifier of two overlapping clouds of points; one iteration is a pass over the points."""
 
     def setup(self, config: dict[str, Any]) -> None:
         points = random.Random(0)
@@ -45,7 +45,7 @@ class LogisticRegression:
 
 
 def main() -> None:
-    """Halves 27 learning rates to the best one."""
+    """Reduces 27 learning rates to the best one."""
     rates = random.Random(1)
     trials = [Trial(LogisticRegression, {"lr": 10 ** rates.uniform(-6, 1)}, budget=2) for _ in range(27)]
     with FluidExecutor() as executor:

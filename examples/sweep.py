@@ -4,7 +4,7 @@
     python examples/sweep.py --algo hyperband --data DIR # CIFAR-10 from a folder
     python examples/sweep.py --executor tune             # the same with Ray Tune alone
 
-At the end it prints the best configuration, and where the report of the run is.
+At the end it prints the best configuration and the path of the run's report.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def main() -> None:
     """Runs the sweep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", choices=("asha", "hyperband"), default="asha", help="the scheduler (default asha)")
-    parser.add_argument("--data", metavar="DIR", help="a folder with CIFAR-10; the digits without it")
+    parser.add_argument("--data", metavar="DIR", help="a folder with CIFAR-10 (default: the digits)")
     parser.add_argument("--samples", type=int, default=32, help="how many configurations to try (default 32)")
     parser.add_argument("--epochs", type=int, default=27, help="most epochs of a trial (default 27)")
     parser.add_argument("--devices", type=int, help="how many GPUs or CPU cores to use (default all)")
-    parser.add_argument("--seed", type=int, default=0, help="of the configurations that are tried (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the configurations (default 0)")
     parser.add_argument("--executor", choices=("fluid", "tune"), default="fluid", help="what runs it (default fluid)")
     options = parser.parse_args()
     data = os.path.abspath(options.data) if options.data else None
-    load_images(data)  # A folder without data is complained about here, and not by every trial.
+    load_images(data)  # A folder without data fails here, once, instead of in every trial.
     executor = FluidExecutor(devices=options.devices) if options.executor == "fluid" else None
-    # On this machine, also if a cluster runs on it, or ran and left its address behind.
+    # A cluster of its own, even if one runs on this machine, or ran and left its address behind.
     ray.init("local", num_cpus=options.devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     begun = time.monotonic()
     analysis = tune.run(
@@ -60,11 +60,11 @@ def main() -> None:
     seconds = time.monotonic() - begun
     if executor is not None:
         fluid.cli.main(["report", str(executor.folder.path)])
-    tell(analysis, seconds)
+    print_outcome(analysis, seconds)
 
 
 def space(data: str | None) -> dict[str, Any]:
-    """What is tried."""
+    """Returns the search space."""
     return {
         "lr": tune.loguniform(1e-3, 0.5),
         "momentum": tune.uniform(0.0, 0.95),
@@ -78,14 +78,14 @@ def space(data: str | None) -> dict[str, Any]:
 
 
 def scheduler(name: str, epochs: int) -> TrialScheduler:
-    """The scheduler, which gives a third of the trials three times as many epochs."""
+    """Returns the scheduler, which gives a third of the trials three times as many epochs."""
     if name == "asha":
         return ASHAScheduler(max_t=epochs, grace_period=1, reduction_factor=3)
     return HyperBandScheduler(max_t=epochs, reduction_factor=3)
 
 
-def tell(analysis: Any, seconds: float) -> None:
-    """Prints what came of it."""
+def print_outcome(analysis: Any, seconds: float) -> None:
+    """Prints the best trial and the size of the sweep."""
     best = analysis.get_best_trial(scope="all")
     at = max(analysis.trial_dataframes[best.trial_id].to_dict("records"), key=lambda row: row["accuracy"])
     epochs = sum(trial.last_result["training_iteration"] for trial in analysis.trials)

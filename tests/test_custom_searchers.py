@@ -83,7 +83,7 @@ def test_local_search_goes_on_where_it_was_saved(example: Any, tmp_path: Path) -
     first.save(str(tmp_path / "state"))
     second.restore(str(tmp_path / "state"))
     assert first.best[0] == 0.0
-    assert first.told == 4
+    assert first.completed == 4
     suggested = first.suggest("5")
     assert suggested == second.suggest("5")
     assert suggested == told().suggest("5")

@@ -1,4 +1,4 @@
-"""A network like AlexNet that learns to tell the images of CIFAR-10 apart."""
+"""A network like AlexNet that classifies the images of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 BATCH_SIZE = 64
-#: By how many pixels an image may be moved, each way.
+#: Most pixels by which an image is shifted, each way.
 _MOVED = 4
-#: Images looked at in one go when nothing is learned from them.
+#: Images per forward pass of a validation.
 _AT_ONCE = 1000
 _MEAN, _DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -25,7 +25,7 @@ def alexnet(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> nn.Sequentia
 
     Args:
         config: ``conv_1``, ``conv_2`` and ``dense_1``, widths of layers; ``dropout_1`` and ``dropout_2``.
-        fixed: ``shrink``, by which all widths are divided.
+        fixed: ``shrink``, the divisor of all widths.
     """
     first, one, two, three, last = (
         shrunk(width, fixed) for width in (32, config["conv_1"], config["conv_2"], 128, 256)
@@ -53,7 +53,7 @@ def alexnet(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> nn.Sequentia
 
 
 def cropped_and_flipped(images: torch.Tensor) -> torch.Tensor:
-    """Each of the images ``(n, channels, size, size)`` moved a little, and every other one mirrored, at random."""
+    """Shifts each of the images ``(n, channels, size, size)`` a little, and mirrors half of them, at random."""
     count, channels, size, _ = images.shape
     device = images.device
     padded = F.pad(images, (_MOVED,) * 4)
@@ -67,10 +67,10 @@ def cropped_and_flipped(images: torch.Tensor) -> torch.Tensor:
 
 
 class Cifar10(SweptTrial):
-    """Trains :func:`alexnet` by SGD; reports ``loss`` and, on images set aside, ``accuracy``.
+    """Trains :func:`alexnet` by SGD; reports ``loss`` and, on held-out images, ``accuracy``.
 
     Its config also has ``lr`` and ``momentum``, and under ``fixed`` ``data``, ``seed`` and ``images``, how many to
-    learn from.
+    train on.
     """
 
     def build_model(self, config: dict[str, Any], fixed: dict[str, Any]) -> None:

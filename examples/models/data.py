@@ -1,7 +1,7 @@
 """The data sets of the examples, as NumPy arrays and words, from a folder of files.
 
-``CIFAR10``, ``MNIST`` and ``WIKITEXT2`` say which files they can be read from, in the order in which they are looked
-for, and where they come from if no folder is given. Trials that run in one process share what was read.
+``CIFAR10``, ``MNIST`` and ``WIKITEXT2`` name the files they can be read from, in the order in which they are searched
+for, and download them if no folder is given. Trials that run in one process share the data in memory.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import numpy as np
 
 from fluid.errors import InvalidFieldError, MissingDependencyError
 
-#: Every how many images one is set aside to choose configurations by.
+#: One image in so many is held out for comparing configurations.
 _SET_ASIDE = 10
-#: Names of the parts of WikiText-2, in the two forms it is handed out in.
+#: Names of the parts of WikiText-2, in its two distributed forms.
 _TEXTS = {"train": ("train.txt", "wiki.train.tokens"), "valid": ("valid.txt", "wiki.valid.tokens")}
 _TEST_TEXTS = ("test.txt", "wiki.test.tokens")
 _UNKNOWN, _END = "<unk>", "<eos>"
 
 
 class DataSet(NamedTuple):
-    """A data set that an example learns from.
+    """A data set of an example.
 
     Attributes:
-        name: what it is called.
-        files: what :attr:`find` looks for, in words.
+        name: for people.
+        files: the files that :attr:`find` looks for, for people.
         find: whether a folder holds it.
-        fetch: downloads it into a folder, which then holds it.
-        package: what ``fetch`` needs, as it is imported and as pip calls it.
+        fetch: downloads it into a folder.
+        package: the package that ``fetch`` needs, by its import name and pip's name.
     """
 
     name: str
@@ -49,7 +49,7 @@ class DataSet(NamedTuple):
 
         Raises:
             InvalidFieldError: the folder does not hold it.
-            MissingDependencyError: what would download it is not installed, or cannot get it.
+            MissingDependencyError: the package that downloads it is not installed, or the download failed.
         """
         if folder is not None:
             if not self.find(Path(folder)):
@@ -63,13 +63,13 @@ class DataSet(NamedTuple):
                 self.fetch(kept)
             except ImportError as error:
                 raise MissingDependencyError(f"{self.name} cannot be downloaded, for {error}; {how}") from error
-            except (OSError, RuntimeError, ValueError) as error:  # No network is each of these, by library.
+            except (OSError, RuntimeError, ValueError) as error:  # Without a network, by library.
                 raise MissingDependencyError(f"{self.name} could not be downloaded ({error}); {how}") from error
         return str(kept)
 
 
 def cache_folder() -> Path:
-    """Where downloads and what is made of them are kept: ``$XDG_CACHE_HOME/fluid-examples``."""
+    """Returns the folder of downloads and of what is made of them: ``$XDG_CACHE_HOME/fluid-examples``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fluid-examples"
 
 
@@ -83,12 +83,12 @@ class Split(NamedTuple):
     labels: np.ndarray
 
     def first(self, count: int | None) -> Split:
-        """The first so many; all if there is no count."""
+        """Returns the first ``count`` images; all if that is ``None``."""
         return Split(self.images[:count], self.labels[:count])
 
 
 class Images(NamedTuple):
-    """Images to learn from, and to choose configurations by."""
+    """Images for training, and held-out ones for comparing configurations."""
 
     train: Split
     validation: Split
@@ -96,12 +96,11 @@ class Images(NamedTuple):
 
 @functools.cache
 def load_cifar10(folder: str, count: int | None = None) -> Images:
-    """CIFAR-10 but for its test images, one image in ten set aside.
+    """Returns CIFAR-10 without its test images; one image in ten is held out.
 
     Args:
         folder: what :meth:`DataSet.locate` returned.
-        count: how many images to learn from, with a quarter as many (as far as there are) to choose by; ``None`` for
-            all there are.
+        count: number of training images, with up to a quarter as many held-out ones; ``None`` for all.
     """
     images, labels = read_cifar10(Path(folder))[:2]
     aside = np.arange(len(labels)) % _SET_ASIDE == 0
@@ -112,10 +111,10 @@ def load_cifar10(folder: str, count: int | None = None) -> Images:
 
 
 def read_cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Training images ``(n, 3, 32, 32)`` and labels, then those of the test: all of it, or the part that is there.
+    """Returns the training images ``(n, 3, 32, 32)`` and labels, then the test's, as far as the folder has them.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: the folder has none.
     """
     packed, batches = folder / "cifar10-10k.npz", folder / "cifar-10-batches-py"
     if packed.is_file():
@@ -137,7 +136,7 @@ def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def load_mnist(folder: str) -> Split:
-    """Handwritten digits ``(n, 1, 28, 28)``: the training images, or the part of MNIST that the folder holds."""
+    """Returns handwritten digits ``(n, 1, 28, 28)``: the training images, or the part of MNIST in the folder."""
     packed = Path(folder) / "mnist-10k.npz"
     if packed.is_file():
         with np.load(packed) as arrays:
@@ -153,7 +152,7 @@ def _idx_file(folder: Path, part: str) -> Path | None:
 
 
 def _read_idx(path: Path) -> np.ndarray:
-    """An array in the format of MNIST's own site: two zero bytes, type, dimensions, their big-endian lengths, data."""
+    """Reads an array in MNIST's IDX format: two zero bytes, type, dimensions, their big-endian lengths, data."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         content = file.read()
     dimensions = content[3]
@@ -165,10 +164,10 @@ def _read_idx(path: Path) -> np.ndarray:
 
 
 class Words(NamedTuple):
-    """A text to learn from and one to choose configurations by, as numbers of words.
+    """A training text and a validation text, as numbers of words.
 
     Attributes:
-        train, validation: ``int64``, one number a word or end of a line.
+        train, validation: ``int64``, one number per word or end of line.
         vocabulary: how many different numbers there are.
     """
 
@@ -179,18 +178,19 @@ class Words(NamedTuple):
 
 @functools.cache
 def load_wikitext2(folder: str, count: int | None = None, vocabulary: int | None = None) -> Words:
-    """WikiText-2; where its training text is missing, the test text takes its place.
+    """Returns WikiText-2; the test text replaces a missing training text.
 
     Args:
         folder: what :meth:`DataSet.locate` returned.
-        count: words to learn from, with a tenth as many to choose by; ``None`` for all there are.
-        vocabulary: how many of the most frequent words are told apart, the others being one; ``None`` for all.
+        count: words of the training text, with a tenth as many for validation; ``None`` for all.
+        vocabulary: number of the most frequent words that keep their own number; the others share one. ``None`` for
+            all.
     """
     texts = {part: _require(_text_file(Path(folder), part)) for part in _TEXTS}
     words = {part: _read_words(path) for part, path in texts.items()}
     train = words["train"][:count]
     validation = words["valid"][: None if count is None else count // 10]
-    # Ties in the order of the text, so that the numbers are the same everywhere.
+    # Ties in the order of the text, so that the numbers are the same on every machine.
     frequent = [word for word, _ in Counter(train).most_common() if word not in (_UNKNOWN, _END)]
     numbers = {word: number for number, word in enumerate([_UNKNOWN, _END, *frequent[:vocabulary]])}
     indexed = [np.array([numbers.get(word, 0) for word in text], np.int64) for text in (train, validation)]
@@ -210,11 +210,11 @@ def _read_words(path: Path) -> list[str]:
 
 def _require(path: Path | None) -> Path:
     if path is None:
-        raise FileNotFoundError("the data that the sweep began with is not there any more")
+        raise FileNotFoundError("the data that the sweep began with is missing")
     return path
 
 
-# -- where they come from -------------------------------------------------------------------------------------
+# -- the data sets and their sources ----------------------------------------------------------------------------------
 
 
 def _fetch_cifar10(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two networks that learn from each other to draw handwritten digits, and a third one that scores the drawings."""
+"""A generative adversarial network for handwritten digits, and a classifier that scores the generated images."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from models.trial import FIXED, SweptTrial, shrunk
 from torch import nn
 from torch.utils.data import TensorDataset
 
-#: Random numbers that a drawing is made of, and maps of the layer next to it.
+#: Random numbers per generated image, and maps of the layer next to them.
 _LATENT, _FEATURES = 100, 32
 _BETAS = (0.5, 0.999)
 _SIZE = 32
-#: Images scored in one go.
+#: Images per forward pass of the scoring.
 _AT_ONCE = 250
 _CLASSIFIER_EPOCHS = 3
 
 
 def generator(maps: int) -> nn.Sequential:
-    """Makes images ``(n, 1, 32, 32)`` of random numbers ``(n, 100, 1, 1)``."""
+    """A network from random numbers ``(n, 100, 1, 1)`` to images ``(n, 1, 32, 32)``."""
 
     def doubled(inputs: int, outputs: int, stride: int, padding: int) -> list[nn.Module]:
         layer = nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False)
@@ -44,7 +44,7 @@ def generator(maps: int) -> nn.Sequential:
 
 
 def discriminator(maps: int) -> nn.Sequential:
-    """Says of images ``(n, 1, 32, 32)`` how real each of them looks, as the logit of a probability."""
+    """A network from images ``(n, 1, 32, 32)`` to the logits of the probability that each is real."""
 
     def halved(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 4, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.LeakyReLU(0.2, True)]
@@ -58,7 +58,7 @@ def discriminator(maps: int) -> nn.Sequential:
 
 
 def classifier() -> nn.Sequential:
-    """Tells digits ``(n, 1, 32, 32)`` apart."""
+    """A network that classifies digits ``(n, 1, 32, 32)``."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 5, stride=2, padding=2),
         nn.ReLU(),
@@ -72,17 +72,17 @@ def classifier() -> nn.Sequential:
 
 
 def train_classifier(folder: str) -> str:
-    """Trains the network that scores drawings, unless that was done before; returns the file it is in.
+    """Trains the classifier that scores generated images, unless its file exists; returns that file.
 
-    Its name follows from the data and from this module, so that whatever changes them makes another one.
+    The name of the file is a hash of the data and of this module, so a change of either makes another classifier.
     """
     digits = load_mnist(folder)
-    told = hashlib.blake2b(Path(__file__).read_bytes() + digits.images.tobytes() + digits.labels.tobytes())
-    path = cache_folder() / f"mnist-classifier-{told.hexdigest()[:16]}.pt"
+    digest = hashlib.blake2b(Path(__file__).read_bytes() + digits.images.tobytes() + digits.labels.tobytes())
+    path = cache_folder() / f"mnist-classifier-{digest.hexdigest()[:16]}.pt"
     if path.is_file():
         return str(path)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # So small a network only gets slower by more, and another one on each machine.
+    torch.set_num_threads(1)  # More threads make so small a network slower, and different on each machine.
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -90,7 +90,7 @@ def train_classifier(folder: str) -> str:
     finally:
         torch.set_num_threads(threads)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Moved into place in one go: another sweep may look for it at this moment.
+    # Moved into place atomically: another sweep may be looking for it.
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         torch.save(model.state_dict(), file)
     os.replace(file.name, path)
@@ -111,7 +111,7 @@ def _trained(images: torch.Tensor, labels: torch.Tensor) -> nn.Sequential:
 
 @functools.cache
 def load_classifier(path: str, device: str) -> nn.Module:
-    """What :func:`train_classifier` made; trials of one process share it."""
+    """Loads the classifier of :func:`train_classifier`; trials of one process share it."""
     model = classifier()
     model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return model.eval().requires_grad_(False).to(device)
@@ -122,7 +122,7 @@ def _images(digits: np.ndarray) -> torch.Tensor:
 
 
 def _enlarged(digits: torch.Tensor) -> torch.Tensor:
-    """Digits as they come, 28 x 28 bytes, as images of 32 x 32 numbers from -1 to 1."""
+    """Converts digits of 28 x 28 bytes into images of 32 x 32 numbers from -1 to 1."""
     return F.interpolate(digits.float() / 127.5 - 1.0, size=_SIZE, mode="bilinear", align_corners=False)
 
 
@@ -130,12 +130,12 @@ def _enlarged(digits: torch.Tensor) -> torch.Tensor:
 
 
 class Dcgan(SweptTrial):
-    """Trains :func:`generator` and :func:`discriminator`, each with an Adam of its own; reports their losses and
-    ``inception``, the inception score of drawings.
+    """Trains :func:`generator` and :func:`discriminator`, each with its own Adam; reports their losses and
+    ``inception``, the inception score of generated images.
 
     Its config has ``netG_lr`` and ``netD_lr``; under ``fixed`` ``data``, ``classifier``, ``seed``, ``shrink``,
     ``batch``, images of a batch, ``batches`` of an iteration (``None`` for all images) and ``scored``, how many
-    drawings are scored.
+    generated images are scored.
     """
 
     def build_model(self, config: dict[str, Any], fixed: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class Dcgan(SweptTrial):
         }
         digits = _images(load_mnist(fixed["data"]).images).to(self.device)
         self.loader = self.make_loader(TensorDataset(digits), batch_size=fixed["batch"], seed=self.seed, drop_last=True)
-        # The same drawings are scored every time, of all trials.
+        # All trials score images of the same random numbers at every iteration.
         fixed_numbers = torch.Generator().manual_seed(fixed["seed"])
         self.scored = torch.randn(fixed["scored"], _LATENT, 1, 1, generator=fixed_numbers).to(self.device)
 
@@ -180,15 +180,15 @@ class Dcgan(SweptTrial):
 
     @torch.no_grad()
     def _score(self) -> float:
-        """The inception score: how sure the classifier is of each drawing, and how unsure of all together.
+        """Returns the inception score: the classifier is sure of each image, and unsure of all of them together.
 
-        It is ``exp(mean KL(p(y|x) || p(y)))``, which needs only means over the drawings (Salimans et al., 2016).
+        It is ``exp(mean KL(p(y|x) || p(y)))``, which needs only means over the images (Salimans et al., 2016).
         """
         draw = self.models["G"].eval()
-        told = load_classifier(self.config[FIXED]["classifier"], str(self.device))
+        classifier = load_classifier(self.config[FIXED]["classifier"], str(self.device))
         means = self.means()
         for numbers in self.scored.split(_AT_ONCE):
-            odds = F.log_softmax(told(draw(self.shard(numbers))).double(), dim=1)
+            odds = F.log_softmax(classifier(draw(self.shard(numbers))).double(), dim=1)
             shares = {f"{digit}": share for digit, share in enumerate(odds.exp().mean(0))}
             means.add({"sure": (odds.exp() * odds).sum(1).mean(), **shares}, self.count)
         draw.train()

@@ -1,4 +1,4 @@
-"""Small images, and a convolutional network that learns to tell them apart, as a Ray Tune class trainable."""
+"""Small images, and a convolutional network that classifies them, as a Ray Tune class trainable."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from models.data import read_cifar10
 from ray import tune
 from torch import nn
 
-#: Every how many training images one is set aside to choose configurations by.
-_SET_ASIDE = 6
-#: Images looked at in one go when nothing is learned from them.
+#: One training image in so many is held out for comparing configurations.
+_HELD_OUT = 6
+#: Images per forward pass of a validation.
 _AT_ONCE = 1000
 
 
@@ -26,7 +26,7 @@ class Split(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Images to learn from, to choose configurations by, and to say how good the chosen one is."""
+    """Images for training, for comparing configurations, and for testing the chosen one."""
 
     train: Split
     validation: Split
@@ -38,7 +38,7 @@ def load_images(folder: str | None) -> Images:
     """Loads a data set; trials that run in one process share it.
 
     Args:
-        folder: one that holds CIFAR-10, as ``cifar10-10k.npz`` or in ``cifar-10-batches-py``; ``None`` for the
+        folder: a folder with CIFAR-10, as ``cifar10-10k.npz`` or in ``cifar-10-batches-py``; ``None`` for the
             handwritten digits that come with scikit-learn.
 
     Raises:
@@ -51,12 +51,16 @@ def load_images(folder: str | None) -> Images:
         scaled = (images.astype(np.float32) - mean) / deviation
         return Split(torch.from_numpy(scaled.astype(np.float32)), torch.from_numpy(labels.astype(np.int64)))
 
-    aside = np.arange(len(x_train)) % _SET_ASIDE == 0
-    return Images(split(x_train[~aside], y_train[~aside]), split(x_train[aside], y_train[aside]), split(x_test, y_test))
+    held_out = np.arange(len(x_train)) % _HELD_OUT == 0
+    return Images(
+        split(x_train[~held_out], y_train[~held_out]),
+        split(x_train[held_out], y_train[held_out]),
+        split(x_test, y_test),
+    )
 
 
 def _digits() -> tuple[np.ndarray, ...]:
-    """1,797 handwritten digits of 8 x 8 pixels, one in five of them for the test."""
+    """Returns 1,797 handwritten digits of 8 x 8 pixels, one in five of them for the test."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -67,7 +71,7 @@ def _digits() -> tuple[np.ndarray, ...]:
 
 
 def network(colours: int, size: int, channels: int, dropout: float) -> nn.Sequential:
-    """Convolutions that halve the image, from ``channels`` maps on, until it is 2 x 2; then one linear layer."""
+    """Returns convolutions from ``channels`` maps on that halve the image down to 2 x 2, and one linear layer."""
     layers: list[nn.Module] = []
     inputs, outputs = colours, channels
     while size > 2:
@@ -77,14 +81,14 @@ def network(colours: int, size: int, channels: int, dropout: float) -> nn.Sequen
 
 
 class ImageTrial(tune.Trainable):  # type: ignore[misc]
-    """Trains one network; an iteration is a pass over the training images.
+    """Trains one network; one iteration is a pass over the training images.
 
     Its config has ``lr``, ``momentum``, ``weight_decay``, ``batch_size``, ``channels``, ``dropout``, ``seed`` and
     ``data``, the folder for :func:`load_images`.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        torch.set_num_threads(1)  # A trial has one core; more threads than that would be in each other's way.
+        torch.set_num_threads(1)  # A trial has one core; more threads would compete for it.
         torch.manual_seed(config["seed"])
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.images = Images(*(Split(*(t.to(self.device) for t in split)) for split in load_images(config["data"])))

@@ -1,4 +1,4 @@
-"""A recurrent network that learns which word comes next."""
+"""A recurrent language model, which predicts the next word."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from models.data import load_wikitext2
 from models.trial import SweptTrial, shrunk
 from torch import nn
 
-#: Columns that the text for validation is cut into.
+#: Columns of the validation text.
 _VALIDATION_COLUMNS = 10
-#: A loss that is worse than this, or no number, counts as this: schedulers and searchers compare losses.
+#: A worse loss, or NaN, is reported as this: schedulers and searchers compare losses.
 _WORST = 15.0
-#: The learning rate is divided by this whenever a validation was no better than the best one before.
+#: The learning rate is divided by this whenever a validation is no better than the best one before.
 _ANNEALING = 4.0
 
 
 class Recurrent(nn.Module):
-    """Embeds words, remembers, and scores each word as the next one.
+    """An embedding, recurrent layers, and a score for each word as the next one.
 
     Args:
         kind: ``"LSTM"``, ``"GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
-        vocabulary: how many words there are.
-        embedding: numbers that stand for a word.
-        hidden: numbers that a layer remembers.
-        layers: how many layers remember.
-        dropout: between them all.
+        vocabulary: number of words.
+        embedding: size of a word's embedding.
+        hidden: size of a layer's hidden state.
+        layers: number of recurrent layers.
+        dropout: between all layers.
     """
 
     def __init__(self, kind: str, vocabulary: int, embedding: int, hidden: int, layers: int, dropout: float) -> None:
@@ -47,21 +47,21 @@ class Recurrent(nn.Module):
         nn.init.zeros_(self.decoder.bias)
 
     def forward(self, words: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
-        """Scores ``(time * columns, vocabulary)`` for words ``(time, columns)``, and what is remembered then."""
+        """Returns scores ``(time * columns, vocabulary)`` for words ``(time, columns)``, and the new hidden state."""
         remembered, hidden = self.memory(self.dropout(self.encoder(words)), hidden)
         return self.decoder(self.dropout(remembered)).flatten(0, 1), hidden
 
 
 class LanguageModel(SweptTrial):
-    """Trains :class:`Recurrent` by SGD with clipped gradients; reports ``loss`` and ``perplexity`` of the validation.
+    """Trains :class:`Recurrent` by SGD with clipped gradients; reports ``loss`` and the validation's ``perplexity``.
 
-    Each column of a batch reads on where it stopped, and at the end of the text from its beginning. Its config has
-    ``batch``, the number of columns, ``bptt``, how many words are read between two steps, ``clip``, ``model``,
+    Each column of a batch continues where it stopped; after the end of the text it starts again. The config has
+    ``batch``, the number of columns, ``bptt``, the number of words between two steps, ``clip``, ``model``,
     ``emsize``, ``nhid``, ``nlayers``, ``dropout`` and ``lr``; under ``fixed`` ``data``, ``seed``, ``shrink``,
     ``words`` and ``vocabulary``.
     """
 
-    #: What is remembered, a column for each column of the text.
+    #: The hidden state, with one column per column of the text.
     batch_state: ClassVar[Mapping[str, int]] = {"hidden": 1}
 
     def build_model(self, config: dict[str, Any], fixed: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ class LanguageModel(SweptTrial):
 
     @torch.no_grad()
     def _validate(self) -> float:
-        """The mean loss on the text for validation."""
+        """Returns the mean loss on the validation text."""
         self.model.eval()
         means, hidden = self.means(), None
         for words, following in self._chunks(self.validation):
@@ -126,23 +126,23 @@ class LanguageModel(SweptTrial):
         return _bounded(means.result()["loss"])
 
     def _columns(self, words: Any, columns: int) -> torch.Tensor:
-        """The text in ``columns`` columns, one after the other; what is left over is left out."""
+        """Returns the text in ``columns`` columns, one after another, without the remainder."""
         length = len(words) // columns
         return torch.from_numpy(words[: length * columns]).view(columns, length).t().contiguous().to(self.device)
 
     def _chunks(self, text: torch.Tensor) -> Any:
-        """Pairs of words, this device's columns of some rows of the text, and the words that follow them."""
+        """Yields this device's columns of some rows of the text, and the words that follow them."""
         for start in range(0, len(text) - 1, self.config["bptt"]):
             end = min(start + self.config["bptt"], len(text) - 1)
             yield self.shard(text[start:end], dim=1), self.shard(text[start + 1 : end + 1], dim=1)
 
 
 def _detached(hidden: Any) -> Any:
-    """What is remembered, without what it came from."""
+    """Returns the hidden state without its gradient graph."""
     if hidden is None:
         return None
     return tuple(part.detach() for part in hidden) if isinstance(hidden, tuple) else hidden.detach()
 
 
 def _bounded(loss: float) -> float:
-    return loss if loss < _WORST else _WORST  # No number is not below anything.
+    return loss if loss < _WORST else _WORST  # NaN is not below any number.

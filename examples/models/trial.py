@@ -1,4 +1,4 @@
-"""What the trials of the three sweeps have in common."""
+"""The base class of the trials of the three sweeps."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import torch
 
 from fluid.elastic import ElasticTrainable
 
-#: The entry of a config with all that is not tuned: ``data``, ``seed`` and how large everything is.
+#: The entry of a config with everything that is not tuned: ``data``, ``seed`` and the sizes of a scale.
 FIXED = "fixed"
-#: Reported with every result: when it began (seconds since the epoch), how long it took, and the CPU time of it.
+#: Reported with every result: its start (seconds since the epoch), its duration, and its CPU time, in seconds.
 BEGUN, SECONDS, WORK = "begun_s", "seconds", "work_s"
 TIMES = (BEGUN, SECONDS, WORK)
 
 
 def tuned(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters of a config."""
+    """Returns the hyperparameters of a config."""
     return {name: value for name, value in config.items() if name != FIXED}
 
 
 def seed_of(config: Mapping[str, Any]) -> int:
-    """A seed that follows from the hyperparameters and the sweep's seed: not from when, or where, the trial runs."""
-    told = json.dumps([tuned(config), config[FIXED]["seed"]], sort_keys=True)
-    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=4).digest(), "big")
+    """Returns a seed that follows from the hyperparameters and the sweep's seed, not from when or where it runs."""
+    identity = json.dumps([tuned(config), config[FIXED]["seed"]], sort_keys=True)
+    return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=4).digest(), "big")
 
 
 class SweptTrial(ElasticTrainable):
-    """Trains one model; an iteration is a pass over the training data and a validation.
+    """Trains one model; one iteration is a pass over the training data and a validation.
 
     Attributes:
-        config: the hyperparameters, and under ``fixed`` what is not tuned.
+        config: the hyperparameters, and ``fixed``.
         seed: of this trial.
     """
 
@@ -42,8 +42,8 @@ class SweptTrial(ElasticTrainable):
     seed: int
 
     def build(self, config: dict[str, Any]) -> None:
-        torch.set_num_threads(1)  # A trial has one core; more threads than that would be in each other's way.
-        # Searchers may give NumPy's numbers, which PyTorch does not take for the size of a layer.
+        torch.set_num_threads(1)  # A trial has one core; more threads would compete for it.
+        # Searchers may suggest NumPy numbers, which PyTorch does not accept as the size of a layer.
         self.config = {name: value.item() if hasattr(value, "item") else value for name, value in config.items()}
         self.seed = seed_of(self.config)
         torch.manual_seed(self.seed)
@@ -55,10 +55,10 @@ class SweptTrial(ElasticTrainable):
         raise NotImplementedError
 
     def set_rates(self) -> None:
-        """Gives the optimizers what the config says, as far as it may change while a trial trains.
+        """Sets those hyperparameters of the optimizers that may change during training, from the config.
 
-        Population based training goes on from another trial's checkpoint with a config of its own; optimizers have
-        the other's rates then, which are part of their state.
+        Population based training loads another trial's checkpoint under a new config. The optimizers' state then
+        holds the other trial's rates.
         """
         raise NotImplementedError
 
@@ -72,5 +72,5 @@ class SweptTrial(ElasticTrainable):
 
 
 def shrunk(width: int, fixed: Mapping[str, Any]) -> int:
-    """The width of a layer at the scale of the sweep."""
+    """Returns the width of a layer at the scale of the sweep."""
     return max(1, width // fixed["shrink"])

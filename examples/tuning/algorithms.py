@@ -1,4 +1,4 @@
-"""The seven ways to search, as Ray Tune has them."""
+"""The seven search algorithms, as Ray Tune's searchers and schedulers."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from fluid.errors import InvalidFieldError, MissingDependencyError
 
 ETA = 3
 _TIMED = {"time_attr": "training_iteration"}
-#: Values of a hyperparameter that a grid has.
+#: Most values of a hyperparameter in a grid.
 _VALUES = 3
-#: Rounds of population based training: its trials are compared that many times, less one.
+#: Rounds of population based training; its trials are compared between two rounds.
 _ROUNDS = 3
-#: Trials per device under way while BOHB's model learns: with more, fewer results are known to each suggestion.
+#: Trials under way per device for BOHB: with more, each suggestion is based on fewer results.
 _PER_DEVICE = 2
 
 
 class Method(NamedTuple):
-    """A search, as ``tune.TuneConfig`` and ``tune.RunConfig`` take it.
+    """The arguments of ``tune.TuneConfig`` and ``tune.RunConfig`` for an algorithm.
 
     Attributes:
-        space: of hyperparameters.
-        samples: how many configurations are asked for, of each point of a grid.
-        search: gives the configurations.
-        scheduler: decides who goes on; ``None`` if all do.
-        stop: when a trial ends if the scheduler says nothing.
+        space: the hyperparameters.
+        samples: number of configurations; for a grid, of each point.
+        search: suggests the configurations.
+        scheduler: decides which trials continue; ``None`` if all do.
+        stop: where a trial ends if the scheduler does not end it.
     """
 
     space: Mapping[str, Any]
@@ -51,15 +51,15 @@ class Method(NamedTuple):
     stop: Mapping[str, int] | None = None
 
 
-class Wanted(NamedTuple):
-    """What a search is made of.
+class SearchRequest(NamedTuple):
+    """What an algorithm is to search.
 
     Attributes:
         workload: what is tuned.
-        scale: how large it is.
-        samples: how many configurations to try; ``None`` for what the algorithm needs at this scale.
+        scale: the size of the sweep.
+        samples: number of configurations; ``None`` for the number that the algorithm needs at this scale.
         seed: of the configurations.
-        devices: how many trials can run at once.
+        devices: number of devices.
     """
 
     workload: Workload
@@ -70,55 +70,55 @@ class Wanted(NamedTuple):
 
     @property
     def ends(self) -> dict[str, int]:
-        """The end of a trial that nobody stops."""
+        """The end of a trial that the scheduler does not stop."""
         return {"training_iteration": self.scale.max_t}
 
 
-def method(algorithm: str, wanted: Wanted) -> Method:
-    """Makes the search anew: searchers and schedulers change as they are used.
+def method(algorithm: str, request: SearchRequest) -> Method:
+    """Makes a new searcher and scheduler, as both change during a sweep.
 
     Raises:
-        MissingDependencyError: what BOHB's model needs is not installed.
+        MissingDependencyError: a package that BOHB's model needs is not installed.
     """
-    return ALGORITHMS[algorithm](wanted)
+    return ALGORITHMS[algorithm](request)
 
 
-def _grid(wanted: Wanted) -> Method:
-    points = grid(wanted.workload.space, wanted.samples or wanted.scale.samples)
+def _grid(request: SearchRequest) -> Method:
+    points = grid(request.workload.space, request.samples or request.scale.samples)
     space = {name: tune.grid_search(values) for name, values in points.items()}
-    return Method(space, 1, BasicVariantGenerator(), stop=wanted.ends)
+    return Method(space, 1, BasicVariantGenerator(), stop=request.ends)
 
 
-def _random(wanted: Wanted) -> Method:
-    return _drawn(wanted, wanted.samples or wanted.scale.samples, stop=wanted.ends)
+def _random(request: SearchRequest) -> Method:
+    return _seeded(request, request.samples or request.scale.samples, stop=request.ends)
 
 
-def _asha(wanted: Wanted) -> Method:
-    scheduler = ASHAScheduler(**_TIMED, max_t=wanted.scale.max_t, grace_period=1, reduction_factor=ETA)
-    # Most trials are stopped early, so that more of them are tried in the same time.
-    return _drawn(wanted, wanted.samples or ETA * wanted.scale.samples, scheduler)
+def _asha(request: SearchRequest) -> Method:
+    scheduler = ASHAScheduler(**_TIMED, max_t=request.scale.max_t, grace_period=1, reduction_factor=ETA)
+    # Most trials are stopped early, so more of them fit into the same time.
+    return _seeded(request, request.samples or ETA * request.scale.samples, scheduler)
 
 
-def _hyperband(wanted: Wanted) -> Method:
-    scheduler = HyperBandScheduler(**_TIMED, max_t=wanted.scale.max_t, reduction_factor=ETA)
-    return _drawn(wanted, wanted.samples or band(wanted.scale.max_t), scheduler)
+def _hyperband(request: SearchRequest) -> Method:
+    scheduler = HyperBandScheduler(**_TIMED, max_t=request.scale.max_t, reduction_factor=ETA)
+    return _seeded(request, request.samples or band(request.scale.max_t), scheduler)
 
 
-def _bohb(wanted: Wanted) -> Method:
-    scheduler = HyperBandForBOHB(**_TIMED, max_t=wanted.scale.max_t, reduction_factor=ETA)
-    # Its own limit, and no ConcurrencyLimiter, for which trials that are paused count.
-    search = _model(wanted, max_concurrent=_PER_DEVICE * wanted.devices)
-    return Method(wanted.workload.space, wanted.samples or band(wanted.scale.max_t), search, scheduler)
+def _bohb(request: SearchRequest) -> Method:
+    scheduler = HyperBandForBOHB(**_TIMED, max_t=request.scale.max_t, reduction_factor=ETA)
+    # TuneBOHB's own limit: a ConcurrencyLimiter would count paused trials too.
+    search = _model(request, max_concurrent=_PER_DEVICE * request.devices)
+    return Method(request.workload.space, request.samples or band(request.scale.max_t), search, scheduler)
 
 
-def _syncbohb(wanted: Wanted) -> Method:
-    scheduler = tune.SyncBOHB(**_TIMED, max_t=wanted.scale.max_t, reduction_factor=ETA)
-    samples = wanted.samples or scheduler.configurations()
-    return Method(wanted.workload.space, samples, _model(wanted), scheduler)
+def _syncbohb(request: SearchRequest) -> Method:
+    scheduler = tune.SyncBOHB(**_TIMED, max_t=request.scale.max_t, reduction_factor=ETA)
+    samples = request.samples or scheduler.configurations()
+    return Method(request.workload.space, samples, _model(request), scheduler)
 
 
-def _pbt(wanted: Wanted) -> Method:
-    space, names = wanted.workload.space, wanted.workload.changing
+def _pbt(request: SearchRequest) -> Method:
+    space, names = request.workload.space, request.workload.changing
 
     def within(config: dict[str, Any]) -> dict[str, Any]:
         bounds = {name: (space[name].lower, space[name].upper) for name in names}
@@ -126,15 +126,15 @@ def _pbt(wanted: Wanted) -> Method:
 
     scheduler = PopulationBasedTraining(
         **_TIMED,
-        perturbation_interval=max(1, wanted.scale.max_t // _ROUNDS),
+        perturbation_interval=max(1, request.scale.max_t // _ROUNDS),
         hyperparam_mutations={name: space[name] for name in names},
         custom_explore_fn=within,
     )
-    return _drawn(wanted, wanted.samples or wanted.scale.population, scheduler, wanted.ends)
+    return _seeded(request, request.samples or request.scale.population, scheduler, request.ends)
 
 
 #: The algorithms by name.
-ALGORITHMS: Mapping[str, Callable[[Wanted], Method]] = {
+ALGORITHMS: Mapping[str, Callable[[SearchRequest], Method]] = {
     "random": _random,
     "grid": _grid,
     "asha": _asha,
@@ -145,34 +145,34 @@ ALGORITHMS: Mapping[str, Callable[[Wanted], Method]] = {
 }
 
 
-def _drawn(
-    wanted: Wanted, samples: int, scheduler: TrialScheduler | None = None, stop: Mapping[str, int] | None = None
+def _seeded(
+    request: SearchRequest, samples: int, scheduler: TrialScheduler | None = None, stop: Mapping[str, int] | None = None
 ) -> Method:
-    """Configurations that follow from the seed alone."""
-    search = BasicVariantGenerator(random_state=wanted.seed)
-    return Method(wanted.workload.space, samples, search, scheduler, stop)
+    """Returns a search over configurations that follow from the seed alone."""
+    search = BasicVariantGenerator(random_state=request.seed)
+    return Method(request.workload.space, samples, search, scheduler, stop)
 
 
-def _model(wanted: Wanted, **options: Any) -> TuneBOHB:
+def _model(request: SearchRequest, **options: Any) -> TuneBOHB:
     missing = [name for name in ("ConfigSpace", "hpbandster") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDependencyError(f"BOHB needs {' and '.join(missing)}: pip install ConfigSpace hpbandster")
-    return TuneBOHB(seed=wanted.seed, **options)
+    return TuneBOHB(seed=request.seed, **options)
 
 
 def band(max_t: int) -> int:
-    """How many trials fill one bracket of each kind of Hyperband."""
+    """Returns how many trials fill one Hyperband bracket of each size."""
     kinds = round(math.log(max_t, ETA)) + 1
     return sum(math.ceil(kinds / (halvings + 1) * ETA**halvings) for halvings in range(kinds))
 
 
 def grid(space: Mapping[str, Domain], most: int) -> dict[str, list[Any]]:
-    """Values of each hyperparameter: three of the first ones, as far as the grid stays within ``most`` points.
+    """Returns the values of each hyperparameter: three of the first ones, within ``most`` points of the grid.
 
     The others have one value, in the middle of their range.
 
     Raises:
-        InvalidFieldError: a domain is none of a continuous, an integer or a categorical one.
+        InvalidFieldError: a domain is neither continuous nor integer nor categorical.
     """
     chosen: dict[str, list[Any]] = {}
     points = 1
@@ -184,7 +184,7 @@ def grid(space: Mapping[str, Domain], most: int) -> dict[str, list[Any]]:
 
 
 def _spread(name: str, domain: Domain, count: int) -> list[Any]:
-    """Values that stand for equal parts of a domain."""
+    """Returns the midpoints of equal parts of a domain."""
     if isinstance(domain, Categorical):
         count = min(count, len(domain.categories))
     parts = [(2 * part + 1) / (2 * count) for part in range(count)]
@@ -196,4 +196,4 @@ def _spread(name: str, domain: Domain, count: int) -> list[Any]:
         if isinstance(domain.get_sampler(), LogUniform):
             return [domain.lower * (domain.upper / domain.lower) ** part for part in parts]
         return [domain.lower + part * (domain.upper - domain.lower) for part in parts]
-    raise InvalidFieldError(f"space[{name!r}]", domain, "is no domain that a grid can be made of")
+    raise InvalidFieldError(f"space[{name!r}]", domain, "is not supported in a grid")

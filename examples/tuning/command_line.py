@@ -19,7 +19,7 @@ from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError, 
 
 
 def main(workload: Workload, arguments: Sequence[str] | None = None) -> None:
-    """Runs a sweep as the command line says, with its progress, and prints what came of it.
+    """Runs a sweep with the options of the command line, and prints its progress and its outcome.
 
     Args:
         workload: what is tuned.
@@ -31,19 +31,19 @@ def main(workload: Workload, arguments: Sequence[str] | None = None) -> None:
     parser = _parser(workload)
     options = parser.parse_args(arguments)
     if options.reuse_actors and options.executor == "fluid":
-        parser.error("--reuse-actors: is for --executor tune; Fluid's processes take one trial after another anyway")
+        parser.error("--reuse-actors: needs --executor tune; Fluid's processes always run one trial after another")
     folder = Path(options.run_dir).resolve() if options.run_dir else None
     try:
         sweep = Sweep(
-            workload,
-            options.algo,
-            workload.scale(options.scale),
-            workload.data.locate(options.data),
-            options.samples,
-            options.seed,
-            options.devices,
-            options.reuse_actors,
-            None if folder is None else folder / "tune",
+            workload=workload,
+            algorithm=options.algo,
+            scale=workload.scale(options.scale),
+            folder=workload.data.locate(options.data),
+            samples=options.samples,
+            seed=options.seed,
+            devices=options.devices,
+            reuse_actors=options.reuse_actors,
+            storage=None if folder is None else folder / "tune",
         )
         made: list[FluidExecutor] = []
 
@@ -61,11 +61,11 @@ def main(workload: Workload, arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, f"{parser.prog}: {error}\n")
     if made:
         fluid.cli.main(["report", str(made[0].folder.path)])
-    print(told(sweep, outcome))
+    print(summary(sweep, outcome))
 
 
-def told(sweep: Sweep, outcome: Outcome) -> str:
-    """What came of a sweep, in words."""
+def summary(sweep: Sweep, outcome: Outcome) -> str:
+    """Returns the outcome of a sweep as text."""
     workload, best = sweep.workload, outcome.best
     sign = ">=" if workload.mode == "max" else "<="
     reached = "not reached" if outcome.to_target is None else f"reached after {outcome.to_target:.1f} s"
@@ -86,15 +86,15 @@ def told(sweep: Sweep, outcome: Outcome) -> str:
 def _parser(workload: Workload) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=f"Tunes {workload.title} with Ray Tune, on Fluid or without it.")
     add = parser.add_argument
-    add("--algo", choices=ALGORITHMS, default="asha", help="what searches (default asha)")
+    add("--algo", choices=ALGORITHMS, default="asha", help="the search algorithm (default asha)")
     add("--executor", choices=("fluid", "tune"), default="fluid", help="what runs the trials (default fluid)")
-    add("--data", metavar="DIR", help=f"a folder with {workload.data.files}; downloaded without it")
+    add("--data", metavar="DIR", help=f"a folder with {workload.data.files} (default: download)")
     add("--scale", choices=SCALE_NAMES, default="small", help="minutes, or the paper's setting (default small)")
-    add("--samples", type=_whole("samples", 1), metavar="N", help="configurations to try (default: by the algorithm)")
-    add("--seed", type=_whole("seed", 0), default=0, metavar="S", help="of all that is random (default 0)")
+    add("--samples", type=_whole("samples", 1), metavar="N", help="configurations (default: by the algorithm)")
+    add("--seed", type=_whole("seed", 0), default=0, metavar="S", help="seed of all random numbers (default 0)")
     add("--devices", type=_whole("devices", 1), metavar="N", help="how many GPUs or CPU cores to use (default all)")
     add("--max-width", type=_whole("max_width", 1), metavar="N", help="most devices of one trial on Fluid (default 8)")
-    add("--run-dir", metavar="DIR", help="where results go (default: ~/fluid_runs and ~/ray_results)")
+    add("--run-dir", metavar="DIR", help="folder for results (default: ~/fluid_runs and ~/ray_results)")
     add("--reuse-actors", action="store_true", help="with --executor tune: Tune's reuse_actors=True")
     return parser
 
@@ -106,6 +106,6 @@ def _whole(field: str, least: int) -> Callable[[str], int]:
         except InvalidFieldError as error:
             raise argparse.ArgumentTypeError(error.reason) from None
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
     return read

@@ -1,4 +1,4 @@
-"""What came of a sweep: the best trial, how long everything took, and how busy the devices were."""
+"""The outcome of a sweep: the best trial, how long everything took, and how busy the devices were."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Iteration(NamedTuple):
     """One iteration of a trial; times are in seconds since the sweep was started.
 
     Attributes:
-        trial: its number, in the order of their making.
-        iteration: how many the trial had done then.
+        trial: the trial's number, in the order in which trials were made.
+        iteration: the trial's iterations so far.
         value: of the metric.
-        config: the hyperparameters it was done with.
+        config: the hyperparameters of this iteration.
         begun: when it began.
         seconds: how long it took.
-        work: the CPU time of it, seconds.
-        process: that ran it.
-        told: when the driver was told.
+        work: CPU time, seconds.
+        process: id of the process that ran it.
+        reported: when the driver received it.
     """
 
     trial: int
@@ -34,7 +34,7 @@ class Iteration(NamedTuple):
     seconds: float
     work: float
     process: int
-    told: float
+    reported: float
 
     @property
     def end(self) -> float:
@@ -46,11 +46,11 @@ class Outcome:
     """A sweep that has ended.
 
     Args:
-        iterations: in the order in which the driver was told of them.
+        iterations: in the order in which the driver received their results.
         seconds: how long the sweep took, from the call to its return.
-        devices: on how many it ran.
+        devices: number of devices.
         mode: ``"max"`` or ``"min"``.
-        target: a value of the metric to get to.
+        target: the value of the metric to reach.
     """
 
     def __init__(self, iterations: Sequence[Iteration], seconds: float, devices: int, mode: str, target: float) -> None:
@@ -67,15 +67,15 @@ class Outcome:
 
     @cached_property
     def best(self) -> Iteration:
-        """The iteration after which a trial was the best; of several as good the first one."""
+        """The iteration with the best value; of equal ones the first."""
         sign = 1.0 if self.mode == "max" else -1.0
         return max(self.iterations, key=lambda one: sign * one.value)
 
     @cached_property
     def to_target(self) -> float | None:
-        """Seconds until the driver was told of a value that is the target or better; ``None`` if it never was."""
+        """Seconds until the driver received a value at the target or better; ``None`` if it received none."""
         sign = 1.0 if self.mode == "max" else -1.0
-        return min((one.told for one in self.iterations if sign * one.value >= sign * self.target), default=None)
+        return min((one.reported for one in self.iterations if sign * one.value >= sign * self.target), default=None)
 
     @cached_property
     def makespan(self) -> float:
@@ -89,7 +89,7 @@ class Outcome:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Which device was busy when; processes are on devices only as far as one can tell from when they ran."""
+        """The timeline of the devices; the device of a process is inferred from when its iterations ran."""
         ordered = sorted(self.iterations, key=lambda one: one.begun)
         segments = tuple(
             Segment(one.trial, one.begun, one.end, (device,), 1.0)
@@ -105,14 +105,14 @@ class Outcome:
 
 
 def _places(iterations: Iterable[Iteration], devices: int) -> list[int]:
-    """A device for each iteration, in order of their beginning: that of the process before, if it is free."""
+    """Returns a device for each iteration, in order of their start: the process's last one if it is free."""
     free_at = [0.0] * devices
     last: dict[int, int] = {}
     places = []
     for one in iterations:
         device = last.get(one.process)
         if device is None or free_at[device] > one.begun:
-            # The one that has been free for the shortest time, so that a process stays alone where it was.
+            # The device that became free last, so that a process keeps its device to itself.
             idle = [number for number in range(devices) if free_at[number] <= one.begun]
             device = max(idle, key=free_at.__getitem__) if idle else min(range(devices), key=free_at.__getitem__)
         last[one.process] = device

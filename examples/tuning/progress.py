@@ -1,4 +1,4 @@
-"""Lines that tell how a sweep is getting on."""
+"""Prints the progress of a sweep."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ray.tune import Callback
 class Progress(Callback):  # type: ignore[misc]
     """Prints a line whenever a trial is better than all before and whenever one has ended.
 
-    On a terminal they stand above Fluid's live view.
+    On a terminal the lines are printed above Fluid's live view.
 
     Args:
-        metric: what tells how good a trial is.
+        metric: the metric to compare trials by.
         mode: ``"max"`` or ``"min"``.
     """
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # The new one says something even with verbose=0.
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Ray's new output prints even with verbose=0.
 
 import numpy as np
 import ray
 from models.trial import BEGUN, FIXED, SECONDS, WORK, tuned
-from tuning.algorithms import Wanted, method
+from tuning.algorithms import SearchRequest, method
 from tuning.outcome import Iteration, Outcome
 from tuning.scales import Scale
 from tuning.workload import Workload
@@ -33,12 +33,12 @@ class Sweep:
     Attributes:
         workload: what is tuned.
         algorithm: a name in ``tuning.algorithms.ALGORITHMS``.
-        scale: how large it is.
-        folder: with the data, as ``workload.data.locate`` returned it.
-        samples: how many configurations to try; ``None`` for what the algorithm needs at this scale.
-        seed: of the configurations, and of what is random in the trials.
+        scale: the size of the sweep.
+        folder: the data's, as ``workload.data.locate`` returned it.
+        samples: number of configurations; ``None`` for the number that the algorithm needs at this scale.
+        seed: of the configurations, and of the trials' random numbers.
         devices: how many GPUs or CPU cores to use; ``None`` for all.
-        reuse_actors: whether Tune, without Fluid, gives actors to one trial after another.
+        reuse_actors: whether Tune, without Fluid, reuses actors for other trials.
         storage: where Tune keeps its files; ``None`` for its default.
     """
 
@@ -53,28 +53,33 @@ class Sweep:
     storage: Path | None = None
 
     def run(self, executor: Callable[[], FluidExecutor] | None = None, callbacks: Sequence[Any] = ()) -> Outcome:
-        """Runs it.
+        """Runs the sweep.
 
         Args:
-            executor: makes what runs the trials, which is closed at the end unless it is in a ``with`` block;
-                ``None`` for Ray Tune as it is.
-            callbacks: further callbacks of Tune's.
+            executor: makes the executor that runs the trials, which is closed at the end unless it is in a ``with``
+                block; ``None`` for Ray Tune alone.
+            callbacks: further callbacks for Tune.
 
         Raises:
             FluidError: a trial failed.
         """
         if not ray.is_initialized():
-            # On this machine, also if a cluster runs on it: whose devices are used is to be the same with Fluid.
+            # A cluster of its own, even if one runs here, so that Tune uses the same devices as Fluid.
             options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
             ray.init("local", num_cpus=self.devices, **options)
         gpus, cores = (int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU"))
         devices = self.devices or gpus or cores
-        search = method(self.algorithm, Wanted(self.workload, self.scale, self.samples, self.seed, devices))
+        search = method(
+            self.algorithm,
+            SearchRequest(
+                workload=self.workload, scale=self.scale, samples=self.samples, seed=self.seed, devices=devices
+            ),
+        )
         fixed = {"data": self.folder, "seed": self.seed, **self.scale.fixed, **self.workload.prepare(self.folder)}
         trainable = as_tune_trainable(self.workload.trainable)
         if executor is None and gpus:
             trainable = tune.with_resources(trainable, {"cpu": 1, "gpu": 1})
-        # Population based training and BOHB draw from these.
+        # Population based training and BOHB draw from these generators.
         random.seed(self.seed)
         np.random.seed(self.seed)
         recorder = Recorder(self.workload.metric)
@@ -107,11 +112,11 @@ class Sweep:
 
 
 class Recorder(tune.Callback):  # type: ignore[misc]
-    """Keeps what is to be known of each iteration."""
+    """Records each iteration."""
 
     def __init__(self, metric: str) -> None:
         self._metric = metric
-        #: The number of each trial that Tune counts in its tag, which may change later.
+        #: The number of each trial in the tag that Tune gave it first; the tag may change later.
         self._made: dict[str, int] = {}
         self._rows: list[tuple[str, dict[str, Any], dict[str, Any], float]] = []
 
@@ -120,20 +125,24 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         self._rows.append((trial.trial_id, tuned(trial.config), result, time.time()))
 
     def iterations(self, begun: float) -> list[Iteration]:
-        """The iterations, given when the sweep began, in seconds since the epoch."""
-        # From 0, and as they were made, not as their first results came.
+        """Returns the iterations.
+
+        Args:
+            begun: when the sweep began, in seconds since the epoch.
+        """
+        # From 0, in the order in which trials were made, not in that of their first results.
         numbers = {trial_id: number for number, trial_id in enumerate(sorted(self._made, key=self._made.__getitem__))}
         return [
             Iteration(
-                numbers[trial_id],
-                result["training_iteration"],
-                result[self._metric],
-                config,
-                result[BEGUN] - begun,
-                result[SECONDS],
-                result[WORK],
-                result["pid"],
-                told - begun,
+                trial=numbers[trial_id],
+                iteration=result["training_iteration"],
+                value=result[self._metric],
+                config=config,
+                begun=result[BEGUN] - begun,
+                seconds=result[SECONDS],
+                work=result[WORK],
+                process=result["pid"],
+                reported=reported - begun,
             )
-            for trial_id, config, result, told in self._rows
+            for trial_id, config, result, reported in self._rows
         ]

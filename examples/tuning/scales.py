@@ -1,4 +1,4 @@
-"""How large each sweep is: one table for the three of them."""
+"""The sizes of the three sweeps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class Scale(NamedTuple):
     """A size of a sweep.
 
     Attributes:
-        samples: configurations of random search and of ASHA, and at most so many of a grid. The algorithms with
-            brackets try what fills one bracket of each kind.
+        samples: configurations of random search and of ASHA, and the most of a grid. The algorithms with brackets try
+            as many as fill one bracket of each size.
         population: trials of population based training.
         max_t: iterations of a trial that is not stopped.
-        target: a value of the metric; how long it takes to get there is reported.
-        fixed: what the trainable finds under ``fixed`` in its config; layers are ``shrink`` times narrower.
+        target: a value of the metric; the outcome has the time to reach it.
+        fixed: the ``fixed`` entry of the trainable's config; layers are ``shrink`` times narrower.
     """
 
     samples: int
@@ -25,8 +25,8 @@ class Scale(NamedTuple):
     fixed: Mapping[str, Any]
 
 
-#: By workload and scale. ``full`` is the setting of the paper, for GPUs; ``small`` takes minutes on two CPU cores, and
-#: ``tiny``, which learns next to nothing, seconds.
+#: By workload and scale. ``full`` is the paper's setting, for GPUs; ``small`` takes minutes on two CPU cores; ``tiny``
+#: takes seconds, and its models learn next to nothing.
 SCALES: Mapping[str, Mapping[str, Scale]] = {
     "cifar10": {
         "tiny": Scale(3, 3, 3, 0.15, {"shrink": 16, "images": 128}),

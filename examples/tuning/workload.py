@@ -1,4 +1,4 @@
-"""What a sweep is about, and what it is run with."""
+"""The description of something to tune."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Workload(NamedTuple):
 
     Attributes:
         name: the row of the table of scales.
-        title: what it is, in words.
+        title: for people.
         trainable: a ``models.trial.SweptTrial``.
-        data: what it learns from.
-        metric: what tells how good a trial is.
+        data: the data set it learns from.
+        metric: the metric to optimize.
         mode: ``"max"`` or ``"min"``.
         space: the hyperparameters, domains of Ray Tune; the more important ones first.
         changing: those that population based training may change while a trial trains.
-        prepare: makes what trials need besides the data, once, of the folder with the data; their ``fixed`` has it.
+        prepare: makes what the trials need besides the data, from its folder; the result is added to their ``fixed``.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Workload(NamedTuple):
     prepare: Callable[[str], dict[str, Any]] = lambda folder: {}
 
     def scale(self, name: str) -> Scale:
-        """Its size."""
+        """Returns the size of a scale."""
         return SCALES[self.name][name]
 
     def is_better(self, value: float, other: float) -> bool:

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("ray")
 from ray.tune.search.sample import Categorical
 from sweep_configs import WORKLOADS
-from tuning.algorithms import Wanted, band, grid, method
+from tuning.algorithms import SearchRequest, band, grid, method
 from tuning.scales import SCALE_NAMES, SCALES
 
 from fluid import tune
@@ -20,8 +20,8 @@ from fluid.errors import InvalidFieldError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def wanted(name: str, samples: int | None = None, scale: str = "small") -> Wanted:
-    return Wanted(WORKLOADS[name], WORKLOADS[name].scale(scale), samples, 0, 2)
+def request(name: str, samples: int | None = None, scale: str = "small") -> SearchRequest:
+    return SearchRequest(WORKLOADS[name], WORKLOADS[name].scale(scale), samples, 0, 2)
 
 
 def test_a_band_of_hyperband() -> None:
@@ -70,7 +70,7 @@ def test_the_values_of_a_grid() -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_population_based_training_stays_within_the_space(name: str) -> None:
     workload = WORKLOADS[name]
-    search = method("pbt", wanted(name))
+    search = method("pbt", request(name))
     assert search.samples == SCALES[name]["small"].population
     explore = search.scheduler._custom_explore_fn
     for value in (-1e9, 1e9):
@@ -82,8 +82,8 @@ def test_population_based_training_stays_within_the_space(name: str) -> None:
 
 @pytest.mark.parametrize(("algorithm", "samples"), [("random", 9), ("asha", 27), ("hyperband", 17), ("pbt", 6)])
 def test_how_many_configurations(algorithm: str, samples: int) -> None:
-    assert method(algorithm, wanted("cifar10")).samples == samples
-    assert method(algorithm, wanted("cifar10", 5)).samples == 5
+    assert method(algorithm, request("cifar10")).samples == samples
+    assert method(algorithm, request("cifar10", 5)).samples == 5
 
 
 def test_every_workload_has_every_scale() -> None:

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ray")
 from sweep_configs import WORKLOADS
-from tuning.algorithms import ALGORITHMS, Wanted, method
-from tuning.command_line import main, told
+from tuning.algorithms import ALGORITHMS, SearchRequest, method
+from tuning.command_line import main, summary
 from tuning.outcome import Outcome
 from tuning.running import Sweep
 
@@ -38,7 +38,7 @@ def sweep(name: str, algorithm: str, data: str, folder: Path, **options: Any) ->
 def test_it_runs(name: str, algorithm: str, data: str, executor: Any, tmp_path: Path) -> None:
     run = sweep(name, algorithm, data, tmp_path)
     found = run.run(lambda: executor)
-    search = method(algorithm, Wanted(run.workload, run.scale, None, 0, 2))
+    search = method(algorithm, SearchRequest(run.workload, run.scale, None, 0, 2))
     points = math.prod(len(domain["grid_search"]) for domain in search.space.values()) if algorithm == "grid" else 1
     assert found.trials == search.samples * points
     lengths = [max(one.iteration for one in found.iterations if one.trial == trial) for trial in range(found.trials)]
@@ -50,7 +50,7 @@ def test_it_runs(name: str, algorithm: str, data: str, executor: Any, tmp_path: 
     assert 0.0 < found.utilisation <= 1.0
     assert 0.0 < found.makespan <= found.seconds
     assert all(math.isfinite(one.value) for one in found.iterations)
-    assert f"{found.trials} trials" in told(run, found)
+    assert f"{found.trials} trials" in summary(run, found)
 
 
 @pytest.mark.parametrize(

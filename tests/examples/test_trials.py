@@ -82,10 +82,10 @@ def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(name: str, data
 def test_one_that_was_reset_is_like_a_new_one(name: str, data: str) -> None:
     workload = WORKLOADS[name]
     cls = as_tune_trainable(workload.trainable)
-    wanted = config(workload, data, **{workload.changing[0]: 0.75 * config(workload, data)[workload.changing[0]]})
-    used, fresh = cls(config=config(workload, data)), cls(config=wanted)
+    request = config(workload, data, **{workload.changing[0]: 0.75 * config(workload, data)[workload.changing[0]]})
+    used, fresh = cls(config=config(workload, data)), cls(config=request)
     used.train()
-    assert used.reset(wanted)
+    assert used.reset(request)
     results = [one.train() for one in (used, fresh)]
     metrics = [{key: result[key] for key in fresh.elastic.step() if key not in TIMES} for result in results]
     assert metrics[0] == metrics[1]

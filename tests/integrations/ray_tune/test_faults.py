@@ -183,7 +183,7 @@ class Teller(tune.Callback):
     def on_step_end(self, iteration, trials, **info):
         self.steps += self.saves > 0
         if self.saves >= 4 and self.steps >= 3:
-            # Nothing is half uploaded while this waits: from a file that Tune was writing nobody could go on.
+            # No upload is under way while this waits: a sweep cannot be restored from a half-written file.
             await_uploads()
             print("READY", flush=True)
             threading.Event().wait(float(os.environ.get("PAUSE", "0.3")))
@@ -213,13 +213,14 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def driver(cluster: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """A driver in a process group of its own, in mid-run: checkpoints are there, and Tune has noted them."""
+    """A driver in its own process group, in the middle of a sweep: Tune has written checkpoints and recorded them."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER, encoding="utf-8")
     command = [sys.executable, str(script), cluster, str(tmp_path), str(tmp_path / "fluid"), str(LENGTH)]
-    # Tune notes how it stands after every step.
-    environment = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0"}
-    # A busy machine takes its time to kill it, and it must not have gone on by then.
+    # Tune writes the experiment's state after every step. The script imports the trainables of this folder.
+    path = os.pathsep.join(filter(None, (_HERE, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0", "PYTHONPATH": path}
+    # The kill may take a while on a busy machine; the driver must not have continued by then.
     environment["PAUSE"] = "3.0" if "killed" in request.node.name else "0.3"
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, errors="replace"
