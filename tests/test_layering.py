@@ -7,6 +7,7 @@ can show on small bad examples that each of them fails when it should.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ LAYERS = (
     layer(12, "display", "rich"),
     layer(13, "report", "numpy rich matplotlib"),
     layer(13, "executor"),
-    layer(14, "cli tune", "rich"),
+    layer(14, "cli", "rich"),
+    layer(14, "tune"),
     layer(15, "integrations.ray_tune", "numpy ray pyarrow"),
     layer(15, "integrations.hpbandster", "numpy hpbandster ConfigSpace"),
     layer(15, "integrations.optuna", "numpy optuna"),
@@ -358,6 +360,15 @@ def test_the_source_was_found() -> None:
     assert {"fluid", "fluid._clock", "fluid.backends", "fluid.integrations"} <= FILES.keys()
     assert Import("fluid.errors") in [Import(i.target, i.when) for i in IMPORTS["fluid._clock"]]
     assert not any("integrations" in path.parts[-2:] and path.is_symlink() for path in FILES.values())
+
+
+def test_the_architecture_page_has_the_same_table() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| `([\w.]+)` \|.*\| ([\w, ]*) ?\|$", page, re.MULTILINE)
+    listed = {(int(level), f"fluid.{name}", frozenset(re.findall(r"\w+", packages))) for level, name, packages in rows}
+    namespaces = {"fluid.integrations", "fluid.backends"}
+    table = {(row.level, name, row.packages) for row in LAYERS for name in row.patterns if name not in namespaces}
+    assert listed == table
 
 
 # --- The checks can fail
