@@ -115,6 +115,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in files if not (page.parent / target).exists()] == []
 
 
+def test_every_file_that_contributors_are_sent_to_exists() -> None:
+    pages = [(ROOT / "CONTRIBUTING.md"), DOCS / "architecture.md"]
+    named = [
+        name for page in pages for name in re.findall(r"[`(]([\w/]+/[\w/.]*)[`)]", page.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 30
+    roots = (ROOT, ROOT / "fluid", DOCS)
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
 def test_the_site_has_every_page() -> None:
     # Whether its links and anchors hold, make docs finds out.
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
