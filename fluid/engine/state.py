@@ -50,6 +50,7 @@ from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.submissions import Submissions
 from fluid.engine.trials import Trials
+from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.errors import FluidError, require_integer
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.occupancy import Occupancy
@@ -57,7 +58,7 @@ from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
 from fluid.planning.start_queue import StartQueue
-from fluid.resources import DEFAULT_MEMORY_WATERMARK
+from fluid.resources import DEFAULT_MEMORY_WATERMARK, Device
 from fluid.trialgroup import TrialState
 
 DEFAULT_MAX_FAILURES = 2
@@ -200,6 +201,20 @@ class EngineState:
     def only_spreads(self) -> bool:
         """Whether all that a tick could do is to spread trials over idle devices: nobody waits or is in the way."""
         return not self.scheduling.queue and not self._rebalancing.has_overpacking
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices in use, in order of their index."""
+        return list(self.occupancy.devices)
+
+    def view(self) -> EngineView:
+        """Returns how groups and devices stand, for displays."""
+        return view_of(self.groups.values(), self.trials, self.occupancy, self.lanes)
+
+    def seconds_left(self, group_id: str) -> float | None:
+        """Predicted seconds until a group has ended; ``None`` where no trial of it was measured."""
+        trials = map(self.trials.__getitem__, self.groups[group_id].trial_ids)
+        return seconds_left(trials, self.occupancy, self.estimates)
 
     def is_taken(self, trial_id: str) -> bool:
         """Whether a trial has, or had, that id."""

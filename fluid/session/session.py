@@ -26,7 +26,7 @@ from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
-from fluid.session.status import Status, eta_of, status_of
+from fluid.session.status import Status, status_of
 from fluid.trainables.payload import PayloadCache, TrialPayload
 from fluid.trainables.trainable import can_save, is_elastic
 from fluid.trialgroup import Trial, TrialGroup, TrialState
@@ -152,7 +152,7 @@ class Session:
     @property
     def devices(self) -> list[Device]:
         """The devices in use."""
-        return self._in_thread(lambda: list(self._state.occupancy.devices))
+        return self._in_thread(lambda: self._state.devices)
 
     def add_device(self, device: Device) -> None:
         """Puts a further device to use."""
@@ -203,7 +203,7 @@ class Session:
 
     def eta(self, group_id: str) -> float | None:
         """Predicted seconds until a group has ended; ``None`` where no trial of it was measured."""
-        return self._in_thread(lambda: eta_of(self._state, group_id))
+        return self._in_thread(lambda: self._state.seconds_left(group_id))
 
     def close(self) -> None:
         """Ends the session; waits until its lanes are gone."""

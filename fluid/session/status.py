@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from fluid.engine.state import EngineState
+from fluid.engine.view import GroupView
 from fluid.trialgroup import Search, TrialState
-
-if TYPE_CHECKING:
-    from fluid.engine.records import GroupRecord
-    from fluid.engine.state import EngineState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,35 +69,30 @@ def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]
         groups: name and search of each group, by id.
         at: seconds since the session began.
     """
-    occupancy, by_row = state.occupancy, state.trials.by_row
-    devices = []
-    for device in occupancy.devices:
-        rows = [row for row in occupancy.residents[device.index] if row in by_row]
-        devices.append(
-            DeviceStatus(
-                device_id=device.index,
-                kind=device.kind,
-                host=device.host,
-                residents=tuple((by_row[row].trial_id, by_row[row].placement.width) for row in rows),
-                lanes=len(state.lanes.on(device.index)),
-            )
-        )
-    keys = state.profile.keys()
+    view, keys = state.view(), state.profile.keys()
     return Status(
         at=at,
         groups=tuple(
-            _group_status(state, group, *groups.get(group_id, (group_id, None)))
-            for group_id, group in state.groups.items()
+            _group_status(state, group, *groups.get(group.group_id, (group.group_id, None))) for group in view.groups
         ),
-        devices=tuple(devices),
+        devices=tuple(
+            DeviceStatus(
+                device_id=seen.device.index,
+                kind=seen.device.kind,
+                host=seen.device.host,
+                residents=seen.residents,
+                lanes=seen.lanes,
+            )
+            for seen in view.devices
+        ),
         alpha={key: state.profile.alpha(key) for key in keys},
         packing={key: state.profile.measured_packing(key) for key in keys},
     )
 
 
-def _group_status(state: EngineState, group: GroupRecord, name: str, search: Search | None) -> GroupStatus:
+def _group_status(state: EngineState, group: GroupView, name: str, search: Search | None) -> GroupStatus:
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
-    for trial in map(state.trials.__getitem__, group.trial_ids):
+    for trial in group.trials:
         stands = trial.state.value
         if trial.state.ended and trial.outcome is not None:
             stands = trial.outcome
@@ -108,28 +100,15 @@ def _group_status(state: EngineState, group: GroupRecord, name: str, search: Sea
             stands = "PAUSED"  # Until its search algorithm has decided.
         if not (trial.state.ended and trial.outcome == "PAUSED"):  # It comes back as another trial.
             counts[stands] += 1
-        done += min(trial.progress.done, trial.progress.budget)
+        done += min(trial.done, trial.budget)
         stopped = trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED
-        total += trial.progress.done if stopped else trial.progress.budget
+        total += trial.done if stopped else trial.budget
     return GroupStatus(
         name=name,
         trials=dict(counts),
         iterations_done=done,
         iterations=total,
         # What is left of a search's trials so far says little: others will follow.
-        eta=None if search is not None else eta_of(state, group.group_id),
+        eta=None if search is not None else state.seconds_left(group.group_id),
         expected=None if search is None else search.trials,
     )
-
-
-def eta_of(state: EngineState, group_id: str) -> float | None:
-    """Predicted seconds until a group has ended: its longest trial or its work over all devices, if that is more."""
-    estimates = state.estimates
-    trials = [state.trials[trial_id] for trial_id in state.groups[group_id].trial_ids]
-    unended = [trial for trial in trials if not trial.state.ended]
-    if not unended:
-        return 0.0
-    if not state.occupancy or not any(estimates.is_measured(trial) for trial in unended):
-        return None
-    longest = max(estimates.seconds_left(trial) for trial in unended)
-    return max(longest, sum(estimates.height(trial) for trial in unended) / len(state.occupancy))

@@ -1,0 +1,122 @@
+"""What the engine shows of itself to the live view: copies, which later events do not change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fluid.engine.estimates import Estimates
+from fluid.engine.lanes import Lanes
+from fluid.engine.records import GroupRecord, TrialRecord
+from fluid.engine.trials import Trials
+from fluid.planning.occupancy import Occupancy
+from fluid.resources import Device
+from fluid.trialgroup import TrialState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialView:
+    """A trial.
+
+    Attributes:
+        trial_id: the trial's id.
+        state: its state.
+        outcome: what the submitter says came of it; ``None`` if it did not say.
+        done, budget: iterations done, and allowed in all.
+    """
+
+    trial_id: str
+    state: TrialState
+    outcome: str | None
+    done: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A TrialGroup.
+
+    Attributes:
+        group_id: the group's id.
+        trials: its trials, but for forgotten ones, in order of arrival.
+        past: number of forgotten trials, by outcome.
+        past_iterations: iterations that they did.
+    """
+
+    group_id: str
+    trials: tuple[TrialView, ...]
+    past: Mapping[str, int]
+    past_iterations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """A device.
+
+    Attributes:
+        device: the device.
+        residents: id and width of each trial that holds it.
+        lanes: number of its lanes.
+    """
+
+    device: Device
+    residents: tuple[tuple[str, float], ...]
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """The engine's groups in order of submission, and its devices in order of their index."""
+
+    groups: tuple[GroupView, ...]
+    devices: tuple[DeviceView, ...]
+
+
+def view_of(groups: Iterable[GroupRecord], trials: Trials, occupancy: Occupancy, lanes: Lanes) -> EngineView:
+    """Copies what displays show."""
+    return EngineView(
+        tuple(_group_view(group, trials) for group in groups),
+        tuple(_device_view(device, trials, occupancy, lanes) for device in occupancy.devices),
+    )
+
+
+def seconds_left(trials: Iterable[TrialRecord], occupancy: Occupancy, estimates: Estimates) -> float | None:
+    """Predicted seconds until trials have ended: those of the longest, or of all their work over all devices, if more.
+
+    ``None`` where none of them was measured.
+    """
+    unended = [trial for trial in trials if not trial.state.ended]
+    if not unended:
+        return 0.0
+    if not occupancy or not any(estimates.is_measured(trial) for trial in unended):
+        return None
+    longest = max(estimates.seconds_left(trial) for trial in unended)
+    return max(longest, sum(estimates.height(trial) for trial in unended) / len(occupancy))
+
+
+def _group_view(group: GroupRecord, trials: Trials) -> GroupView:
+    return GroupView(
+        group_id=group.group_id,
+        trials=tuple(
+            TrialView(
+                trial_id=trial.trial_id,
+                state=trial.state,
+                outcome=trial.outcome,
+                done=trial.progress.done,
+                budget=trial.progress.budget,
+            )
+            for trial in map(trials.__getitem__, group.trial_ids)
+        ),
+        past=dict(group.past),
+        past_iterations=group.past_iterations,
+    )
+
+
+def _device_view(device: Device, trials: Trials, occupancy: Occupancy, lanes: Lanes) -> DeviceView:
+    # A row without a trial keeps the old devices of one that moves.
+    held = [trials.by_row[row] for row in occupancy.residents[device.index] if row in trials.by_row]
+    return DeviceView(
+        device=device,
+        residents=tuple((trial.trial_id, trial.placement.width) for trial in held),
+        lanes=len(lanes.on(device.index)),
+    )
