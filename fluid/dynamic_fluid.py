@@ -100,7 +100,15 @@ class _OpenSlots:
 
 
 class DynamicFluid(Planner):
-    """StaticFluid on arrival, then the paper's re-planner at each departure."""
+    """StaticFluid on arrival, then the paper's re-planner at each departure.
+
+    Example:
+        >>> from fluid import Cluster, DynamicFluid, Trial, TrialGroup
+        >>> trials = [Trial(print, budget=budget, trial_id=name) for name, budget in zip("abcd", (30, 10, 4, 4))]
+        >>> plan = DynamicFluid(c=2, d=4).plan(TrialGroup(trials), Cluster.of(4))
+        >>> plan.makespan, plan.schedule.resizes
+        (11.0, 2)
+    """
 
     name = "dynamic"
 

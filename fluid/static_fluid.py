@@ -9,7 +9,17 @@ from fluid.planning.proportional_share import static_widths
 
 
 class StaticFluid(Planner):
-    """Water-filling by runtime: long trials get several devices, short ones share one."""
+    """Water-filling by runtime: long trials get several devices, short ones share one.
+
+    Example:
+        >>> from fluid import Cluster, StaticFluid, Trial, TrialGroup
+        >>> trials = [Trial(print, budget=budget, trial_id=name) for name, budget in zip("abcd", (30, 10, 4, 4))]
+        >>> plan = StaticFluid(c=2, d=4).plan(TrialGroup(trials), Cluster.of(4))
+        >>> plan.widths
+        {'a': 2.0, 'b': 0.5, 'c': 0.5, 'd': 0.5}
+        >>> plan.makespan
+        15.0
+    """
 
     name = "static"
 

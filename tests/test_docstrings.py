@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 NO_EXAMPLE = {
     "fluid.backends.ray.RayBackend",
     "fluid.backends.simulated.Truth",
-    "fluid.dynamic_fluid.DynamicFluid",
     "fluid.elastic.ElasticController",
     "fluid.elastic.ElasticLoader",
     "fluid.elastic.ElasticMember",
@@ -32,11 +31,6 @@ NO_EXAMPLE = {
     "fluid.elastic.as_tune_trainable",
     "fluid.elastic.trainable.ElasticTrainable",
     "fluid.integrations.ray_tune.FluidScheduler",
-    "fluid.planners.fifo.Fifo",
-    "fluid.planners.portfolio.Portfolio",
-    "fluid.planning.instance.Instance",
-    "fluid.planning.profile.Profile",
-    "fluid.static_fluid.StaticFluid",
 }
 #: Packages that a name's module needs, by the start of its name.
 NEEDS = {

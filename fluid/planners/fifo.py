@@ -11,7 +11,15 @@ from fluid.planning.runtime_model import FloatArray
 
 
 class Fifo(Planner):
-    """Every trial gets width 1 and keeps it; the order is that of submission."""
+    """Every trial gets width 1 and keeps it; the order is that of submission.
+
+    Example:
+        >>> from fluid import Cluster, Fifo, Trial, TrialGroup
+        >>> trials = [Trial(print, budget=budget, trial_id=name) for name, budget in zip("abc", (30, 10, 4))]
+        >>> plan = Fifo().plan(TrialGroup(trials), Cluster.of(2))
+        >>> plan.makespan, plan.queue
+        (30.0, ['c'])
+    """
 
     name = "fifo"
 

@@ -34,6 +34,15 @@ DEFAULT_SIMULATE_UP_TO = 400
 class Portfolio(Planner):
     """Keeps, of several arrangements, the one with the smallest predicted makespan.
 
+    Example:
+        >>> from fluid import Cluster, Portfolio, Trial, TrialGroup
+        >>> trials = [Trial(print, budget=budget, trial_id=name) for name, budget in zip("abcd", (30, 10, 4, 4))]
+        >>> plan = Portfolio(c=2, d=4).plan(TrialGroup(trials), Cluster.of(4))
+        >>> plan.makespan, plan.lower_bound
+        (10.0, 9.5)
+        >>> plan.widths
+        {'a': 3.0, 'b': 0.5, 'c': 0.5, 'd': 0.5}
+
     Args:
         c: most trials to pack on one device.
         d: most devices for one trial.

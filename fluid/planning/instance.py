@@ -30,6 +30,14 @@ from fluid.trialgroup import TrialGroup
 class Instance:
     """A planner's input: k trials and n devices. Made by :meth:`build`, :meth:`from_group` or :meth:`from_json`.
 
+    Example:
+        >>> from fluid import Instance, StaticFluid
+        >>> instance = Instance.build([40.0, 10.0, 10.0], 2, alpha=1.1, c=2)
+        >>> len(instance), instance.n, instance.heights.tolist()
+        (3, 2, [40.0, 10.0, 10.0])
+        >>> StaticFluid().arrange(instance).widths.tolist()
+        [1.0, 0.5, 0.5]
+
     Attributes:
         trial_ids: (k,) unique names.
         heights: (k,) h_i(1), predicted seconds at width 1 on a device of speed 1.

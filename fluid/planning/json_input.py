@@ -71,6 +71,14 @@ def cluster_from_json(devices: object) -> Cluster:
 def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T:
     """Makes a record of type ``kind``, a dataclass or a list of them, from decoded JSON.
 
+    Example:
+        >>> from fluid.resources import Device
+        >>> read_record({"index": 3, "speed": 2}, Device, "device")
+        Device(index=3, host='localhost', kind='cpu', speed=2.0, memory_bytes=None)
+        >>> read_record([{"index": 3, "speed": 0}], list[Device], "devices", place="devices")
+        Traceback (most recent call last):
+        fluid.errors.InvalidFieldError: devices[0].speed=0.0: must be above 0
+
     Args:
         data: what ``json.loads`` returned, or a part of that.
         kind: the type to make.

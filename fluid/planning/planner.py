@@ -76,6 +76,17 @@ class Planner(ABC):
 class Plan:
     """A planner's answer for one instance. Predictions are computed on first use.
 
+    Example:
+        >>> from fluid import Cluster, StaticFluid, Trial, TrialGroup
+        >>> group = TrialGroup([Trial(print, budget=budget, trial_id=name) for name, budget in zip("abc", (8, 1, 1))])
+        >>> plan = StaticFluid(c=2, d=4).plan(group, Cluster.of(2))
+        >>> plan.widths
+        {'a': 1.0, 'b': 0.5, 'c': 0.5}
+        >>> plan.placements["b"].device_ids, plan.queue
+        ((1,), [])
+        >>> plan.makespan, round(plan.lower_bound, 3)
+        (8.0, 4.333)
+
     Attributes:
         planner: name of the planner.
         instance: what was planned.

@@ -61,6 +61,17 @@ class Profile:
 
     Pure: no clock, no threads, no randomness. An unknown key is not an error.
 
+    Example:
+        >>> from fluid import Profile
+        >>> profile = Profile()
+        >>> for _ in range(5):
+        ...     profile.observe("resnet", seconds=2.0)
+        ...     profile.observe("resnet", seconds=2.2, co_residents=2)
+        >>> profile.seconds_per_iteration("resnet"), round(profile.alpha("resnet"), 3)
+        (2.0, 1.1)
+        >>> profile.packing_limit("resnet", c_max=2), profile.epsilon
+        (2, 0.0)
+
     Args:
         window: newest observations kept per bucket, at least 12; estimates are medians over it.
         threshold: O_th in [0, 1), the marginal benefit that packing one more trial must exceed.

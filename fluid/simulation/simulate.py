@@ -91,6 +91,13 @@ class SimulationResult:
 def simulate(scenario: Scenario, planner: Planner, *, record: bool = False) -> SimulationResult:
     """Runs a scenario to its end.
 
+    Example:
+        >>> from fluid import Cluster, Fifo
+        >>> from fluid.simulation.scenario import Runtimes, Scenario, Workload
+        >>> scenario = Scenario(Cluster.of(2), Workload("random", trials=3, max_iterations=5), Runtimes("constant"))
+        >>> simulate(scenario, Fifo()).makespan
+        10.0
+
     Args:
         scenario: what to run, with its own ``c`` and ``d`` in place of the planner's.
         planner: the planner.

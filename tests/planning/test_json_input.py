@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from fluid.errors import InvalidFieldError
+from fluid.planning import json_input
 from fluid.planning.json_input import Count, Range, read_record
 
 
@@ -103,6 +105,11 @@ def test_a_part_of_a_file_is_named_by_its_place() -> None:
     with pytest.raises(InvalidFieldError) as caught:
         read_record({}, list[Part], "parts", place="all.parts")
     assert caught.value.field == "all.parts"
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    assert doctest.testmod(json_input).attempted > 1
+    assert not doctest.testmod(json_input).failed
 
 
 WITHOUT_CATTRS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import math
 from collections import defaultdict
@@ -353,6 +354,11 @@ def test_brackets_that_lead_to_more_come_first(seed: int) -> None:
 
 
 # --- What is reported
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    assert doctest.testmod(simulation).attempted > 1
+    assert not doctest.testmod(simulation).failed
 
 
 def test_a_result_says_what_happened() -> None:
