@@ -1,33 +1,46 @@
-"""What backends whose lanes are in a pool have in common, however they come by devices and processes."""
+"""What the local and the Ray backend have in common, wherever their devices and processes come from."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from fluid.backends.lanes.pool import LanePool
 from fluid.elastic.messages import require_process_group
-from fluid.engine.commands import Command
-from fluid.engine.events import Event
 from fluid.errors import require_number, require_one_of
 from fluid.lane.policy import POLICIES
-from fluid.resources import Device
-from fluid.trainables.payload import TrialPayload
 
 _Self = TypeVar("_Self", bound="LaneBackend")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _of_pool(
+    method: Callable[Concatenate[LanePool, _Arguments], _Result],
+) -> Callable[Concatenate[LaneBackend, _Arguments], _Result]:
+    """Makes a method of a backend that calls the same one of its pool."""
+
+    @functools.wraps(method)
+    def call(self: LaneBackend, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return method(self._pool, *args, **kwargs)
+
+    return call
 
 
 class LaneBackend:
     """Implements :class:`fluid.backends.base.Backend` by a pool of lanes. Use it as a context, or close it.
 
+    It is an object of its own because the finalizer holds the pool: one that is not closed is closed when it is
+    garbage, or at the end of the interpreter.
+
     Args:
-        pool: the lanes; the backend owns it from now on, and closes it at the end of the interpreter, or when nobody
-            holds the backend any more, for callers who forget.
+        pool: the lanes; the backend owns it from now on.
     """
 
     def __init__(self, pool: LanePool) -> None:
@@ -42,37 +55,14 @@ class LaneBackend:
     ) -> None:
         self.close()
 
-    def devices(self) -> list[Device]:
-        """Returns the devices, in order of their index."""
-        return self._pool.devices()
-
-    def add_devices(self, devices: Iterable[Device]) -> None:
-        """Makes further devices known: see :meth:`fluid.backends.base.Backend.add_devices`."""
-        self._pool.add_devices(devices)
-
-    def now(self) -> float:
-        """Returns the time, seconds, on the clock of the events."""
-        return self._pool.now()
-
-    def register(self, trial_id: str, payload: TrialPayload) -> None:
-        """Says what a trial is: see :meth:`fluid.backends.base.Backend.register`."""
-        self._pool.register(trial_id, payload)
-
-    def forget(self, trial_id: str) -> None:
-        """Says that no command will name a trial any more; its checkpoints are deleted."""
-        self._pool.forget(trial_id)
-
-    def execute(self, commands: Sequence[Command]) -> None:
-        """Carries commands out: see :meth:`fluid.backends.base.Backend.execute`."""
-        self._pool.execute(commands)
-
-    def poll(self, timeout: float | None = None) -> list[Event]:
-        """Waits for something to happen: see :meth:`fluid.backends.base.Backend.poll`."""
-        return self._pool.poll(timeout)
-
-    def wake(self) -> None:
-        """Makes :meth:`poll` return; may be called from any thread."""
-        self._pool.wake()
+    devices = _of_pool(LanePool.devices)
+    add_devices = _of_pool(LanePool.add_devices)
+    now = _of_pool(LanePool.now)
+    register = _of_pool(LanePool.register)
+    forget = _of_pool(LanePool.forget)
+    execute = _of_pool(LanePool.execute)
+    poll = _of_pool(LanePool.poll)
+    wake = _of_pool(LanePool.wake)
 
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""
