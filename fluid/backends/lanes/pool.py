@@ -166,11 +166,11 @@ class LanePool:
             return
         if not isinstance(command, (StopLane, *_OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
+        if not isinstance(command, StopLane):
+            self._router.check(command)
         for lane_id in (command.lane_id,) if isinstance(command, StopLane) else command.lane_ids:
             if lane_id not in self._lane_ids and lane_id not in started:
                 raise FluidError(f"{command}: lane {lane_id} was never started")
-        if not isinstance(command, StopLane):
-            self._router.check(command)
 
     def _execute(self, command: Command) -> None:
         if isinstance(command, StartLane):

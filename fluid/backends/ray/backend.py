@@ -12,7 +12,7 @@ from fluid.backends.base import Sharing
 from fluid.backends.lanes.backend import LaneBackend, make_run_folder, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
 from fluid.backends.ray.cluster import RayDevices
-from fluid.backends.ray.folders import HERE, Session, host_of
+from fluid.backends.ray.folders import HERE, SessionFolders, host_of
 from fluid.backends.ray.launcher import RayLauncher
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
@@ -74,7 +74,7 @@ class RayBackend(LaneBackend):
         self._devices = RayDevices(devices, timeout)
         try:
             folder = make_run_folder(run_dir)
-            session = Session(secrets.token_hex(8), folder, temporary=run_dir is None)
+            session = SessionFolders(secrets.token_hex(8), folder, temporary=run_dir is None)
             modules = modules_to_load(preload, _LIKELY)
             self._launcher = RayLauncher(self._devices, session, modules, spares=spares, policy=lane_policy)
         except BaseException:
@@ -129,7 +129,7 @@ class RayBackend(LaneBackend):
         if self._devices.hosts != {HERE}:
             events = [_with_fate(event) for event in events]
         deaths = [event for event in events if isinstance(event, LaneLost)]
-        lost, back = self._launcher.changes(knock=bool(deaths) and self._devices.spread)
+        lost, back = self._launcher.changes(probe=bool(deaths) and self._devices.spread)
         if not lost and not back:
             return not_before(events, self._floor)
         self._floor = now = max(self.now(), events[-1].at if events else 0.0)

@@ -45,7 +45,7 @@ _our_job: str | None = None
 
 
 @dataclass(slots=True)
-class _Slot:
+class _DeviceSlot:
     """Where a device is: a bundle of a placement group, on a node.
 
     Attributes:
@@ -83,7 +83,7 @@ class RayDevices:
             devices = list(Cluster.of(devices).devices)
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _DeviceSlot] = {}
         self._groups: list[Any] = []
         self._closed = False
         _connect(devices if isinstance(devices, int) else len(devices or ()))
@@ -169,7 +169,7 @@ class RayDevices:
 
     # -- nodes that come and go ----------------------------------------------------------------------------
 
-    def check(self, *, knock: bool = False) -> tuple[list[int], list[Device]]:
+    def check(self, *, probe: bool = False) -> tuple[list[int], list[Device]]:
         """Looks which nodes are alive.
 
         Args:
@@ -189,7 +189,7 @@ class RayDevices:
                     if slot.lost:
                         if self._moved(slot, nodes):
                             back.append(slot.device)
-                    elif not _is_alive(nodes.get(slot.node), awake if knock else None):
+                    elif not _is_alive(nodes.get(slot.node), awake if probe else None):
                         slot.lost = True
                         lost.append(index)
             except Exception as error:  # Ray itself is gone; its lanes will end, and tell.
@@ -259,14 +259,14 @@ class RayDevices:
             raise InvalidFieldError("devices", len(devices), f"{what}; waited {self._timeout:g} s")
         nodes = self._nodes()
         where = _bundles(group)
-        slots = [_Slot(device, group, bundle, where[bundle]) for bundle, device in enumerate(devices)]
+        slots = [_DeviceSlot(device, group, bundle, where[bundle]) for bundle, device in enumerate(devices)]
         looks = {bundle: _look(slot) for bundle, slot in enumerate(slots) if slot.device.kind == "gpu"}
         for bundle, slot in enumerate(slots):
             self._complete(slot, nodes[slot.node], looks.get(bundle))
         # Another dictionary, so that whoever goes through this one in another thread can.
         self._slots = {**self._slots, **{slot.device.index: slot for slot in slots}}
 
-    def _complete(self, slot: _Slot, node: dict[str, Any], look: Any) -> None:
+    def _complete(self, slot: _DeviceSlot, node: dict[str, Any], look: Any) -> None:
         """Notes what is known of a device by now."""
         memory = slot.device.memory_bytes
         if look is not None:
@@ -279,7 +279,7 @@ class RayDevices:
         # By address: nodes of one machine share its memory and its disk.
         slot.device = replace(slot.device, host=HERE if address == self.ip else address, memory_bytes=memory)
 
-    def _moved(self, slot: _Slot, nodes: dict[str, Any]) -> bool:
+    def _moved(self, slot: _DeviceSlot, nodes: dict[str, Any]) -> bool:
         """Whether a device that was lost is there again; notes where it is."""
         node = _bundles(slot.group).get(slot.bundle, "")
         if not _is_alive(nodes.get(node), {}):
@@ -340,7 +340,7 @@ def _is_alive(node: dict[str, Any] | None, awake: dict[str, bool] | None) -> boo
     return awake[node["NodeID"]]
 
 
-def _look(slot: _Slot) -> Any:
+def _look(slot: _DeviceSlot) -> Any:
     """Has a process see which GPU Ray gives it, all of it, and how much memory that has."""
     strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
     return call(_see_gpu, num_gpus=1, scheduling_strategy=strategy)

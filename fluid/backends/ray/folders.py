@@ -31,7 +31,7 @@ _HOSTS = "hosts"
 _LEAVE_S = 3.0
 
 
-class Session(NamedTuple):
+class SessionFolders(NamedTuple):
     """What the processes of a session have in common.
 
     Attributes:
@@ -50,7 +50,7 @@ class Session(NamedTuple):
         return os.path.join(self.run_folder, f".{_PREFIX}{self.token}")
 
 
-class Home:
+class HostFolders:
     """The folders of a session on this machine, in use by this process.
 
     Attributes:
@@ -58,7 +58,7 @@ class Home:
         memory_folder: for checkpoints in host memory; empty if there can be none.
     """
 
-    def __init__(self, session: Session, host: str) -> None:
+    def __init__(self, session: SessionFolders, host: str) -> None:
         name = f"{_PREFIX}{session.token}-{host}"
         shared = host == HERE or os.path.exists(session.marker)
         self.run_folder = session.run_folder if shared else os.path.join(session.run_folder, _HOSTS, name)
@@ -105,9 +105,9 @@ class Home:
             persist_checkpoints("", self.run_folder, temporary=True)
 
 
-def clear_host(session: Session, host: str) -> None:
+def clear_host(session: SessionFolders, host: str) -> None:
     """Empties a machine's memory after the session. Runs there."""
-    Home(session, host).leave(clear=True)
+    HostFolders(session, host).leave(clear=True)
 
 
 def host_of(path: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fluid._imports import try_import
 from fluid.backends.lanes import host_memory
 from fluid.backends.ray.cluster import PIN_SHARE
-from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
+from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
 from fluid.backends.ray.lane_listener import Address, connect, is_reachable
 from fluid.backends.ray.remote import call
 from fluid.lane.channel import Connection as LaneConnection
@@ -56,7 +56,7 @@ class LaneStart(NamedTuple):
     number: int
     address: Address
     key: bytes
-    session: Session
+    session: SessionFolders
     host: str
     driver_ip: str
     spread: bool
@@ -103,7 +103,7 @@ def run_lane(start: LaneStart) -> None:
     if lane_id is None:
         return
     # Not before: the driver waits for its lanes when it clears the folders, and knows of no others.
-    home = Home(start.session, start.host)
+    home = HostFolders(start.session, start.host)
     try:
         options = options._replace(
             lane_id=lane_id,
@@ -114,7 +114,7 @@ def run_lane(start: LaneStart) -> None:
             note=home.note(lane_id),
         )
         over = threading.Event()
-        fetching = Fetching(connection, start, home) if start.spread else connection
+        fetching = FetchingConnection(connection, start, home) if start.spread else connection
         serve(fetching, options, lambda: None if over.is_set() else _hang_up(start, home))
         # The connection ends now, and Ray ends the process; it complains of those that end themselves.
         over.set()
@@ -123,7 +123,7 @@ def run_lane(start: LaneStart) -> None:
         home.leave(clear=False)
 
 
-class Fetching:
+class FetchingConnection:
     """A connection that has a checkpoint fetched from another machine before the lane is told to restore it.
 
     Args:
@@ -132,7 +132,7 @@ class Fetching:
         home: its folders.
     """
 
-    def __init__(self, connection: LaneConnection, start: LaneStart, home: Home) -> None:
+    def __init__(self, connection: LaneConnection, start: LaneStart, home: HostFolders) -> None:
         self._connection = connection
         self._start = start
         self._home = home
@@ -193,7 +193,7 @@ def _load(modules: Sequence[str]) -> None:
                 print(f"lanes start without {name}: {error}", file=sys.stderr)
 
 
-def _hang_up(start: LaneStart, home: Home) -> None:
+def _hang_up(start: LaneStart, home: HostFolders) -> None:
     """Ends the process in the middle of whatever it does, and those that a trial started."""
     try:
         # The driver may just have had enough of this lane.

@@ -1,8 +1,9 @@
-"""How a lane on whatever machine gets a connection to the driver that both can trust.
+"""Accepts connections of lanes on any machine, authenticated by HMAC.
 
-Whoever can connect may try, so neither end reads a message before the other has proved that it knows the session's
-key: the messages are pickles. The key reaches lanes through Ray. As everything in a Ray cluster, what follows is not
-encrypted: its network is taken to be private.
+Any process on the network can connect, and the messages are pickles. So neither end reads a message before the other
+has proved that it knows the session's key, which lanes get through Ray. Messages are not encrypted: like all traffic of
+a Ray cluster they need a private network. ``multiprocessing.connection.Listener`` has the same handshake, but blocks in
+it; here one silent client must not keep the driver from its lanes.
 """
 
 from __future__ import annotations
@@ -25,47 +26,47 @@ from fluid.backends.lanes.framed_socket import limit_lane_buffer
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-#: Number of the actor, its process, and when that was born.
+#: Number of the actor, its process, and when that was started.
 _HELLO = struct.Struct(f"!qqq{_NONCE_BYTES}s")
-#: Seconds a guest has to prove itself.
-_PATIENCE_S = 10.0
-#: Connections that have not proved themselves; beyond it the oldest is closed.
-_MOST_GUESTS = 256
+#: Seconds a connection has to prove that it knows the key.
+_HANDSHAKE_S = 10.0
+#: Most connections without a proof; beyond it the oldest is closed.
+_MOST_PENDING = 256
 
 Address = tuple[str, int]
 
 
 class AuthenticatedConnection(NamedTuple):
-    """An actor that has connected and proved itself.
+    """The connection of an actor that knows the key.
 
     Attributes:
-        number: which one.
+        number: the actor.
         pid: its process, in its own machine's or container's count.
-        birth: when that process was started, see :func:`process_start_time`.
+        birth: when the process was started, see :func:`process_start_time`.
     """
 
     number: int
     pid: int
-    birth: int
+    start_time: int
     socket: socket.socket
 
 
 @dataclass(slots=True)
 class _PendingConnection:
-    """Somebody at the door."""
+    """A connection whose proof has not arrived yet."""
 
     socket: socket.socket
     challenge: bytes
     deadline: float
-    heard: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
 
 class LaneListener:
-    """Listens for lanes and lets in those that know the key. Never waits.
+    """Listens for lanes, and accepts those that know the key. Never waits.
 
     Args:
         key: shared by the session's processes.
-        selector: where to put descriptors in; what is put in with them is to be called when they are readable.
+        selector: its descriptors are registered there, each with a function to call when it is readable.
     """
 
     def __init__(self, key: bytes, selector: selectors.BaseSelector) -> None:
@@ -74,11 +75,11 @@ class LaneListener:
         self._clock = MonotonicClock()
         self._lock = threading.Lock()
         self._listeners: dict[str, socket.socket] = {}
-        self._guests: OrderedDict[int, _PendingConnection] = OrderedDict()
-        self._arrivals: list[AuthenticatedConnection] = []
+        self._pending: OrderedDict[int, _PendingConnection] = OrderedDict()
+        self._authenticated: list[AuthenticatedConnection] = []
 
     def listen(self, ip: str) -> Address:
-        """Listens on an address of this machine, if it does not yet, and returns where; from any thread.
+        """Listens on an address of this machine, if it does not yet; from any thread. Returns address and port.
 
         Raises:
             OSError: this machine has no such address.
@@ -94,70 +95,70 @@ class LaneListener:
             port: int = listener.getsockname()[1]
             return ip, port
 
-    def arrivals(self) -> list[AuthenticatedConnection]:
-        """Returns those who were let in since it was last asked."""
-        arrivals, self._arrivals = self._arrivals, []
-        return arrivals
+    def authenticated(self) -> list[AuthenticatedConnection]:
+        """Returns the connections authenticated since the last call."""
+        authenticated, self._authenticated = self._authenticated, []
+        return authenticated
 
     def close(self) -> None:
-        """Sends everybody away who was not let in yet."""
+        """Stops listening, and closes every connection that was not returned."""
         with self._lock:
-            for arrival in self._arrivals:
-                arrival.socket.close()
+            for connected in self._authenticated:
+                connected.socket.close()
             for listener in self._listeners.values():
                 listener.close()
-            for guest in self._guests.values():
-                guest.socket.close()
-            self._arrivals.clear()
+            for pending in self._pending.values():
+                pending.socket.close()
+            self._authenticated.clear()
             self._listeners.clear()
-            self._guests.clear()
+            self._pending.clear()
 
     def _open(self, listener: socket.socket) -> None:
         while True:
             try:
                 sock, _ = listener.accept()
             except OSError:
-                break  # Nobody is left at the door; or no descriptors are: they can try again.
+                break  # No more connections; or no descriptors, and the lane tries again.
             sock.setblocking(False)
-            guest = _PendingConnection(sock, secrets.token_bytes(_NONCE_BYTES), self._clock.now() + _PATIENCE_S)
-            self._guests[sock.fileno()] = guest
-            self._selector.register(sock, selectors.EVENT_READ, _Callback(self._hear, guest))
+            pending = _PendingConnection(sock, secrets.token_bytes(_NONCE_BYTES), self._clock.now() + _HANDSHAKE_S)
+            self._pending[sock.fileno()] = pending
+            self._selector.register(sock, selectors.EVENT_READ, _Callback(self._read_proof, pending))
             with suppress(OSError):  # If it is gone already, reading tells.
-                sock.send(guest.challenge)
-        for old in [guest for guest in self._guests.values() if guest.deadline < self._clock.now()]:
-            self._dismiss(old)
-        while len(self._guests) > _MOST_GUESTS:
-            self._dismiss(next(iter(self._guests.values())))
+                sock.send(pending.challenge)
+        for old in [pending for pending in self._pending.values() if pending.deadline < self._clock.now()]:
+            self._reject(old)
+        while len(self._pending) > _MOST_PENDING:
+            self._reject(next(iter(self._pending.values())))
 
-    def _hear(self, guest: _PendingConnection) -> None:
+    def _read_proof(self, pending: _PendingConnection) -> None:
         wanted = _HELLO.size + _PROOF_BYTES
         try:
-            heard = guest.socket.recv(wanted - len(guest.heard))
+            received = pending.socket.recv(wanted - len(pending.received))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            heard = b""
-        guest.heard += heard
-        if heard and len(guest.heard) < wanted:
+            received = b""
+        pending.received += received
+        if received and len(pending.received) < wanted:
             return
-        hello, proof = bytes(guest.heard[: _HELLO.size]), bytes(guest.heard[_HELLO.size :])
-        if not hmac.compare_digest(proof, _prove(self._key, b"lane", guest.challenge, hello)):
-            self._dismiss(guest)
+        hello, proof = bytes(pending.received[: _HELLO.size]), bytes(pending.received[_HELLO.size :])
+        if not hmac.compare_digest(proof, _prove(self._key, b"lane", pending.challenge, hello)):
+            self._reject(pending)
             return
-        number, pid, birth, nonce = _HELLO.unpack(hello)
-        self._forget(guest)
-        _set_options(guest.socket)
+        number, pid, start_time, nonce = _HELLO.unpack(hello)
+        self._forget(pending)
+        _set_options(pending.socket)
         with suppress(OSError):
-            guest.socket.send(_prove(self._key, b"driver", nonce, guest.challenge))
-        self._arrivals.append(AuthenticatedConnection(number, pid, birth, guest.socket))
+            pending.socket.send(_prove(self._key, b"driver", nonce, pending.challenge))
+        self._authenticated.append(AuthenticatedConnection(number, pid, start_time, pending.socket))
 
-    def _dismiss(self, guest: _PendingConnection) -> None:
-        self._forget(guest)
-        guest.socket.close()
+    def _reject(self, pending: _PendingConnection) -> None:
+        self._forget(pending)
+        pending.socket.close()
 
-    def _forget(self, guest: _PendingConnection) -> None:
-        self._selector.unregister(guest.socket)
-        del self._guests[guest.socket.fileno()]
+    def _forget(self, pending: _PendingConnection) -> None:
+        self._selector.unregister(pending.socket)
+        del self._pending[pending.socket.fileno()]
 
 
 class _Callback:
@@ -180,9 +181,9 @@ def connect(address: Address, key: bytes, number: int) -> socket.socket:
         number: which actor this is.
 
     Raises:
-        OSError: the driver cannot be reached, or whoever is there does not know the key.
+        OSError: the driver cannot be reached, or what listens there does not know the key.
     """
-    sock = socket.create_connection(address, timeout=_PATIENCE_S)
+    sock = socket.create_connection(address, timeout=_HANDSHAKE_S)
     try:
         limit_lane_buffer(sock)
         _set_options(sock)
@@ -191,7 +192,7 @@ def connect(address: Address, key: bytes, number: int) -> socket.socket:
         hello = _HELLO.pack(number, os.getpid(), process_start_time(os.getpid()), nonce)
         sock.sendall(hello + _prove(key, b"lane", challenge, hello))
         if not hmac.compare_digest(_receive(sock, _PROOF_BYTES), _prove(key, b"driver", nonce, challenge)):
-            raise ConnectionError("it is not this session's driver")
+            raise ConnectionError("what listens there is not this session's driver")
         sock.settimeout(None)
         return sock
     except BaseException:
@@ -200,7 +201,7 @@ def connect(address: Address, key: bytes, number: int) -> socket.socket:
 
 
 def is_reachable(address: Address, timeout: float) -> bool:
-    """Whether somebody listens at an address, as far as can be told within ``timeout`` seconds."""
+    """Whether a process listens at an address, as far as ``timeout`` seconds can tell."""
     try:
         socket.create_connection(address, timeout=timeout).close()
     except OSError:
@@ -209,8 +210,10 @@ def is_reachable(address: Address, timeout: float) -> bool:
 
 
 def process_start_time(pid: int) -> int:
-    """When a process was started, in clock ticks since its machine was; -1 if there is none. Tells apart processes
-    of one number."""
+    """Returns when a process was started, in clock ticks since boot; -1 without such a process.
+
+    It tells apart processes that had the same number one after the other.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name, in brackets, may hold anything.
@@ -228,14 +231,14 @@ def _receive(sock: socket.socket, size: int) -> bytes:
     while len(data) < size:
         piece = sock.recv(size - len(data))
         if not piece:
-            raise ConnectionError("the driver sent this lane away")
+            raise ConnectionError("the driver closed the connection")
         data += piece
     return data
 
 
 def _set_options(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that is switched off says no goodbye. Not TCP_USER_TIMEOUT: that would also end the connection to a
+    # A machine that is switched off closes no connection. Not TCP_USER_TIMEOUT: that would also end the connection to a
     # lane that is too busy with an iteration to read.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):

@@ -1,4 +1,4 @@
-"""Starts lanes as Ray actors. What may wait for Ray is done in a thread of its own, see :mod:`.helper`."""
+"""Starts lanes as Ray actors; :mod:`fluid.backends.ray.actor_supervisor` has the thread that may wait for Ray."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from fluid.backends.base import LaneConnected, LaneExited
+from fluid.backends.ray.actor_supervisor import ActorSupervisor
 from fluid.backends.ray.cluster import RayDevices
-from fluid.backends.ray.folders import HERE, Home, Session
-from fluid.backends.ray.helper import Helper
+from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders
 from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
 from fluid.backends.ray.lane_listener import AuthenticatedConnection, LaneListener
-from fluid.backends.ray.processes import Processes
+from fluid.backends.ray.process_handles import ProcessHandles
 from fluid.elastic.messages import LOOPBACK
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import encode
@@ -34,11 +34,11 @@ class _Actor:
     """An actor, from its start to its end.
 
     Attributes:
-        device_id: whose bundle it is in.
-        place: what it is bound to; any device there is as good.
-        lane_id: the lane it is; ``None`` while it waits to become one.
-        socket: its connection, while it waits.
-        connected: whether it has come.
+        device_id: the device whose bundle it is in.
+        place: what it is bound to (:meth:`RayDevices.place_of`); any device there is as good.
+        lane_id: the lane it is; ``None`` for a spare, which may become one.
+        socket: its connection, while it is a spare.
+        connected: whether it has connected.
     """
 
     number: int
@@ -53,21 +53,21 @@ class _Actor:
 class RayLauncher:
     """Implements :class:`fluid.backends.base.Launcher` over Ray.
 
-    Where a lane has come it keeps one more actor ready, so that the next lane there need not wait for a process to
-    start and to load what trials import.
+    Beside a lane that has connected it keeps a spare actor, so that the next lane there need not wait for a process
+    to start and to load what trials import.
 
     Args:
         devices: what lanes can be started on; the launcher owns them from now on.
         session: the folders.
         preload: modules to load first.
-        spares: whether to keep actors ready.
+        spares: whether to keep spare actors.
         policy: which trial a lane runs next if several have iterations left.
     """
 
     def __init__(
         self,
         devices: RayDevices,
-        session: Session,
+        session: SessionFolders,
         preload: Sequence[str],
         *,
         spares: bool,
@@ -79,7 +79,7 @@ class RayLauncher:
         self._policy = policy
         self._modules = list(dict.fromkeys(preload))
         self._key = secrets.token_bytes(32)
-        self._home = Home(session, HERE)
+        self._home = HostFolders(session, HERE)
         with open(session.marker, "wb"):
             pass
         #: register() of a trial may preload from another thread than the one that polls.
@@ -88,44 +88,48 @@ class RayLauncher:
         self._by_lane: dict[int, _Actor] = {}
         #: Device of every lane there ever was.
         self._device_ids: dict[int, int] = {}
-        #: Places where an actor ended before it had come: no more are kept ready there.
-        self._barren: set[str] = set()
+        #: Places where an actor ended before it had connected: they get no spares.
+        self._failed_places: set[str] = set()
         self._next = 0
         self._exits: deque[LaneExited] = deque()
-        self._processes = Processes()
+        self._processes = ProcessHandles()
         self._selector = selectors.EpollSelector()
-        self._doorman = LaneListener(self._key, self._selector)
+        self._listener = LaneListener(self._key, self._selector)
         self._wake_reader, self._wake_writer = os.pipe()
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain_pipe)
-        self._helper = Helper(devices, session, self._wake)
+        self._supervisor = ActorSupervisor(devices, session, self._wake)
 
     # -- the interface of a launcher -----------------------------------------------------------------------
 
     @property
     def wants_to_write(self) -> bool:
+        """Never: what is sent to spares is a few bytes."""
         return False
 
     def launch(self, lane_id: int, device: Device) -> LaneConnected | None:
+        """Makes a lane of a spare on the device, or starts an actor, which :meth:`news` tells of later."""
         place = self._devices.place_of(device.index)
         with self._lock:
             self._device_ids[lane_id] = device.index
             waiting = [actor for actor in self._actors.values() if actor.lane_id is None and actor.place == place]
-            # Those that are there first.
+            # Those that have connected first.
             for actor in sorted(waiting, key=lambda actor: not actor.connected):
                 if not actor.connected or self._send(actor, Assignment(lane_id)):
-                    return self._become(actor, lane_id)
+                    return self._assign(actor, lane_id)
             self._start(device, place, lane_id)
         return None
 
     def kill(self, lane_id: int) -> None:
+        """Kills a lane; :meth:`news` tells when it is gone."""
         with self._lock:
             actor = self._by_lane.get(lane_id)
             if actor is not None:
-                self._helper.kill(actor.number)
+                self._supervisor.kill(actor.number)
 
     def preload(self, modules: Sequence[str]) -> None:
+        """Loads what trials are going to import, in spares and in actors that are started from now on."""
         with self._lock:
             new = [name for name in dict.fromkeys(modules) if name not in self._modules]
             if new:
@@ -135,37 +139,43 @@ class RayLauncher:
                         self._send(actor, Preload(tuple(new)))
 
     def fileno(self) -> int:
+        """A descriptor that is readable when there is news."""
         return self._selector.fileno()
 
     def news(self) -> list[LaneConnected | LaneExited]:
+        """Returns the lanes that have connected, and those that have ended, since the last call."""
         with self._lock:
             for key, _ in self._selector.select(0):
                 key.data()
-            news = [connected for arrival in self._doorman.arrivals() for connected in self._admit(arrival)]
-            exited = [exited for number, reason in self._helper.ended() for exited in self._bury(number, reason)]
+            made = self._listener.authenticated()
+            connected = [lane for connection in made for lane in self._connect_actor(connection)]
+            exited = [exited for number, reason in self._supervisor.ended() for exited in self._remove(number, reason)]
             exited += [self._exits.popleft() for _ in range(len(self._exits))]
-            return [*news, *exited]
+            return [*connected, *exited]
 
     def culprit(self, lane_id: int) -> str | None:
-        # A note on another machine cannot be read, and naming nobody is then the truth.
+        """Returns the trial whose code ran when a lane of this machine died, if any."""
+        # A note on another machine cannot be read: the culprit is unknown then.
         return read_running_trial(self._home.note(lane_id))
 
     def close(self) -> None:
+        """Ends every actor, clears the folders and gives the devices back."""
         try:
             for actor in self._actors.values():
                 if actor.socket is not None:
                     actor.socket.close()
-            self._helper.close([host for host in self._devices.hosts if host != HERE])
+            self._supervisor.close([host for host in self._devices.hosts if host != HERE])
             self._processes.end()
         finally:
-            self._let_go_of_descriptors()
+            self._close_descriptors()
             with suppress(OSError):
                 os.unlink(self._session.marker)
             self._home.leave(clear=True)
             self._devices.close()
 
     def abandon(self) -> None:
-        self._let_go_of_descriptors()
+        """Called in a process forked from the driver: closes descriptors that are the driver's."""
+        self._close_descriptors()
 
     # -- for the backend -----------------------------------------------------------------------------------
 
@@ -174,20 +184,20 @@ class RayLauncher:
         return self._session.run_folder
 
     def device_of(self, lane_id: int) -> int:
-        """The device of a lane, be it gone or not."""
+        """The device of a lane, also of one that is gone."""
         return self._device_ids[lane_id]
 
-    def changes(self, *, knock: bool = False) -> tuple[list[int], list[Device]]:
+    def changes(self, *, probe: bool = False) -> tuple[list[int], list[Device]]:
         """Returns devices that were lost, and that came back, since it was last asked.
 
         Args:
             knock: whether to look at this moment.
         """
-        return self._helper.changes(knock=knock)
+        return self._supervisor.changes(probe=probe)
 
-    def on_change(self, call: object) -> None:
-        """Has a function called, in another thread, when there are changes."""
-        self._helper.on_change = call  # type: ignore[assignment]
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Sets what is called, in another thread, when there are changes."""
+        self._supervisor.on_change = call
 
     # -- actors --------------------------------------------------------------------------------------------
 
@@ -198,7 +208,7 @@ class RayLauncher:
         if lane_id is not None:
             self._by_lane[lane_id] = actor
         # On its own machine nothing is open to the network.
-        address = self._doorman.listen(LOOPBACK if device.host == HERE else self._devices.ip)
+        address = self._listener.listen(LOOPBACK if device.host == HERE else self._devices.ip)
         start = LaneStart(
             number=actor.number,
             address=address,
@@ -216,42 +226,42 @@ class RayLauncher:
             folder=os.getcwd(),
             policy=self._policy,
         )
-        self._helper.start(actor.number, device.index, start)
+        self._supervisor.start(actor.number, device.index, start)
 
-    def _become(self, actor: _Actor, lane_id: int) -> LaneConnected | None:
+    def _assign(self, actor: _Actor, lane_id: int) -> LaneConnected | None:
         actor.lane_id = lane_id
         self._by_lane[lane_id] = actor
         connection, actor.socket = actor.socket, None
         if connection is None:
             return None
-        self._provide(actor)
+        self._start_spare(actor)
         return LaneConnected(lane_id, connection, actor.host)
 
-    def _admit(self, arrival: AuthenticatedConnection) -> Iterator[LaneConnected]:
-        actor = self._actors.get(arrival.number)
+    def _connect_actor(self, made: AuthenticatedConnection) -> Iterator[LaneConnected]:
+        actor = self._actors.get(made.number)
         if actor is None or actor.connected:
-            arrival.socket.close()
+            made.socket.close()
             return
-        actor.connected, actor.socket = True, arrival.socket
+        actor.connected, actor.socket = True, made.socket
         if actor.host == HERE:
-            self._processes.watch(arrival.pid, arrival.birth)
+            self._processes.watch(made.pid, made.start_time)
         if actor.lane_id is None:
             return
         if self._send(actor, Assignment(actor.lane_id)):
-            connected = self._become(actor, actor.lane_id)
+            connected = self._assign(actor, actor.lane_id)
             assert connected is not None
             yield connected
 
-    def _provide(self, actor: _Actor) -> None:
-        """Keeps one more actor ready beside one that has come, once nobody waits for one there any more."""
-        if not self._spares or actor.place in self._barren:
+    def _start_spare(self, actor: _Actor) -> None:
+        """Starts a spare beside an actor that has connected, once every other actor there is a connected lane."""
+        if not self._spares or actor.place in self._failed_places:
             return
         others = [other for other in self._actors.values() if other.place == actor.place]
         if all(other.connected and other.lane_id is not None for other in others):
             self._start(self._devices[actor.device_id], actor.place, None)
 
     def _send(self, actor: _Actor, message: Assignment | Preload) -> bool:
-        """Sends to an actor that waits, if it is there; returns whether it could be."""
+        """Sends to a spare that has connected; returns whether that worked."""
         if actor.socket is None:
             return False
         data = encode([message])
@@ -259,10 +269,10 @@ class RayLauncher:
         with suppress(OSError):
             if actor.socket.send(frame) == len(frame):
                 return True
-        self._helper.kill(actor.number)
+        self._supervisor.kill(actor.number)
         return False
 
-    def _bury(self, number: int, reason: str) -> Iterator[LaneExited]:
+    def _remove(self, number: int, reason: str) -> Iterator[LaneExited]:
         actor = self._actors.pop(number, None)
         if actor is None:
             return
@@ -272,23 +282,23 @@ class RayLauncher:
             self._by_lane.pop(actor.lane_id, None)
             yield LaneExited(actor.lane_id, reason)
         elif not actor.connected:
-            self._barren.add(actor.place)
+            self._failed_places.add(actor.place)
 
     # -- descriptors ---------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        with suppress(OSError):  # The pipe is full: there is news. Or closed: nobody reads it.
+        with suppress(OSError):  # The pipe is full: the driver is awake. Or closed: the session is over.
             os.write(self._wake_writer, b"x")
 
     def _drain_pipe(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._wake_reader, 4096)
 
-    def _let_go_of_descriptors(self) -> None:
-        self._doorman.close()
+    def _close_descriptors(self) -> None:
+        self._listener.close()
         self._selector.close()
         self._processes.close()
-        # Closed last and not reused by _wake(), which may run in another thread at this moment.
+        # Closed last: _wake() may run in another thread at this moment, and must not write to a descriptor used again.
         reader, writer, self._wake_reader, self._wake_writer = self._wake_reader, self._wake_writer, -1, -1
         for descriptor in (reader, writer):
             if descriptor >= 0:

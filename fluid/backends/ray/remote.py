@@ -1,7 +1,7 @@
-"""Running Fluid's code in Ray's processes, which find it where the driver does.
+"""Runs Fluid's code in Ray's processes, which find it where the driver does.
 
-Ray would import the code before anything could tell its processes where to look. So what it is given is pickled by
-value and imports nothing until ``sys.path`` is set: classes and functions that are defined in a function.
+Ray would import the code before its processes know where to look. So what Ray is given is pickled by value, and
+imports nothing until ``sys.path`` is set: classes and functions that are defined in a function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ with try_import("Ray", extra="ray"):
 def make_actor_class() -> Any:
     """Returns an actor class whose method ``run`` makes a call, see :func:`pickled`, in its process's main thread."""
 
-    class Lane:
+    class LaneActor:
         def run(self, call: tuple[list[str], bytes]) -> None:
             import pickle
             import sys
@@ -29,16 +29,16 @@ def make_actor_class() -> Any:
             function, arguments = pickle.loads(call[1])
             function(*arguments)
 
-    return ray.remote(Lane)
+    return ray.remote(LaneActor)
 
 
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Has a process of Ray's call a function of Fluid; returns Ray's reference to what it returns.
+    """Calls a function of Fluid in a process of Ray; returns Ray's reference to what the function returns.
 
     Args:
-        function: it can be imported by name.
+        function: one that can be imported by name.
         arguments: its arguments.
-        options: where the process is to be, as Ray has it.
+        options: where the process is to be, as options of a Ray task.
     """
 
     def run(call: tuple[list[str], bytes]) -> Any:
@@ -53,5 +53,5 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def pickled(function: Callable[..., Any], *arguments: Any) -> tuple[list[str], bytes]:
-    """Returns a call, for the processes of Ray's, that needs nothing to be read."""
+    """Returns a call as a process of Ray can read it before it has imported anything."""
     return list(sys.path), pickle.dumps((function, arguments))

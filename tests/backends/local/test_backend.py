@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fluid.backends.base import Backend
-from fluid.backends.local import backend as local
+from fluid.backends.lanes import launcher
 from fluid.backends.local.backend import LocalBackend, choose_devices
 from fluid.engine.commands import (
     Pause,
@@ -477,7 +477,7 @@ def test_bad_commands_are_refused_before_any_is_carried_out(drive: Any) -> None:
         (Resize("a", (lane, 1), (lane,), iterations=1), "one lane only"),
         (StartTrial("b", (lane,), iterations=1), "not registered"),
         (RunIteration("a", (7,), 1), "never started"),
-        (StartLane(9, 5), "no such device"),
+        (StartLane(9, 5), "no device 5"),
         (StartLane(lane, 0), "there is, or was"),
         (
             Report("a", "g", iteration=1, metrics={}, seconds=0.1, width=1.0, device_ids=(0,), at=0.0),
@@ -591,6 +591,7 @@ import os, subprocess, sys
 from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import StartLane, StartTrial
 from fluid.engine.events import IterationDone, LaneLost
+from fluid.trainables.payload import payload_of
 
 class Parent:
     def setup(self, config): pass
@@ -769,7 +770,7 @@ def test_what_a_module_loads_late_is_loaded_ahead(
     for name in ("late_user", "late_part"):
         (tmp_path / f"{name}.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(local, "_LATE", {"late_user": ("late_part",)})
+    monkeypatch.setattr(launcher, "_LATE", {"late_user": ("late_part",)})
     drive = make_drive(1)
     drive.backend.register("a", payload_of(names_a_late_loader, {}))
     drive.do(StartLane(0, 0), StartTrial("a", (0,), iterations=1))
@@ -777,8 +778,8 @@ def test_what_a_module_loads_late_is_loaded_ahead(
 
 
 def test_a_module_that_loads_nothing_late_comes_alone() -> None:
-    assert local._with_late(["numpy", "torch.nn"]) == ["numpy", "torch.nn"]
-    assert local._with_late(["torch.optim.lr_scheduler", "numpy"]) == [
+    assert launcher._with_late(["numpy", "torch.nn"]) == ["numpy", "torch.nn"]
+    assert launcher._with_late(["torch.optim.lr_scheduler", "numpy"]) == [
         "torch.optim.lr_scheduler",
         "numpy",
         "torch._dynamo",

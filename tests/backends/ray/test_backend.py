@@ -37,7 +37,7 @@ from fluid.trialgroup import Trial, TrialGroup
 
 ray = pytest.importorskip("ray")
 from fluid.backends.ray import RayBackend, lane_actor  # noqa: E402
-from fluid.backends.ray.folders import HERE, Home, Session  # noqa: E402
+from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -265,7 +265,7 @@ def test_a_session_goes_on_after_an_actor_was_killed(make: Callable[..., Drive],
 
 def test_a_lane_that_cannot_start_says_why(make: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch) -> None:
     drive = make(1)
-    monkeypatch.setattr(drive.backend._launcher._doorman, "listen", lambda ip: (ip, 9))
+    monkeypatch.setattr(drive.backend._launcher._listener, "listen", lambda ip: (ip, 9))
     drive.do(StartLane(0, 0))
     assert "ConnectionRefusedError" in drive.until(LaneLost, lane_id=0).reason
 
@@ -317,6 +317,7 @@ import os, sys, ray
 from fluid.backends.ray import RayBackend
 from fluid.engine.commands import StartLane, StartTrial
 from fluid.engine.events import IterationDone
+from fluid.trainables.payload import payload_of
 class Pid:
     def __init__(self, config): pass
     def step(self): return {"pid": os.getpid()}
@@ -465,8 +466,8 @@ class Wire:
 def test_a_checkpoint_is_fetched_from_the_machine_that_wrote_it(
     cluster: Any, other_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session("0c" * 8, str(tmp_path), temporary=True)
-    there, here = Home(session, OTHER_MACHINE), Home(session, HERE)
+    session = SessionFolders("0c" * 8, str(tmp_path), temporary=True)
+    there, here = HostFolders(session, OTHER_MACHINE), HostFolders(session, HERE)
     path = os.path.join(there.run_folder, "trials/a/checkpoints/00000007-1-1")
     os.makedirs(path)
     (Path(path) / "count").write_text("7", encoding="utf-8")
@@ -477,7 +478,7 @@ def test_a_checkpoint_is_fetched_from_the_machine_that_wrote_it(
     def received(checkpoint: str) -> Any:
         message = lane_actor.Start("a", 0, b"", 1, checkpoint, 7)
         connection: Any = Wire(lane_actor.encode([message]))
-        return lane_actor.decode(lane_actor.Fetching(connection, start, here).recv_bytes())[0].checkpoint
+        return lane_actor.decode(lane_actor.FetchingConnection(connection, start, here).recv_bytes())[0].checkpoint
 
     fetched = received(path)
     assert fetched != path and (Path(fetched) / "count").read_text(encoding="utf-8") == "7"

@@ -17,7 +17,7 @@ import pytest
 
 from fluid._imports import try_import
 from fluid.backends.lanes import host_memory
-from fluid.backends.ray.folders import HERE, Home, Session, host_of, locate, pack, unpack
+from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
 from fluid.backends.ray.lane_listener import (
     AuthenticatedConnection,
     LaneListener,
@@ -25,7 +25,7 @@ from fluid.backends.ray.lane_listener import (
     is_reachable,
     process_start_time,
 )
-from fluid.backends.ray.processes import Processes
+from fluid.backends.ray.process_handles import ProcessHandles
 from fluid.errors import MissingDependencyError
 from fluid.lane.checkpoint_store import CheckpointStore
 
@@ -40,8 +40,8 @@ class Door:
 
     def __init__(self, key: bytes) -> None:
         self.selector = selectors.EpollSelector()
-        self.doorman = LaneListener(key, self.selector)
-        self.address = self.doorman.listen("127.0.0.1")
+        self.listener = LaneListener(key, self.selector)
+        self.address = self.listener.listen("127.0.0.1")
 
     def serve_until_rung(self, key: bytes, number: int) -> tuple[list[AuthenticatedConnection], list[BaseException]]:
         """Lets an actor ring, and serves until that has come to an end for both."""
@@ -55,12 +55,12 @@ class Door:
 
         actor = threading.Thread(target=try_it)
         actor.start()
-        arrivals: list[AuthenticatedConnection] = []
+        authenticated: list[AuthenticatedConnection] = []
         while actor.is_alive():
             self.turn(0.01)
-            arrivals += self.doorman.arrivals()
+            authenticated += self.listener.authenticated()
         self.turn(0.0)
-        return arrivals + self.doorman.arrivals(), errors
+        return authenticated + self.listener.authenticated(), errors
 
     def turn(self, wait: float) -> None:
         for key, _ in self.selector.select(wait):
@@ -71,29 +71,29 @@ class Door:
 def door() -> Iterator[Door]:
     made = Door(b"right")
     yield made
-    made.doorman.close()
+    made.listener.close()
     made.selector.close()
 
 
 def test_who_knows_the_key_comes_in(door: Door) -> None:
-    (arrival,), errors = door.serve_until_rung(b"right", 7)
-    assert (arrival.number, arrival.pid, arrival.birth) == (7, os.getpid(), process_start_time(os.getpid()))
+    (connected,), errors = door.serve_until_rung(b"right", 7)
+    assert (connected.number, connected.pid, connected.start_time) == (7, os.getpid(), process_start_time(os.getpid()))
     assert errors == []
-    arrival.socket.close()
+    connected.socket.close()
 
 
 def test_who_does_not_stays_out(door: Door) -> None:
-    arrivals, (error,) = door.serve_until_rung(b"wrong", 7)
-    assert arrivals == []
+    authenticated, (error,) = door.serve_until_rung(b"wrong", 7)
+    assert authenticated == []
     assert isinstance(error, ConnectionError)
 
 
 def test_rubbish_and_silence_do_no_harm(door: Door) -> None:
     with socket.create_connection(door.address), socket.create_connection(door.address) as rude:
         rude.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
-        (arrival,), errors = door.serve_until_rung(b"right", 1)
+        (connected,), errors = door.serve_until_rung(b"right", 1)
         assert errors == []
-        arrival.socket.close()
+        connected.socket.close()
 
 
 def test_an_impostor_learns_nothing_and_is_told_nothing() -> None:
@@ -115,9 +115,9 @@ def _impostor(listener: socket.socket) -> None:
 
 
 def test_it_listens_once_per_address(door: Door) -> None:
-    assert door.doorman.listen("127.0.0.1") == door.address
+    assert door.listener.listen("127.0.0.1") == door.address
     assert is_reachable(door.address, 1.0)
-    door.doorman.close()
+    door.listener.close()
     assert not is_reachable(door.address, 1.0)
 
 
@@ -134,12 +134,12 @@ def ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path: Path) -> SessionFolders:
     (tmp_path / "run").mkdir()
-    return Session("0a" * 8, str(tmp_path / "run"), temporary=False)
+    return SessionFolders("0a" * 8, str(tmp_path / "run"), temporary=False)
 
 
-def save(home: Home, trial_id: str, iteration: int, text: str, lane_id: int = 0) -> str:
+def save(home: HostFolders, trial_id: str, iteration: int, text: str, lane_id: int = 0) -> str:
     store = CheckpointStore(lane_id, home.run_folder, home.memory_folder, 1e9 if home.memory_folder else 0.0)
     return store.save(trial_id, iteration, lambda folder: _write(folder, text)).path
 
@@ -148,24 +148,24 @@ def _write(folder: str, text: str) -> None:
     (Path(folder) / "state").write_text(text)
 
 
-def test_a_path_tells_which_machine_wrote_it(ram: Path, session: Session) -> None:
+def test_a_path_tells_which_machine_wrote_it(ram: Path, session: SessionFolders) -> None:
     for host in (HERE, "10.0.0.7"):
-        home = Home(session, host)
+        home = HostFolders(session, host)
         assert host_of(save(home, "a", 1, "x")) == host
         home.memory_folder = ""
         assert host_of(save(home, "a", 2, "x")) == host
         home.leave(clear=False)
 
 
-def test_machines_that_share_the_run_folder_use_it_and_others_do_not(ram: Path, session: Session) -> None:
+def test_machines_that_share_the_run_folder_use_it_and_others_do_not(ram: Path, session: SessionFolders) -> None:
     Path(session.marker).touch()
-    assert Home(session, "10.0.0.7").run_folder == session.run_folder
+    assert HostFolders(session, "10.0.0.7").run_folder == session.run_folder
     os.unlink(session.marker)
-    assert Home(session, "10.0.0.7").run_folder != session.run_folder
+    assert HostFolders(session, "10.0.0.7").run_folder != session.run_folder
 
 
-def test_the_last_one_to_leave_puts_checkpoints_on_disk(ram: Path, session: Session) -> None:
-    driver, lane = Home(session, HERE), Home(session, HERE)
+def test_the_last_one_to_leave_puts_checkpoints_on_disk(ram: Path, session: SessionFolders) -> None:
+    driver, lane = HostFolders(session, HERE), HostFolders(session, HERE)
     path = save(lane, "a", 3, "third")
     assert path.startswith(str(ram))
     lane.leave(clear=True)
@@ -177,38 +177,38 @@ def test_the_last_one_to_leave_puts_checkpoints_on_disk(ram: Path, session: Sess
 
 
 @pytest.mark.parametrize("host", [HERE, "10.0.0.7"])
-def test_what_a_killed_process_left_is_swept_up_by_the_next(ram: Path, session: Session, host: str) -> None:
-    home = Home(session, host)
+def test_what_a_killed_process_left_is_swept_up_by_the_next(ram: Path, session: SessionFolders, host: str) -> None:
+    home = HostFolders(session, host)
     path = save(home, "a", 3, "third")
     host_memory.sweep()
     assert os.path.isdir(path)  # Somebody uses it.
     os.close(home._lock)  # As when it is killed.
-    other = Home(session._replace(token="0b" * 8), HERE)
+    other = HostFolders(session._replace(token="0b" * 8), HERE)
     assert os.listdir(ram) == [os.path.basename(other.memory_folder)]
     assert locate(path, session.run_folder) is not None
 
 
-def test_a_temporary_session_leaves_nothing(ram: Path, session: Session) -> None:
+def test_a_temporary_session_leaves_nothing(ram: Path, session: SessionFolders) -> None:
     temporary = session._replace(temporary=True)
     for host in ("10.0.0.7", HERE):
-        home = Home(temporary, host)
+        home = HostFolders(temporary, host)
         save(home, "a", 1, "x")
         home.leave(clear=True)
         assert os.listdir(ram) == []
     assert not os.path.exists(session.run_folder)
 
 
-def test_without_host_memory_everything_is_on_disk(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_host_memory_everything_is_on_disk(session: SessionFolders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "RAM_DISK", "/proc/there/is/none")
-    home = Home(session, HERE)
+    home = HostFolders(session, HERE)
     assert (home.memory_folder, host_memory.free_bytes(home.memory_folder)) == ("", 0)
     assert home.note(3).startswith(session.run_folder)
     assert home.place_for("a", "n", 10).startswith(session.run_folder)
     home.leave(clear=True)
 
 
-def test_a_checkpoint_travels_whole(ram: Path, session: Session, tmp_path: Path) -> None:
-    there, here = Home(session, "10.0.0.7"), Home(session, HERE)
+def test_a_checkpoint_travels_whole(ram: Path, session: SessionFolders, tmp_path: Path) -> None:
+    there, here = HostFolders(session, "10.0.0.7"), HostFolders(session, HERE)
     path = save(there, "a/b", 4, "fourth")
     os.mkdir(os.path.join(path, "sub"))
     (Path(path) / "sub" / "more").write_bytes(b"\x00" * 1000)
@@ -226,8 +226,8 @@ def test_a_checkpoint_travels_whole(ram: Path, session: Session, tmp_path: Path)
 
 
 def test_processes_are_waited_for_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.backends.ray.processes._END_S", 0.1)
-    watched = Processes()
+    monkeypatch.setattr("fluid.backends.ray.process_handles._END_S", 0.1)
+    watched = ProcessHandles()
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
         watched.watch(child.pid, process_start_time(child.pid))
         watched.end()
@@ -236,7 +236,7 @@ def test_processes_are_waited_for_and_then_killed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_process_of_another_container_is_left_alone() -> None:
-    watched = Processes()
+    watched = ProcessHandles()
     watched.watch(os.getpid(), process_start_time(os.getpid()) + 1)
     watched.end()
     watched.close()

@@ -1,4 +1,4 @@
-"""Making sure that processes on this machine, started by others, have ended."""
+"""Processes of this machine that Ray started: held by descriptor, and killed if they do not end."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fluid.backends.ray.lane_listener import process_start_time
 _END_S = 5.0
 
 
-class Processes:
-    """Processes, by handles: their numbers may be given to others once they have ended."""
+class ProcessHandles:
+    """Descriptors of processes, whose numbers may be given to others once they have ended."""
 
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}
         self._clock = MonotonicClock()
 
-    def watch(self, pid: int, birth: int) -> None:
-        """Takes a process in; not one of another container, where numbers mean something else."""
+    def watch(self, pid: int, start_time: int) -> None:
+        """Holds a process, unless it is in another container, where numbers mean something else."""
         self._drop_ended()
         if hasattr(os, "pidfd_open"):
             with suppress(OSError):
                 handle = os.pidfd_open(pid)
-                if birth >= 0 and process_start_time(pid) == birth:
+                if start_time >= 0 and process_start_time(pid) == start_time:
                     self._handles[pid] = handle
                 else:
                     os.close(handle)
@@ -44,7 +44,7 @@ class Processes:
             self._drop_ended(_END_S)
 
     def close(self) -> None:
-        """Lets go of the handles."""
+        """Closes the descriptors."""
         for handle in self._handles.values():
             os.close(handle)
         self._handles.clear()

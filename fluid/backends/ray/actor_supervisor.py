@@ -1,4 +1,4 @@
-"""The thread that talks to Ray, which may let one wait, so that the driver's own thread need not."""
+"""The thread that calls Ray, which may block, so that the driver's own thread never waits for Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.backends.ray.cluster import PIN_SHARE, RayDevices
-from fluid.backends.ray.folders import Session, clear_host
+from fluid.backends.ray.folders import SessionFolders, clear_host
 from fluid.backends.ray.lane_actor import LaneStart, run_lane
 from fluid.backends.ray.remote import call, make_actor_class, pickled
 from fluid.errors import FluidError
@@ -25,30 +25,30 @@ with try_import("Ray", extra="ray"):
     import ray
 
 _log = logging.getLogger(__name__)
-#: Seconds between two looks at the nodes.
+#: Seconds between two checks of the nodes.
 _LOOK_S = 1.0
-#: Seconds for actors that were killed to end, and for other machines to clear up.
+#: Seconds for killed actors to end, and for other machines to clear their folders.
 _END_S = 5.0
 _CLEAR_S = 10.0
-#: What of Ray's account of a death says why; the rest are names, numbers and advice.
+#: The part of Ray's message about a death that says why; the rest are names, numbers and advice.
 _WHY = re.compile(r"(?:(?<=actor is dead because )|Worker exit type: |The actor is temporarily unavailable)[^\n]+")
 _ADVICE = ". Some common causes include"
 _LONGEST_REASON = 300
 
 
-class Helper:
-    """Starts and kills actors, hears of their end, and looks after the nodes.
+class ActorSupervisor:
+    """Starts and kills actors, notices their end, and checks the nodes.
 
     Args:
         devices: where actors run.
-        session: told to other machines when they clear up.
+        session: the folders that other machines clear in the end.
         wake: called in another thread when an actor has ended.
 
     Attributes:
         on_change: called in another thread when devices were lost or came back.
     """
 
-    def __init__(self, devices: RayDevices, session: Session, wake: Callable[[], None]) -> None:
+    def __init__(self, devices: RayDevices, session: SessionFolders, wake: Callable[[], None]) -> None:
         self._devices = devices
         self._session = session
         self._wake = wake
@@ -64,21 +64,21 @@ class Helper:
         self._thread.start()
 
     def start(self, number: int, device_id: int, start: LaneStart) -> None:
-        """Has an actor started; :meth:`ended` tells if that cannot be."""
+        """Starts an actor; :meth:`ended` tells if that fails."""
         self._requests.put(functools.partial(self._start, number, device_id, start))
 
     def kill(self, number: int) -> None:
-        """Has an actor killed, if it is there; :meth:`ended` tells when it is gone."""
+        """Kills an actor, if it is there; :meth:`ended` tells when it is gone."""
         self._requests.put(functools.partial(self._kill, number))
 
     def ended(self) -> list[tuple[int, str]]:
-        """Returns the actors that have ended since it was last asked, and why, to be read after "lane 3"."""
+        """Returns the actors that have ended since the last call, and why, to be read after "lane 3"."""
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
-    def changes(self, *, knock: bool) -> tuple[list[int], list[Device]]:
-        """Returns devices that were lost and that came back; looks at once if told to ``knock``."""
-        if knock:
-            self._changes.append(self._devices.check(knock=True))
+    def changes(self, *, probe: bool) -> tuple[list[int], list[Device]]:
+        """Returns devices that were lost and that came back; with ``probe``, asks the nodes now."""
+        if probe:
+            self._changes.append(self._devices.check(probe=True))
         lost: list[int] = []
         back: list[Device] = []
         for _ in range(len(self._changes)):
@@ -91,7 +91,7 @@ class Helper:
         """Ends all actors.
 
         Args:
-            hosts: other machines that are to clear up.
+            hosts: other machines, which clear their folders.
         """
         self._requests.put(functools.partial(self._end, hosts))
         self._requests.put(None)
@@ -159,7 +159,7 @@ class Helper:
 
     def _tell(self, number: int, reason: str) -> None:
         self._ended.append((number, reason))
-        # It ended its work; its process would wait for more.
+        # Its work is over, but its process would wait for more.
         self._requests.put(functools.partial(self._forget, number))
         self._wake()
 
