@@ -16,11 +16,9 @@ from rich.text import Text
 
 from fluid.display.device_map import ASCII, UNICODE, DashboardGlyphs, DeviceMap, TrialNumbers
 from fluid.display.format import clock_time, count, number, percent, printable, shortened
+from fluid.display.states import ended_trials, has_ended, listed_states, state_style
 from fluid.session.status import GroupStatus, Status
 
-#: The order in which numbers of trials are told, and the states in which a trial waits for nothing.
-_STATES = ("RUNNING", "STARTING", "RESIZING", "PAUSED", "QUEUED", "DONE", "STOPPED", "FAILED")
-_ENDED = frozenset({"DONE", "STOPPED", "FAILED"})
 #: Most lines for groups, and for measurements.
 _MOST_GROUPS, _MOST_KEYS = 8, 2
 _LONGEST_NAME = 24
@@ -138,8 +136,8 @@ class _DashboardLines:
 
     def _group_lines(self, most: int) -> list[Text]:
         groups = self._status.groups
-        active = [group for group in groups if not has_ended(group)]
-        ended = [group for group in groups if has_ended(group)]
+        active = [group for group in groups if not has_ended(group.trials)]
+        ended = [group for group in groups if has_ended(group.trials)]
         if not active:  # The last group says more than a sum does.
             active, ended = ended[-1:], ended[:-1]
         sums = [_sum_of(ended, "ended group", style=_DIM)] if ended and most > 2 else []
@@ -234,17 +232,7 @@ def _sum_of(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -
 
 def _states_text(trials: Mapping[str, int]) -> Text:
     """The number of trials in each state: ``6 running, 12 queued, 1 failed``."""
-    text = Text()
-    states = [*_STATES, *sorted(trials.keys() - set(_STATES))]
-    for state in (state for state in states if trials.get(state, 0)):
-        text.append(", " if text else "")
-        text.append(f"{trials[state]:,} {state.lower()}", style=_BAD if state == "FAILED" else "")
-    return text
-
-
-def has_ended(group: GroupStatus) -> bool:
-    """Whether all trials of a group have ended."""
-    return all(state in _ENDED for state, trials in group.trials.items() if trials)
+    return Text(", ").join(Text(text, style=state_style(state)) for state, text in listed_states(trials))
 
 
 def _trials(group: GroupStatus) -> int:
@@ -253,18 +241,14 @@ def _trials(group: GroupStatus) -> int:
 
 def _share(group: GroupStatus) -> float:
     if group.expected is not None:
-        return min(1.0, _ended_trials(group) / group.expected)
+        return min(1.0, ended_trials(group.trials) / group.expected)
     return min(1.0, group.iterations_done / group.iterations) if group.iterations else 1.0
-
-
-def _ended_trials(group: GroupStatus) -> int:
-    return sum(trials for state, trials in group.trials.items() if state in _ENDED)
 
 
 def _progress(group: GroupStatus) -> str:
     """The group's progress: in trials if the search algorithm announced their number, else in iterations."""
     if group.expected is not None:
-        return f"{_ended_trials(group):,}/{group.expected:,} trials"
+        return f"{ended_trials(group.trials):,}/{group.expected:,} trials"
     return f"{group.iterations_done:,}/{group.iterations:,}"
 
 
@@ -275,7 +259,7 @@ def _iterations(group: GroupStatus) -> str:
 
 
 def _eta(group: GroupStatus) -> str:
-    if has_ended(group) or group.expected is not None:
+    if has_ended(group.trials) or group.expected is not None:
         return ""
     return f"ETA {clock_time(group.eta)}" if group.eta is not None else "ETA ?"
 

@@ -16,8 +16,9 @@ from rich.console import Console, Group
 from rich.file_proxy import FileProxy
 from rich.live import Live
 
-from fluid.display.dashboard import has_ended, render, summary_lines
+from fluid.display.dashboard import render, summary_lines
 from fluid.display.device_map import TrialNumbers
+from fluid.display.states import has_ended
 from fluid.errors import FluidError
 from fluid.session.status import Status
 
@@ -108,7 +109,7 @@ class LiveView:
             self._last = status
             for position, group in enumerate(status.groups):
                 self._first_seen.setdefault(position, status.at)
-                if has_ended(group):
+                if has_ended(group.trials):
                     self._ended.setdefault(position, status.at)
                 else:
                     self._ended.pop(position, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
@@ -18,6 +19,7 @@ import numpy as np
 
 from fluid.display.format import count, duration, number, percent, placement_name, short_names, width_name, widths_name
 from fluid.display.palette import colour, ink
+from fluid.display.states import states_text
 from fluid.errors import InvalidFieldError
 from fluid.report.run import KeyMeasurements, RecordedRun, TrialRun, is_number
 
@@ -192,13 +194,11 @@ def _embedded(data: object) -> str:
 
 def _summary(run: RecordedRun) -> str:
     timeline = run.timeline
-    states: dict[str, int] = {}
-    for trial in run.trials:
-        states[trial.state] = states.get(trial.state, 0) + 1
+    states = states_text(Counter(trial.state for trial in run.trials))
     tiles = [
         ("makespan", duration(timeline.makespan), ""),
         ("devices busy", percent(timeline.utilisation), f"of {count(len(timeline.devices), 'device')}"),
-        ("trials", f"{len(run.trials):,}", ", ".join(f"{n:,} {state.lower()}" for state, n in states.items())),
+        ("trials", f"{len(run.trials):,}", states),
         ("iterations", f"{sum(group.iterations for group in run.groups):,}", count(run.resizes, "resize")),
     ]
     entries = [(name, run.session.get(key)) for name, key in (("began", "began"), ("planner", "planner"))]
@@ -225,7 +225,7 @@ def _groups_table(run: RecordedRun) -> str:
         [
             _cell(group.name),
             _cell(f"{len(group.trials):,}", len(group.trials)),
-            _cell(", ".join(f"{n:,} {state.lower()}" for state, n in group.states.items())),
+            _cell(states_text(group.states)),
             _cell(f"{group.iterations:,}", group.iterations),
             _cell(duration(group.makespan), group.makespan),
         ]

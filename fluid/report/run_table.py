@@ -14,12 +14,12 @@ from rich.text import Text
 
 from fluid.display.format import count, duration, durations, number, percent, printable, shortened, widths_name
 from fluid.display.palette import colour
+from fluid.display.states import state_style, states_text
 from fluid.report.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun, is_number
 
 #: Most rows of a table.
 DEFAULT_TABLE_ROWS = 20
 _LONGEST_NAME = 32
-_STATE_STYLES = {"FAILED": "bold red", "UNFINISHED": "yellow", "STOPPED": "dim", "UNKNOWN": "dim"}
 
 
 def run_tables(run: RecordedRun, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> RenderableType:
@@ -32,7 +32,7 @@ def run_tables(run: RecordedRun, *, rows: int = DEFAULT_TABLE_ROWS, compact: boo
     """
     parts: list[RenderableType] = [_headline(run)]
     if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
-        parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {_states(run.groups[0])}"))
+        parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {states_text(run.groups[0].states)}"))
     else:
         parts.append(_groups_table(run.groups, rows, compact=compact))
         parts += _left_out(len(run.groups), rows, "group")
@@ -121,12 +121,8 @@ def _groups_table(groups: Sequence[GroupRun], rows: int, *, compact: bool) -> Ta
     for group, makespan in zip(shown, durations([group.makespan for group in shown]), strict=True):
         name = shortened(printable(group.name), _LONGEST_NAME)
         cells = [name, f"{len(group.trials):,}", f"{group.iterations:,}", makespan]
-        table.add_row(*cells, *([] if compact else [_states(group)]))
+        table.add_row(*cells, *([] if compact else [states_text(group.states)]))
     return table
-
-
-def _states(group: GroupRun) -> str:
-    return ", ".join(f"{many:,} {state.lower()}" for state, many in group.states.items())
 
 
 def _trials_table(run: RecordedRun, rows: int, *, compact: bool) -> Table:
@@ -146,7 +142,7 @@ def _trials_table(run: RecordedRun, rows: int, *, compact: bool) -> Table:
         numbered.sort(key=lambda entry: _rank(entry[1], metric, less=less))
     shown = numbered[:rows]
     for (row, trial), time in zip(shown, durations([trial.seconds for _, trial in shown]), strict=True):
-        state = Text(trial.state.lower(), style=_STATE_STYLES.get(trial.state, ""))
+        state = Text(trial.state.lower(), style=state_style(trial.state))
         done = f"{trial.iterations}" if trial.budget is None else f"{trial.iterations}/{trial.budget}"
         cells = [done] if compact else [done, time, widths_name(trial.widths)]
         if metric:

@@ -91,7 +91,7 @@ def test_the_header_tells_the_facts(small_run: Path) -> None:
         "<h1>run</h1>",
         "<b>10 s</b>",
         "of 3 devices",
-        "2 done, 1 failed, 1 unfinished",
+        "1 unfinished, 2 done, 1 failed",
         "1 resize<",
         "portfolio",
     ):
