@@ -1,17 +1,16 @@
-"""How long training pauses when a trial goes from one device to two and back, and when a device is lost.
+"""Measures how long training pauses when a trial is resized from one device to two and back, and when a device is lost.
 
     python benchmarks/elastic_resize.py [--runs 5] [--models small,10M] [--backends torch,gloo,horovod] [--json FILE]
 
-Real processes on CPU cores, one thread each. "resize" is Fluid's, with a spare process that was set up while the
-trial trained; "restart" saves a checkpoint, ends the processes, and starts new ones from it, as is done without
-elasticity. "kill" is SIGKILL of rank 0 or rank 1 in a trial of width 2, which goes on alone. A pause is the time from
-the end of the last iteration before to the end of the first one after, less what an iteration takes at the new width;
-after a kill, less nothing: it holds the iteration that is done again.
+Real processes run on CPU cores, with one thread each. "resize" is Fluid's, with a spare process that was set up while
+the trial trained. "restart" saves a checkpoint, ends the processes and starts new ones from it, as is done without
+elasticity. "kill" sends SIGKILL to rank 0 or rank 1 of a trial of width 2, which continues alone. A pause is the time
+from the end of the last iteration before to the end of the first one after, less the time of an iteration at the new
+width. After a kill nothing is subtracted: the pause includes the repeated iteration.
 
 Peers, measured in the same run: "horovod_driver" is Horovod's own elastic driver with a discovery script, and
-"ray_resource_changing" a trial of Ray Tune under its ResourceChangingScheduler, which starts it anew with other
-resources. Ratios are those of the others to "resize" with the same model and the process group that is the default:
-"torch", here memory that the processes share.
+"ray_resource_changing" is a trial of Ray Tune under its ResourceChangingScheduler, which restarts it with other
+resources. Ratios are to "resize" with the same model and the default process group: "torch", here shared memory.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from fluid.elastic import ElasticRun
 
 
 def settle(run: ElasticRun) -> float:
-    """Seconds that an iteration takes."""
+    """Returns the seconds of an iteration."""
     seconds = []
     for _ in range(SETTLED):
         begun = time.perf_counter()
@@ -47,7 +46,7 @@ def settle(run: ElasticRun) -> float:
 
 
 def resize(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[float]]:
-    """Pauses of Fluid's own resizes."""
+    """Returns the pauses of Fluid's resizes."""
     pauses: dict[str, list[float]] = {"1->2": [], "2->1": []}
     with ElasticRun(Perceptron, config, 1, backend=backend) as run:
         settle(run)
@@ -59,7 +58,7 @@ def resize(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[fl
 
 
 def pause_of(run: ElasticRun, change: Callable[[], Any]) -> float:
-    """Seconds that something between two iterations costs."""
+    """Returns the seconds that an action between two iterations costs."""
     begun = time.perf_counter()
     change()
     run.run(1)
@@ -67,7 +66,7 @@ def pause_of(run: ElasticRun, change: Callable[[], Any]) -> float:
 
 
 def restart(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[float]]:
-    """Pauses of a restart from a checkpoint on disk, with processes that are started for it."""
+    """Returns the pauses of a restart from a checkpoint on disk, in new processes."""
     pauses: dict[str, list[float]] = {"1->2": [], "2->1": []}
     for _ in range(runs):
         for name, old, new in (("1->2", 1, 2), ("2->1", 2, 1)):
@@ -84,7 +83,7 @@ def restart(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[f
 
 
 def kill(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[float]]:
-    """From the death of a process in the middle of an iteration to the end of that iteration, without it."""
+    """Returns the seconds from a process's death during an iteration to the end of that iteration without it."""
     pauses: dict[str, list[float]] = {"rank 0": [], "rank 1": []}
     with ElasticRun(Perceptron, config, 2, backend=backend) as run:
         for _ in range(runs):
@@ -109,7 +108,7 @@ def kill(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[floa
     return pauses
 
 
-#: Seconds below which a pause is no more than what iterations differ by, and no ratio says anything.
+#: Shorter pauses, in seconds, are within the variation of iterations; no ratio is given for them.
 LEAST_S = 1e-3
 #: Measured with each process group.
 SYSTEMS = {"resize": resize, "restart": restart, "kill": kill}
@@ -121,11 +120,11 @@ _PACKAGES = {"horovod": "horovod", "horovod_driver": "horovod", "ray_resource_ch
 def main() -> None:
     """Runs the benchmark and prints its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=5, help="measurements of each, of which the median counts")
+    parser.add_argument("--runs", type=int, default=5, help="measurements of each; the median counts")
     parser.add_argument("--models", default=",".join(MODELS), help="which models, comma-separated")
     parser.add_argument("--backends", default="torch,gloo,horovod", help="which process groups, comma-separated")
     parser.add_argument("--systems", default=",".join((*SYSTEMS, *PEERS)), help="what to measure, comma-separated")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     systems = options.systems.split(",")
     pauses: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -140,7 +139,7 @@ def main() -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether what a process group or peer needs is installed; says so if not."""
+    """Whether the package of a process group or peer is installed; prints a line if it is not."""
     package = _PACKAGES.get(name)
     if package is None or importlib.util.find_spec(package) is not None:
         return True

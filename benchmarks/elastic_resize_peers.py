@@ -1,4 +1,4 @@
-"""How others bring a trial from one device to two and back, for elastic_resize.py: the same training, their way."""
+"""The peers of elastic_resize.py: how other systems resize a trial from one device to two and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from elastic_resize_workload import Perceptron, note
 
 HERE = Path(__file__).resolve().parent
-#: Iterations whose median is what one takes.
+#: Iterations whose median is the time of an iteration.
 SETTLED = 5
 #: Seconds after which a peer is given up.
 PATIENCE_S = 120.0
@@ -25,13 +25,13 @@ _HOROVODRUN = "from horovod.runner.launch import run_commandline; run_commandlin
 
 
 def read(log: Path) -> list[tuple[float, int]]:
-    """What workers have noted: when iterations ended, and at which width."""
+    """Reads the workers' log: when iterations ended, and at which width."""
     rows = [line.split() for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     return [(float(at), int(size)) for at, size in (row for row in rows if len(row) == 2)]
 
 
 def pauses_in(rows: Sequence[tuple[float, int]]) -> dict[str, list[float]]:
-    """Pauses where the width changes: between two ends, less what an iteration takes afterwards."""
+    """Returns the pauses at changes of width: between two ends, less the time of an iteration afterwards."""
     pauses: dict[str, list[float]] = {"1->2": [], "2->1": []}
     for index in range(1, len(rows) - SETTLED):
         (before, old), (after, new) = rows[index - 1], rows[index]
@@ -43,14 +43,14 @@ def pauses_in(rows: Sequence[tuple[float, int]]) -> dict[str, list[float]]:
 
 
 def horovod_driver(config: dict[str, Any], runs: int) -> dict[str, list[float]]:
-    """Horovod's elastic driver on this machine, with a script that says how many slots there are."""
+    """Measures Horovod's elastic driver on this machine, with a script that prints the number of slots."""
     with tempfile.TemporaryDirectory() as folder:
         log, slots, script = Path(folder, "log"), Path(folder, "slots"), Path(folder, "discover.sh")
         script.write_text(f"#!/bin/sh\ncat {slots}\n", encoding="utf-8")
         script.chmod(0o755)
         slots.write_text("localhost:1\n", encoding="utf-8")
         worker = [sys.executable, str(HERE / "elastic_resize_workload.py"), str(config["hidden"]), str(log)]
-        # Without interfaces, the driver waits for a second host, to find out which they share.
+        # Without given interfaces, the driver waits for a second host to find the common ones.
         command = [sys.executable, "-c", _HOROVODRUN, "--gloo", "--network-interfaces", "lo"]
         command += ["-np", "1", "--min-np", "1", "--max-np", "2"]
         command += ["--host-discovery-script", str(script), *worker]
@@ -70,7 +70,7 @@ def horovod_driver(config: dict[str, Any], runs: int) -> dict[str, list[float]]:
 
 
 def _await_width(log: Path, width: int, process: subprocess.Popen[bytes], output: Path) -> None:
-    """Waits until there are some iterations at a width."""
+    """Waits for some iterations at a width."""
     deadline = time.perf_counter() + PATIENCE_S
     while [size for _, size in read(log)[-2 * SETTLED :]] != [width] * 2 * SETTLED:
         if process.poll() is not None or time.perf_counter() > deadline:
@@ -79,14 +79,14 @@ def _await_width(log: Path, width: int, process: subprocess.Popen[bytes], output
 
 
 def ray_resource_changing(config: dict[str, Any], runs: int) -> dict[str, list[float]]:
-    """Ray Tune's ResourceChangingScheduler: the trial is saved, and starts anew with other resources."""
+    """Measures Ray Tune's ResourceChangingScheduler: it saves the trial and restarts it with other resources."""
     import ray
     from ray import tune
     from ray.tune import PlacementGroupFactory
     from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 
     class Resized(tune.Trainable):  # type: ignore[misc]
-        """Uses as many threads as it was given cores."""
+        """The trial with one thread per core."""
 
         def setup(self, config: dict[str, Any]) -> None:
             import torch

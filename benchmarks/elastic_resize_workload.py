@@ -1,4 +1,4 @@
-"""What elastic_resize.py trains: under Fluid, and in a loop of its own under Horovod's elastic driver."""
+"""The training of elastic_resize.py: under Fluid, and in its own loop under Horovod's elastic driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_model(hidden: int) -> nn.Module:
 
 
 def make_data() -> tuple[torch.Tensor, torch.Tensor]:
-    """As much as an iteration takes."""
+    """The batches of an iteration."""
     return torch.randn(BATCH * BATCHES, 784), torch.randint(10, (BATCH * BATCHES,))
 
 
@@ -53,7 +53,7 @@ def note(path: str, size: int) -> None:
 
 
 def train_under_horovod(hidden: int, log: str) -> None:
-    """A worker of Horovod's elastic driver, as its documentation has it; trains until it is killed."""
+    """A worker of Horovod's elastic driver, as in its documentation; trains until it is killed."""
     import horovod.torch as hvd
 
     hvd.init()

@@ -1,11 +1,11 @@
-"""How fast the engine decides, and how fast a resident trial pauses and goes on.
+"""Measures how fast the engine decides, and how fast a resident trial pauses and resumes.
 
     python benchmarks/engine.py [--quick] [--json FILE]
 
-The engine is driven by a synthetic session without a backend: 1,000 trials of all lengths start, iterate, end and are
-extended, on 8 and on 1,000 devices, with the real planner. Only its own time counts. Then two trials that both stay
-resident in one lane of the local backend take turns: a lane is told to pause one and run the other; and one level up,
-a trial of an executor is extended by an iteration that does nothing, while another one is resident too.
+A synthetic session drives the engine without a backend: 1,000 trials of all lengths start, iterate, end and are
+extended, on 8 and on 1,000 devices, with the real planner. Only the engine's own time counts. Then two trials that are
+resident in one lane of the local backend take turns: the lane pauses one and runs the other. One level up, a trial of
+an executor is extended by an empty iteration, while another one is resident too.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 
 TRIALS = 1_000
-#: Every so many trials, one is extended when it is done.
+#: One trial in so many is extended when it is done.
 EXTENDED = 4
 
 
 class Known(Profile):
-    """A profile for which packing and widths are measured: the planner has all its choices from the start."""
+    """A profile with packing and widths measured: the planner has all its choices from the start."""
 
     def measured_packing(self, key: str) -> int:
         return 4
@@ -78,10 +78,10 @@ class Known(Profile):
 
 
 class Session:
-    """Answers the engine's commands at once, and lets iterations end in order of time; measures the engine alone.
+    """Answers the engine's commands at once, and ends iterations in order of time; measures the engine alone.
 
     Args:
-        devices: how many there are.
+        devices: number of devices.
         iterations: of the median trial.
     """
 
@@ -106,7 +106,7 @@ class Session:
         self._tell([GroupSubmitted(0.0, "g", tuple(specs))])
 
     def run(self) -> None:
-        """Goes on until every trial has ended."""
+        """Runs until every trial has ended."""
         while self._answers or self._due:
             if self._answers:
                 events, self._answers = self._answers, []
@@ -182,9 +182,9 @@ class Cost(NamedTuple):
     """Microseconds of the engine.
 
     Attributes:
-        mean: per event, of a whole session: planning, starts, resizes and all.
+        mean: per event of a whole session, with planning, starts and resizes.
         iteration: median of an iteration that changes nothing.
-        events: how many there were.
+        events: number of events.
     """
 
     mean: float
@@ -193,7 +193,7 @@ class Cost(NamedTuple):
 
 
 def engine(devices: int, iterations: int, runs: int) -> Cost:
-    """What a session costs, the median of several."""
+    """Returns the cost of a session, the median of several."""
     sessions = []
     for _ in range(runs):
         session = Session(devices, iterations)
@@ -210,7 +210,7 @@ def engine(devices: int, iterations: int, runs: int) -> Cost:
 
 
 class Idle:
-    """Iterations that do nothing."""
+    """A trainable whose iterations do nothing."""
 
     def setup(self, config: dict[str, Any]) -> None:
         pass
@@ -231,7 +231,7 @@ def _wait_for(backend: LocalBackend, matches: Callable[[Event], bool]) -> None:
 
 
 def lane_turns(turns: int) -> list[float]:
-    """Seconds from telling a lane to pause one resident and run the other, to the first iteration of that one."""
+    """Returns the seconds from the command to pause one resident and run the other to the other's iteration."""
     names, seconds = ("a", "b"), []
     with LocalBackend(1) as backend:
         backend.execute([StartLane(0, 0)])
@@ -250,7 +250,7 @@ def lane_turns(turns: int) -> list[float]:
 
 
 class _Ends(TrialListener):
-    """Notes when results arrive."""
+    """Records when results arrive."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -261,7 +261,7 @@ class _Ends(TrialListener):
 
 def executor_turns(turns: int) -> tuple[list[float], list[float]]:
     """Two residents of one lane take turns: seconds from ``extend`` to the result, in the listener and in ``wait``."""
-    names, told, waited, listener = ("a", "b"), [], [], _Ends()
+    names, notified, waited, listener = ("a", "b"), [], [], _Ends()
     with (
         tempfile.TemporaryDirectory() as folder,
         FluidExecutor("local", 1, packing="off", run_dir=folder, verbose=0) as executor,
@@ -274,12 +274,12 @@ def executor_turns(turns: int) -> tuple[list[float], list[float]]:
             handle.extend(names[turn % 2], 1)
             handle.wait()
             waited.append(time.perf_counter() - begun)
-            told.append(listener.at - begun)
-    return told, waited
+            notified.append(listener.at - begun)
+    return notified, waited
 
 
 def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
-    """Median and 95th percentile, after the first tenth, which warms up."""
+    """Returns median and 95th percentile, without the first tenth, which is warm-up."""
     kept = np.array(seconds[len(seconds) // 10 :]) * 1e3
     return {"median": float(np.median(kept)), "p95": float(np.percentile(kept, 95))}
 
@@ -288,7 +288,7 @@ def main() -> None:
     """Runs the benchmark and prints its tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="short sessions and few turns")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     console = Console()
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
@@ -304,10 +304,10 @@ def main() -> None:
     console.print(table)
 
     turns = 50 if options.quick else 1_000
-    told, waited = executor_turns(turns)
+    notified, waited = executor_turns(turns)
     figures = {
         "lane: pause one resident, run the other": milliseconds(lane_turns(turns)),
-        "executor: extend() to the listener's result": milliseconds(told),
+        "executor: extend() to the listener's result": milliseconds(notified),
         "executor: extend() to wait() returning": milliseconds(waited),
     }
     table = Table(title=f"pause and resume of a resident trial, milliseconds, {turns:,} turns")

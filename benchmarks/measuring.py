@@ -1,4 +1,4 @@
-"""What benchmarks of whole programs share: each measurement is a process of its own, in a home of its own."""
+"""Runs a measurement in a process of its own, with its own home folder, for benchmarks of whole programs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HERE = Path(__file__).resolve().parent
 
 
 class Apart(NamedTuple):
-    """What a process left.
+    """The output of a process.
 
     Attributes:
         figures: the JSON of its last line.
-        seconds: how long it took.
+        seconds: how long it ran.
     """
 
     figures: Any
@@ -36,22 +36,22 @@ def run_apart(
     timeout: float,
     environment: Mapping[str, str] | None = None,
 ) -> Apart | None:
-    """Runs a script of this interpreter's; the last line it prints is JSON.
+    """Runs a script with this interpreter; the last line that it prints is JSON.
 
     Args:
         script: its path.
         arguments: of its command line.
-        what: is measured, for what is said if that goes wrong.
-        timeout: seconds it may take.
-        environment: variables to set besides.
+        what: the name of the measurement, for messages.
+        timeout: seconds after which it is ended.
+        environment: additional variables.
 
     Returns:
-        What it left; ``None`` if it failed or did not end.
+        Its output; ``None`` if it failed or did not end.
     """
     with tempfile.TemporaryDirectory() as home:
         variables = {**os.environ, "HOME": home, "FLUID_RUNS": home, "SYNETUNE_FOLDER": home, "OMP_NUM_THREADS": "1"}
         variables |= {"RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0", "RAY_AIR_NEW_OUTPUT": "0"}
-        # Workers of Ray, which import the trainables too, inherit it.
+        # Ray's workers inherit it; they import the trainables too.
         places = [str(HERE), str(HERE.parent / "examples"), variables.get("PYTHONPATH", "")]
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, places))
         command = [sys.executable, str(Path(script).resolve()), *arguments]
@@ -61,7 +61,7 @@ def run_apart(
                 command, env={**variables, **(environment or {})}, capture_output=True, text=True, timeout=timeout
             )
         except subprocess.TimeoutExpired:
-            # Under Ray alone HyperBand may wait for ever: if a trial is being saved while its bracket is finished.
+            # Under Ray alone HyperBand waits for ever if a trial is being saved while its bracket finishes.
             print(f"{what} did not end within {timeout:.0f} s; this run is left out", file=sys.stderr)
             return None
         seconds = time.perf_counter() - begun
@@ -72,7 +72,7 @@ def run_apart(
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on: cores, and versions of Python and, if it is there, of Ray."""
+    """Returns what figures depend on: cores, and the versions of Python and of Ray, if installed."""
     from importlib import metadata
 
     try:

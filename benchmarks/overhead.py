@@ -1,11 +1,11 @@
-"""What running trials costs on top of the trials: Fluid and its peers on one machine, in one run.
+"""Measures the overhead of running trials: Fluid and its peers on one machine, in one run.
 
     python benchmarks/overhead.py [--runs 3] [--systems fluid_local,...] [--workloads busy,empty] [--json FILE]
 
 Two workloads on 2 CPU devices: "busy", 32 trials of 10 iterations of 10 ms of CPU time with ``import torch`` in the
 setup, and "empty", 256 trials of one iteration that does nothing. Each measurement is a process of its own; "run" is
 from the call that starts the sweep to its last result, "total" is the whole process. Ratios are against Fluid local.
-A peer that is not installed (``pip install 'ray[tune]' syne-tune optuna torch``) is left out, and said so.
+A peer that is not installed (``pip install 'ray[tune]' syne-tune optuna torch``) is left out with a message.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def ideal(workload: dict[str, Any]) -> float:
-    """Seconds of work over the devices."""
+    """Returns the seconds of work divided by the number of devices."""
     return float(workload["trials"] * workload["iterations"] * workload["milliseconds"]) * 1e-3 / DEVICES
 
 
 def configs(workload: dict[str, Any]) -> list[dict[str, Any]]:
-    """One config a trial."""
+    """Returns one config per trial."""
     return [{**workload, "x": x} for x in range(workload["trials"])]
 
 
@@ -47,7 +47,7 @@ def configs(workload: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def fluid(backend: str, workload: dict[str, Any]) -> float:
-    """Fluid's native API."""
+    """Runs Fluid's native API."""
     from overhead_workload import generator
 
     from fluid import FluidExecutor, Trial, TrialGroup
@@ -64,7 +64,7 @@ def fluid(backend: str, workload: dict[str, Any]) -> float:
 
 
 def ray_tune(reuse_actors: bool, workload: dict[str, Any]) -> float:
-    """Ray Tune, with a class trainable that can be reused."""
+    """Runs Ray Tune, with a class trainable that can be reused."""
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     import ray
     from overhead_workload import burn
@@ -105,7 +105,7 @@ def ray_tune(reuse_actors: bool, workload: dict[str, Any]) -> float:
 
 
 def syne_tune(workload: dict[str, Any]) -> float:
-    """Syne Tune's local backend: a process per trial."""
+    """Runs Syne Tune's local backend: a process per trial."""
     from syne_tune import StoppingCriterion, Tuner
     from syne_tune.backend import LocalBackend
     from syne_tune.config_space import randint
@@ -132,7 +132,7 @@ def syne_tune(workload: dict[str, Any]) -> float:
 
 
 def optuna(workload: dict[str, Any]) -> float:
-    """Optuna with two threads of one interpreter: no isolation, for reference."""
+    """Runs Optuna with two threads of one interpreter: no isolation, for reference."""
     import optuna
     from overhead_workload import generator
 
@@ -162,14 +162,14 @@ SYSTEMS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def measure(system: str, workload: str, timeout: float) -> tuple[float, float] | None:
-    """(run, total) seconds of one process, or ``None`` if it failed."""
+    """Returns the seconds (run, total) of one process, or ``None`` if it failed."""
     arguments = ["--one", system, "--workload", workload]
     apart = run_apart(__file__, arguments, what=f"{system} on {workload}", timeout=timeout)
     return None if apart is None else (apart.figures, apart.seconds)
 
 
 def torch_start() -> float:
-    """Seconds to start an interpreter and import torch."""
+    """Returns the seconds to start an interpreter and import torch."""
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.perf_counter() - begun
@@ -178,11 +178,11 @@ def torch_start() -> float:
 def main() -> None:
     """Runs the benchmark and prints its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=3, help="runs of each, of which the median counts (default 3)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each; the median counts (default 3)")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="which systems, comma-separated")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which workloads, comma-separated")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
-    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds one process may take")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="most seconds of one process")
     parser.add_argument("--one", choices=list(SYSTEMS), help=argparse.SUPPRESS)
     parser.add_argument("--workload", choices=list(WORKLOADS), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -191,12 +191,12 @@ def main() -> None:
             seconds = SYSTEMS[options.one](WORKLOADS[options.workload])
         print(seconds)
         sys.stdout.flush()
-        os._exit(0)  # peers' own shutdown is not what is measured
+        os._exit(0)  # The shutdown of peers is not measured.
     report(options)
 
 
 def report(options: argparse.Namespace) -> None:
-    """Measures in turn, so that a slow spell of the machine hits all alike, and prints the ratios."""
+    """Measures the systems in turn, so that a slow spell of the machine affects all, and prints the ratios."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The trials of overhead.py, in the form each system wants.
+"""The trials of overhead.py, in the form of each system.
 
 They are compute-bound: an iteration burns CPU time, not wall time.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def burn(milliseconds: float) -> None:
-    """Uses so much CPU time of this thread."""
+    """Uses a number of seconds of this thread's CPU time."""
     until = time.thread_time() + milliseconds * 1e-3
     while time.thread_time() < until:
         pass

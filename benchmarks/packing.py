@@ -1,14 +1,14 @@
-"""What packing trials on one device gains: iterations per second of all trials together, and what Fluid makes of it.
+"""Measures the gain of packing trials on one device, in iterations per second, and whether Fluid finds it.
 
     python benchmarks/packing.py [--device auto|gpu|cpu] [--quick] [--workloads cnn,...] [--counts 1,2,4] [--json FILE]
 
-Four workloads (packing_workload.py), of which one mostly waits for its input. For each, k trials run in k processes on
-one device, for k of --counts: on a GPU by time slices and, where it can be used, under MPS; on a machine without a GPU
-on one CPU core. The reference is one trial after the other, each alone on the device. Measurements are taken in turns,
-and medians count. "core" is the share of a core's time that the trials got: where trials that compute get less than 1
-of it on a CPU, others used the core too, and the figures are rough. Before that Fluid runs trials of the workload on
-the device, starting with one at a time, and decides by what it measures how many to pack: alpha and c are its
-profile's, and c is compared with the best of --counts. It needs PyTorch.
+There are four workloads (packing_workload.py), of which one mostly waits for its input. For each, k trials run in k
+processes on one device, for k of --counts: on a GPU by time slices and, where it can be used, under MPS; on a machine
+without a GPU on one CPU core. The reference is one trial after another, each alone on the device. Measurements are
+taken in turns, and medians count. "core" is the share of a core's time that the trials had: if trials that compute have
+less than 1 of it on a CPU, other programs used the core too, and the figures are rough. Before that, Fluid runs trials
+of the workload on the device, starting with one at a time, and decides from its measurements how many to pack: alpha
+and c are from its profile, and c is compared with the best of --counts. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from packing_workload import WORKLOADS, Workload
 HERE = Path(__file__).resolve().parent
 #: Iterations a trial runs before it is measured.
 WARM_UP = 3
-#: Iterations of the trial that tells how many the others are to run.
+#: Iterations of the trial whose time determines how many the others run.
 PROBE = 10
-#: Seconds that processes of the crew have to end by themselves: MPS does not like its clients to be killed.
+#: Seconds that the processes have to end by themselves: killing a client disturbs MPS.
 END_S = 10.0
-#: For lanes, ahead of their first trial. Optimizers import the second one when first made, which takes seconds.
+#: Imported by lanes before their first trial. The first optimizer imports the second one, which takes seconds.
 PRELOAD = ["torch", "torch._dynamo"]
 
 
 class Size:
-    """How much to run.
+    """The size of the measurements.
 
     Attributes:
         counts: numbers of trials.
-        seconds: of one measurement; ``rounds``: how often each is taken.
+        seconds: of one measurement.
+        rounds: how many times each is taken.
         scale, steps: of the workloads.
-        trials, trial_seconds: of Fluid's part, and how long each is to take alone. With less to do than some seconds
-            in all Fluid would not try packing.
+        trials, trial_seconds: number of Fluid's trials, and seconds of each alone. Fluid does not try packing for less
+            than some seconds of work.
     """
 
     def __init__(self, gpu: bool, quick: bool, counts: str | None) -> None:
@@ -62,7 +63,7 @@ class Size:
         self.trials, self.trial_seconds = (6, 2.5) if quick else (2 * max(self.counts), 1.5)
 
     def config(self, name: str, seed: int = 0) -> dict[str, Any]:
-        """The config of a workload."""
+        """Returns the config of a workload."""
         return {"name": name, "scale": self.scale, "steps": self.steps, "seed": seed}
 
 
@@ -88,7 +89,7 @@ def serve(connection: Connection, environment: dict[str, str], core: int | None)
 
 
 def run_for(workload: Workload, seconds: float) -> tuple[float, float]:
-    """Iterations per second of one trial, and the share of a core that it used."""
+    """Measures iterations per second of one trial, and the share of a core that it used."""
     begun, used = time.perf_counter(), time.process_time()
     done, now = 0, begun
     while now < begun + seconds:
@@ -99,7 +100,7 @@ def run_for(workload: Workload, seconds: float) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def crew(size: int, environment: dict[str, str], core: int | None) -> Iterator[list[Connection]]:
-    """Processes for that many trials, on one device."""
+    """Processes for a number of trials on one device."""
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(size)]
     processes = [context.Process(target=serve, args=(theirs, environment, core), daemon=True) for _, theirs in pairs]
@@ -118,7 +119,7 @@ def crew(size: int, environment: dict[str, str], core: int | None) -> Iterator[l
 
 
 def throughput(connections: list[Connection], size: Size, name: str, counts: list[int]) -> dict[int, dict[str, float]]:
-    """Iterations per second of k trials together, and the share of a core that they used, by k."""
+    """Measures iterations per second of k trials together, and the share of a core that they used, by k."""
     for seed, connection in enumerate(connections):
         connection.send(("setup", size.config(name, seed)))
     for connection in connections:
@@ -139,9 +140,9 @@ def throughput(connections: list[Connection], size: Size, name: str, counts: lis
 
 
 def fluid(name: str, size: Size, gpu: bool) -> dict[str, Any]:
-    """Runs trials with Fluid on one device, packed and not; returns what its profile says, and the seconds.
+    """Runs trials with Fluid on one device, packed and not; returns its profile's figures, and the seconds.
 
-    These are from the first result on: what it takes to import PyTorch is the same for both.
+    The seconds count from the first result on: importing PyTorch takes the same time in both cases.
     """
     from fluid import FluidExecutor, Trial, TrialGroup
     from fluid.backends.local.backend import LocalBackend
@@ -149,7 +150,7 @@ def fluid(name: str, size: Size, gpu: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     budget = 0
     for packing in ("off", "auto"):
-        # A CPU device is one core: lanes that were free to use others would seem to gain by packing.
+        # A CPU device is one core: lanes on other cores would seem to gain from packing.
         with (
             LocalBackend(devices=1, pin_cores=not gpu, preload=PRELOAD) as backend,
             FluidExecutor(backend=backend, packing=packing, max_packing=max(size.counts), verbose=0) as executor,
@@ -200,18 +201,18 @@ def ways_to_share(gpu: str | None) -> Generator[tuple[str, dict[str, str]], None
     from fluid.mps import start_or_explain
 
     yield "time slices", {"CUDA_VISIBLE_DEVICES": gpu}
-    daemon, _ = start_or_explain([state for state in describe_gpus() if state.token == gpu])  # logs why not
+    daemon, _ = start_or_explain([state for state in describe_gpus() if state.token == gpu])  # It logs why not.
     if daemon is not None:
         with daemon:
             yield "MPS", daemon.lane_environment(gpu)
 
 
 def measure(options: argparse.Namespace, names: list[str], gpu: str | None, name_of_device: str) -> dict[str, Any]:
-    """Everything, by workload."""
+    """Measures everything, by workload."""
     size = Size(gpu is not None, options.quick, options.counts)
     core = None if gpu is not None else min(os.sched_getaffinity(0))
     figures: dict[str, Any] = {name: {"throughput": {}, "fluid": {}} for name in names}
-    with contextlib.closing(ways_to_share(gpu)) as ways:  # MPS ends here, whatever happens.
+    with contextlib.closing(ways_to_share(gpu)) as ways:  # MPS ends here in any case.
         for way, environment in ways:
             for name in names:
                 figures[name]["fluid"][way] = fluid_apart(name, options, environment)
@@ -254,30 +255,32 @@ def report(figures: dict[str, Any]) -> None:
 
 
 def verdict(said: dict[str, Any]) -> str:
-    """What Fluid made of a workload, in a line."""
+    """Returns Fluid's result for a workload, in a line."""
     found = "packing is of no use" if said["c"] == 1 else f"packing pays up to {said['c']} trials"
     return (
         f"Fluid: {found} (alpha {said['alpha']:.3f}, measured up to {said['measured_packing']}); "
         f"{said['seconds_off']:.1f} s without packing, {said['seconds_auto']:.1f} s with: "
-        f"{said['seconds_off'] / said['seconds_auto']:.2f}x. Its c gets {said['against_best']:.0%} of the best k's rate"
+        f"{said['seconds_off'] / said['seconds_auto']:.2f}x. Its c reaches {said['against_best']:.0%} of the best rate"
     )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark and prints its tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", choices=["auto", "gpu", "cpu"], default="auto", help="where; auto is a GPU if any")
+    parser.add_argument(
+        "--device", choices=["auto", "gpu", "cpu"], default="auto", help="auto is a GPU if there is one"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements: some minutes on CPU")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which, comma-separated")
     parser.add_argument("--counts", help="numbers of trials on the device, comma-separated")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--one", choices=list(WORKLOADS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     from fluid.gpu.nvml import describe_gpus
 
     gpus = [] if options.device == "cpu" else describe_gpus()
     if options.device == "gpu" and not gpus:
-        parser.error("--device gpu: there is no GPU that could be used")
+        parser.error("--device gpu: no usable GPU was found")
     if options.one:
         with contextlib.redirect_stdout(sys.stderr):
             figures = fluid(options.one, Size(bool(gpus), options.quick, options.counts), bool(gpus))

@@ -1,14 +1,15 @@
-"""Whether packing costs anybody anything: random packings that want more memory than there is, and a trial that faults.
+"""Checks that packing harms no trial: random packings that need more memory than the device has, and a faulting trial.
 
     python benchmarks/packing_safety.py [--device auto|gpu|cpu] [--packings 200] [--seed 0] [--json FILE]
 
-Packings: each is a handful of trials of random shapes, which hold and take random amounts of memory, often more than
-the device has. Every shape is first measured alone; then Fluid is told that packing pays, and packs as its memory
-condition lets it. What counts are trials that had to start again, and trials that failed: there are to be none.
+Packings: each is a handful of trials of random shapes, which hold and allocate random amounts of memory, often more
+than the device has. Every shape is first measured alone; then the profile says that packing pays, and Fluid packs as
+far as its memory condition allows. The benchmark counts trials that had to start again and trials that failed: both
+must be 0.
 
-Fault: of four trials on one device one faults in its third iteration, each time. On a GPU it reads beyond the end of a
-tensor, which is fatal to every client of MPS where that is used; on a CPU it kills its process. The others are to end
-with every iteration reported once and no failure.
+Fault: one of four trials on a device faults in its third iteration, each time. On a GPU it reads beyond the end of a
+tensor, which is fatal to every client of MPS; on a CPU it kills its process. The other trials must end with every
+iteration reported once and no failure.
 
 On a CPU the device is one core and a share of the host's memory. On a GPU it needs PyTorch.
 """
@@ -30,7 +31,7 @@ import numpy as np
 from fluid import Device, FluidExecutor, Profile, Trial, TrialGroup, TrialListener
 
 MIB = 1 << 20
-#: Memory of the device where that is a CPU.
+#: Memory of a CPU device.
 CPU_MEMORY = 256 * MIB
 #: Seconds an iteration waits, so that trials run at the same time.
 WAIT_S = 0.1
@@ -39,20 +40,20 @@ MOST, SHAPES = 8, 3
 
 
 class Eater:
-    """Holds memory between iterations and takes more within each.
+    """Holds memory between iterations and allocates more within each.
 
     The config: ``kept`` and ``taken``, bytes; ``wait``, seconds; ``fault_at``, the iteration that faults, 0 for none.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Takes what it keeps."""
+        """Allocates the memory that it holds."""
         self._config = config
         self._cuda = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
         self._kept = self._take(config["kept"])
         self._done = 0
 
     def step(self) -> dict[str, Any]:
-        """Takes more for a while."""
+        """Allocates more for a while."""
         taken = self._take(self._config["taken"])
         time.sleep(self._config["wait"])
         self._done += 1
@@ -61,11 +62,11 @@ class Eater:
         return {"bytes": len(taken) + len(self._kept)}
 
     def save_checkpoint(self, folder: str) -> dict[str, int]:
-        """Saves how far it has come."""
+        """Saves the number of iterations."""
         return {"done": self._done}
 
     def load_checkpoint(self, state: dict[str, int]) -> None:
-        """Goes on from there."""
+        """Loads the number of iterations."""
         self._done = state["done"]
 
     def _take(self, size: int) -> Any:
@@ -94,22 +95,22 @@ class Starts(TrialListener):
         self._running: set[str] = set()
 
     def on_start(self, trial_id: str) -> None:
-        """A trial begins to run."""
+        """Counts a start."""
         self.starts[trial_id] += 1
         self._running.add(trial_id)
         self.most_packed = max(self.most_packed, len(self._running))
 
     def on_result(self, result: Any) -> None:
-        """A trial finished an iteration."""
+        """Counts an iteration."""
         self.results[result.trial_id] += 1
 
     def on_end(self, trial_id: str, state: str, failure: Any) -> None:
-        """A trial ended."""
+        """Counts an end."""
         self._running.discard(trial_id)
 
 
 def draw(packings: int, seed: int, memory: float) -> list[dict[str, list[dict[str, Any]]]]:
-    """Random packings: the configs of the trials of each, by profile key."""
+    """Returns random packings: the configs of the trials of each, by profile key."""
     rng = np.random.default_rng(seed)
     drawn = []
     for number in range(packings):
@@ -126,7 +127,7 @@ def draw(packings: int, seed: int, memory: float) -> list[dict[str, list[dict[st
 
 
 def measured(drawn: list[dict[str, list[dict[str, Any]]]], device: Device) -> Profile:
-    """Runs one trial of each shape alone; returns what was measured, and that packing pays."""
+    """Runs one trial of each shape alone; returns a profile of the measurements that says that packing pays."""
     trials = [
         Trial(Eater, {**configs[0], "wait": 0.0}, budget=2, profile_key=key)
         for by_key in drawn
@@ -148,14 +149,14 @@ def measured(drawn: list[dict[str, list[dict[str, Any]]]], device: Device) -> Pr
 
 
 def teach(profile: Profile, key: str, most: int) -> None:
-    """Has a profile believe that up to so many trials on a device do not slow each other down."""
+    """Records in a profile that a number of trials on a device do not slow each other down."""
     for p in range(1, most + 1):
         while profile.needs_measuring(key, co_residents=p):
             profile.observe(key, WAIT_S, co_residents=p)
 
 
 def random_packings(packings: int, seed: int, device: Device, sharing: str) -> dict[str, Any]:
-    """Packs at random; returns what became of it."""
+    """Runs the random packings; returns the outcome."""
     drawn = draw(packings, seed, float(device.memory_bytes or 0.0))
     profile = measured(drawn, device)
     wanted, heard = 0, []
@@ -182,7 +183,7 @@ def random_packings(packings: int, seed: int, device: Device, sharing: str) -> d
 
 
 def fault(device: Device, sharing: str) -> dict[str, Any]:
-    """Has one of four trials on a device fault; returns what became of the others."""
+    """Runs four trials on a device, of which one faults; returns the outcome of the others."""
     profile, budget = Profile(), 12
     teach(profile, "fault", 4)
     config = {"kept": MIB, "taken": MIB, "wait": WAIT_S, "fault_at": 0}
@@ -204,12 +205,12 @@ def fault(device: Device, sharing: str) -> dict[str, Any]:
 
 
 def find_device(kind: str) -> tuple[Device, str, list[str]]:
-    """The device to use, what it is, and the ways to share it."""
+    """Returns the device to use, its description, and the ways to share it."""
     from fluid.gpu.nvml import describe_gpus, driver_version
 
     gpus = [] if kind == "cpu" else describe_gpus()
     if kind == "gpu" and not gpus:
-        raise SystemExit("--device gpu: there is no GPU that could be used")
+        raise SystemExit("--device gpu: no usable GPU was found")
     if not gpus:
         name = f"one core of {os.cpu_count()} of {platform.machine()}, {CPU_MEMORY / MIB:.0f} MiB"
         return Device(0, kind="cpu", memory_bytes=CPU_MEMORY), name, ["timeslice"]
@@ -221,12 +222,14 @@ def find_device(kind: str) -> tuple[Device, str, list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Runs both parts for each way to share the device; prints and returns what was found."""
+    """Runs both parts for each way to share the device; prints and returns the outcome."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", choices=["auto", "gpu", "cpu"], default="auto", help="where; auto is a GPU if any")
+    parser.add_argument(
+        "--device", choices=["auto", "gpu", "cpu"], default="auto", help="auto is a GPU if there is one"
+    )
     parser.add_argument("--packings", type=int, default=200, help="how many")
-    parser.add_argument("--seed", type=int, default=0, help="of the random packings")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random packings")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args(arguments)
     device, name, ways = find_device(options.device)
     found: dict[str, Any] = {"machine": name, "date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
@@ -237,7 +240,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         found[way] = {"packings": packed, "fault": faulted}
         print(
             f"{way}: {packed['packings']} packings of {packed['trials']} trials, of which "
-            f"{packed['wanted_more_than_there_is']} wanted more memory than there is; {packed['started_again']} trials "
+            f"{packed['wanted_more_than_there_is']} needed more than its memory; {packed['started_again']} trials "
             f"started again, {len(packed['failed'])} failed; a fault left the others "
             f"{'whole' if faulted['others_are_whole'] else 'NOT whole'}"
         )

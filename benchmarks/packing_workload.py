@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: name -> what it is, for people.
+#: Name to description.
 WORKLOADS = {
     "cnn": "three convolutions on 32 x 32 images",
     "lstm": "language model, one LSTM layer on 35 words",
     "dcgan": "generator and discriminator of 32 x 32 images",
-    "input": "the cnn on 4 images, after it has waited 30 ms for them",
+    "input": "the cnn on 4 images, after a wait of 30 ms for them",
 }
-#: Seconds the last of them waits for its input in each iteration.
+#: Seconds that the last of them waits for its input in each iteration.
 INPUT_WAIT_S = 0.03
 
 
@@ -36,7 +36,7 @@ class Workload:
         self._wait = INPUT_WAIT_S if config["name"] == "input" else 0.0
         self._steps = 1 if config["name"] == "input" else int(config["steps"])
         if not torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-            torch.set_num_threads(1)  # a device is one core
+            torch.set_num_threads(1)  # A device is one core.
             device = torch.device("cpu")
         else:
             device = torch.device("cuda")

@@ -1,19 +1,19 @@
-"""The three sweeps of the paper under each algorithm, with and without Fluid: how long they take, how busy devices are.
+"""Measures the three sweeps of the paper under each algorithm, with and without Fluid: times, and use of the devices.
 
-    python benchmarks/paper.py --data DIR                                  # all of it, and the pictures
+    python benchmarks/paper.py --data DIR                                  # all of it, and the figures
     python benchmarks/paper.py --data DIR --workloads cifar10 --algos asha,pbt --systems fluid,ray_default
-    python benchmarks/paper.py --workloads '' --algos ''                   # tables and pictures of what there is
+    python benchmarks/paper.py --workloads '' --algos ''                   # tables and figures of the file
 
-Systems: "fluid" is Ray Tune on Fluid, "ray_default" Ray Tune as it is and "ray_reuse_actors" with its
-``reuse_actors=True``; they get the same searcher and scheduler, the same seed and so the same trials, as far as their
-algorithm does not depend on who is faster. Each measurement is a process of its own. Of each cell are told:
+Systems: "fluid" is Ray Tune on Fluid, "ray_default" is plain Ray Tune, and "ray_reuse_actors" is Ray Tune with
+``reuse_actors=True``. They get the same searcher, scheduler and seed, and so the same trials, unless the algorithm
+depends on which trial is faster. Each measurement is a process of its own. A cell has:
 
-* to target: seconds from the call of ``fit`` until the driver knows of a trial that reaches the target. That is the
-  one of ``examples/tuning/scales.py`` if all systems reach it, else the worst of their best values, marked by a "*".
+* to target: seconds from the call of ``fit`` until the driver receives a result that reaches the target. The target is
+  that of ``examples/tuning/scales.py`` if all systems reach it, else the worst of their best values, marked by a "*".
 * makespan: seconds from the call of ``fit`` to the end of the last iteration.
 * busy: share of the devices' time, during the makespan, in which a trial trained.
 
-Figures are added to those in the JSON file, so that the whole can be measured in pieces. Needs the environment of
+Partial runs are added to the JSON file, so the whole can be measured in pieces. Needs the environment of
 ``make sweep``, and for BOHB ``pip install ConfigSpace hpbandster``.
 """
 
@@ -37,20 +37,20 @@ if (_EXAMPLES := str(HERE.parent / "examples")) not in sys.path:
     sys.path.append(_EXAMPLES)
 
 SYSTEMS = ("fluid", "ray_default", "ray_reuse_actors")
-#: What the systems are called in tables.
+#: Names of the systems in tables.
 NAMES = {"fluid": "Fluid", "ray_default": "Tune", "ray_reuse_actors": "reuse"}
-#: What the figures of a file have in common.
+#: The setting that all figures of a file share.
 SETTING = ("scale", "devices", "seed", "samples")
-#: Stretches of work with less than this between them, in seconds, are drawn as one.
+#: Stretches of work with shorter gaps than this between them, in seconds, are drawn as one.
 _GAP = 0.02
 
-#: What one process measured: see :func:`sweep`. Runs of one cell are in a list.
+#: The measurement of one process: see :func:`sweep`. A list holds the runs of one cell.
 Run = dict[str, Any]
 Cells = dict[str, dict[str, dict[str, list[Run]]]]
 
 
 def workloads() -> dict[str, Any]:
-    """The workloads by name."""
+    """Returns the workloads by name."""
     import cifar10
     import dcgan
     import wlm
@@ -64,8 +64,8 @@ def workloads() -> dict[str, Any]:
 def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -> Run:
     """Runs a sweep and returns its figures.
 
-    ``curve`` has the seconds at which the best value so far was known, and that value; ``busy_s``, for each device,
-    the stretches in which a trial trained.
+    ``curve`` has the seconds at which the driver received each new best value, and that value; ``busy_s`` has, for each
+    device, the stretches in which a trial trained.
     """
     from tuning.running import Sweep
 
@@ -96,7 +96,7 @@ def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -
 
 
 def joined(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Stretches in order, without gaps that nobody would see."""
+    """Joins stretches, given in order, whose gaps are too short to be drawn."""
     found: list[tuple[float, float]] = []
     for begin, end in stretches:
         if found and begin - found[-1][1] < _GAP:
@@ -109,13 +109,13 @@ def joined(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def measure(system: str, name: str, algorithm: str, options: argparse.Namespace) -> Run | None:
-    """Measures in a process of its own; ``None`` if it failed or did not end."""
+    """Measures in a process of its own; returns ``None`` if it failed or did not end."""
     from models.data import cache_folder
 
     arguments = ["--one", system, "--workloads", name, "--algos", algorithm, "--data", options.data]
     arguments += ["--scale", options.scale, "--seed", f"{options.seed}", "--devices", f"{options.devices}"]
     arguments += ["--samples", f"{options.samples}"] if options.samples else []
-    # What is made of the data once and for all is not part of any sweep.
+    # Preparing the data, which is done once, is not part of a sweep.
     kept = {"XDG_CACHE_HOME": str(cache_folder().parent)}
     what = f"{system} on {name} with {algorithm}"
     apart = run_apart(__file__, arguments, what=what, timeout=options.timeout, environment=kept)
@@ -123,7 +123,7 @@ def measure(system: str, name: str, algorithm: str, options: argparse.Namespace)
 
 
 def measure_all(options: argparse.Namespace, file: Path, figures: dict[str, Any]) -> None:
-    """Measures in turn, so that a slow spell of the machine hits all alike; writes the file each time."""
+    """Measures the systems in turn, so that a slow spell of the machine affects all; writes the file each time."""
     known = workloads()
     for name in options.workloads:
         options.data = known[name].data.locate(options.given)
@@ -140,10 +140,10 @@ def measure_all(options: argparse.Namespace, file: Path, figures: dict[str, Any]
 
 
 def read(file: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a file; none if it is not there.
+    """Returns the figures of a file; none if it does not exist.
 
     Raises:
-        SystemExit: they are of another setting.
+        SystemExit: they were measured with another setting.
     """
     if not file.exists():
         return {"machine": machine(), "setting": dict(setting), "cells": {}}
@@ -156,15 +156,15 @@ def read(file: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     return figures
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- tables --------------------------------------------------------------------------------------------------
 
 
 class Cell(NamedTuple):
     """Medians over the runs of one workload under one algorithm, by system; a system without runs is missing.
 
     Attributes:
-        target: the value that time to target is taken to.
-        common: whether it is that of the table of scales.
+        target: the value that time to target refers to.
+        common: whether that is the scale's target.
         to_target, makespan: seconds.
         busy: share.
     """
@@ -177,7 +177,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, runs: Mapping[str, Sequence[Run]], target: float, mode: str) -> Cell:
-        """Of the runs of each system."""
+        """Returns the cell of the runs of each system."""
         there = {system: found for system, found in runs.items() if found}
         sign = 1.0 if mode == "max" else -1.0
         worst = min((sign * run["curve"][-1][1] for found in there.values() for run in found), default=math.inf)
@@ -199,7 +199,7 @@ class Cell(NamedTuple):
 
 
 def cells_of(figures: Mapping[str, Any], workload: Any) -> dict[str, Cell]:
-    """The cells of a workload by algorithm, in the order of the algorithms."""
+    """Returns the cells of a workload by algorithm, in the order of the algorithms."""
     from tuning.algorithms import ALGORITHMS
 
     measured = {name: runs for name, runs in figures["cells"].get(workload.name, {}).items() if any(runs.values())}
@@ -208,13 +208,13 @@ def cells_of(figures: Mapping[str, Any], workload: Any) -> dict[str, Cell]:
 
 
 def ratios(cells: Mapping[str, Cell], figure: str, system: str) -> dict[str, float]:
-    """By algorithm, how many times as long as Fluid a system took."""
+    """Returns, by algorithm, the ratio of a system's time to Fluid's."""
     taken = {name: getattr(cell, figure) for name, cell in cells.items()}
     return {name: one[system] / one["fluid"] for name, one in taken.items() if {system, "fluid"} <= one.keys()}
 
 
 def table(workload: Any, cells: Mapping[str, Cell]) -> Any:
-    """Seconds of Fluid, and how many times as long the others took."""
+    """Returns Fluid's seconds, and the ratios of the other systems to them."""
     from rich.table import Table
 
     others = SYSTEMS[1:]
@@ -243,7 +243,7 @@ def table(workload: Any, cells: Mapping[str, Cell]) -> Any:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The geometric mean; ``None`` of nothing."""
+    """Returns the geometric mean; ``None`` if there are no values."""
     found = list(values)
     return statistics.geometric_mean(found) if found else None
 
@@ -253,7 +253,7 @@ def _times(ratio: float | None) -> str:
 
 
 def report(figures: Mapping[str, Any], folder: Path) -> None:
-    """Prints a table for each workload, and draws its pictures into a folder."""
+    """Prints a table for each workload, and draws its figures into a folder."""
     from paper_figures import save_bars, save_heatmap
     from rich.console import Console
 
@@ -261,7 +261,7 @@ def report(figures: Mapping[str, Any], folder: Path) -> None:
     here, setting = figures["machine"], figures["setting"]
     told = f"{here['cores']} cores, Python {here['python']}, Ray {here['ray']}, scale {setting['scale']}"
     console.print(f"{told}, {setting['devices']} devices, seed {setting['seed']}")
-    console.print("Tune: as it is; reuse: with reuse_actors=True; x: times as long as Fluid; *: not the scale's target")
+    console.print("Tune: plain; reuse: with reuse_actors=True; x: ratio to Fluid's time; *: not the scale's target")
     everywhere: dict[str, list[float]] = {}
     for workload in workloads().values():
         cells = cells_of(figures, workload)
@@ -289,21 +289,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     for option, names in known.items():
         parser.add_argument(f"--{option}", default=",".join(names), help=f"which {option}, comma-separated")
-    parser.add_argument("--data", metavar="DIR", help="a folder with the data; downloaded without it")
+    parser.add_argument("--data", metavar="DIR", help="a folder with the data (default: download)")
     parser.add_argument("--scale", choices=SCALE_NAMES, default="small", help="(default small)")
-    parser.add_argument("--samples", type=int, help="configurations to try (default: by the algorithm)")
+    parser.add_argument("--samples", type=int, help="number of configurations (default: by the algorithm)")
     parser.add_argument("--devices", type=int, default=2, help="how many (default 2)")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is random (default 0)")
-    parser.add_argument("--runs", type=int, default=1, help="runs of each, of which the median counts (default 1)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds one process may take (default 600)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each; the median counts (default 1)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="most seconds of one process (default 600)")
     parser.add_argument("--json", metavar="FILE", default=str(HERE / "results" / "paper.json"), help="the figures")
-    parser.add_argument("--figures", metavar="DIR", help="where pictures go (default: beside the figures)")
+    parser.add_argument("--figures", metavar="DIR", help="folder for the figures (default: beside the JSON file)")
     parser.add_argument("--one", choices=SYSTEMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for option, names in known.items():
         chosen = [name for name in getattr(options, option).split(",") if name]
         if unknown := [name for name in chosen if name not in names]:
-            parser.error(f"--{option}: {unknown[0]!r} is none of {', '.join(names)}")
+            parser.error(f"--{option}: {unknown[0]!r} is not one of {', '.join(names)}")
         setattr(options, option, chosen)
     if options.one:
         with contextlib.redirect_stdout(sys.stderr):

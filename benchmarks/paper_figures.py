@@ -1,4 +1,4 @@
-"""The pictures of paper.py: bars by algorithm and system, and who was busy when."""
+"""The figures of paper.py: bars by algorithm and system, and the devices' busy share over time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-#: Colours that people with any common colour blindness tell apart, by system, and what it is called.
+#: Colour and name by system; the colours can be told apart with any common colour blindness.
 COLOURS = {"fluid": "#0072B2", "ray_default": "#E69F00", "ray_reuse_actors": "#009E73"}
 NAMES = {"fluid": "Fluid", "ray_default": "Ray Tune", "ray_reuse_actors": "Ray Tune, reuse_actors"}
-_WIDTH = 11.0  # inches
+_WIDTH = 11.0  # Inches.
 _GREY, _RULE = "#555555", "#d9d9d9"
-#: Parts that the time axis of a heat map has.
+#: Number of parts of a heat map's time axis.
 _BINS = 120
 
 
@@ -25,7 +25,7 @@ def save_bars(path: Path, workload: Any, cells: Mapping[str, Any], note: str) ->
         path: the file to write.
         workload: what was tuned.
         cells: a ``paper.Cell`` by algorithm.
-        note: on what they were measured.
+        note: the machine and setting of the measurement.
     """
     figure = Figure(figsize=(_WIDTH, 8.0), facecolor="white", layout="constrained")
     figure.suptitle(f"{workload.title} ({note})", x=0.01, ha="left", fontsize=10, parse_math=False)
@@ -51,7 +51,7 @@ def save_bars(path: Path, workload: Any, cells: Mapping[str, Any], note: str) ->
 
 
 def _labels(values: Sequence[float], what: str, cells: Mapping[str, Any], system: str) -> list[str]:
-    """The figure, and for others than Fluid how many times Fluid's it is."""
+    """Returns a bar's label: the value, and its ratio to Fluid's for the other systems."""
     labels = []
     for value, cell in zip(values, cells.values(), strict=True):
         base = cell.makespan.get("fluid") if what == "makespan" else cell.to_target.get("fluid")
@@ -71,12 +71,12 @@ def save_heatmap(path: Path, workload: Any, measured: Mapping[str, Mapping[str, 
         path: the file to write.
         workload: what was tuned.
         measured: runs by algorithm and system; the first of each is drawn.
-        note: on what they were measured.
+        note: the machine and setting of the measurement.
     """
     rows = [name for name, runs in measured.items() if any(runs.values())]
     figure = Figure(figsize=(_WIDTH, 1.2 + 0.95 * len(rows)), facecolor="white", layout="constrained")
     figure.suptitle(
-        f"{workload.title}: who was busy when, a row for each device ({note})",
+        f"{workload.title}: busy share over time, a row for each device ({note})",
         x=0.01,
         ha="left",
         fontsize=10,
@@ -112,7 +112,7 @@ def save_heatmap(path: Path, workload: Any, measured: Mapping[str, Mapping[str, 
 
 
 def busy_shares(stretches: Sequence[Sequence[float]], span: float) -> np.ndarray:
-    """The busy share of each of the equal parts of ``span`` seconds, of a device that was busy in these stretches."""
+    """Returns the busy share of each equal part of ``span`` seconds, of a device that was busy in these stretches."""
     edges = np.linspace(0.0, span, _BINS + 1)
     begins, ends = (np.array([stretch[side] for stretch in stretches], dtype=float) for side in (0, 1))
     # Busy seconds up to each edge.

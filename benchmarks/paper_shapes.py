@@ -1,4 +1,4 @@
-"""Simulated counterparts of the paper's tables and figures.
+"""Simulates the counterparts of the paper's tables and figures.
 
     python benchmarks/paper_shapes.py [--seeds 5] [--json FILE]
 
@@ -29,14 +29,14 @@ from fluid.resources import Cluster
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import SimulationResult, simulate
 
-#: Chosen overheads of the three workloads, from the smallest model to the largest: the smaller the model, the less
-#: of a device one trial fills, and the more a further device costs it.
+#: Chosen overheads of the three workloads, from the smallest model to the largest: a smaller model fills less of a
+#: device, and loses more by a further one.
 WORKLOADS = {"DCGAN": (1.05, 1.2), "CIFAR-10": (1.12, 1.12), "WLM": (1.2, 1.06)}
 CHOSEN = (1.12, 1.06)
 
 
 def base(workload: Workload, n: int = 8, sigma: float = 0.5, **changes: Any) -> Scenario:
-    """A scenario with the chosen overheads, 10 s an iteration, a resize of 0.5 s and predictions 10% off."""
+    """Returns a scenario with the chosen overheads, 10 s per iteration, 0.5 s per resize and predictions 10% off."""
     alpha, beta = CHOSEN
     scenario = Scenario(
         Cluster.of(n),
@@ -51,14 +51,14 @@ def base(workload: Workload, n: int = 8, sigma: float = 0.5, **changes: Any) -> 
 
 
 def both(scenario: Scenario, seeds: int) -> tuple[list[SimulationResult], list[SimulationResult]]:
-    """Results without Fluid and with it, one each per seed."""
+    """Returns the results without Fluid and with it, one each per seed."""
     runs = [scenario.with_seed(seed) for seed in range(seeds)]
     fifo = [simulate(run, make_planner("fifo")) for run in runs]
     return fifo, [simulate(run, make_planner("portfolio")) for run in runs]
 
 
 def speedup(scenario: Scenario, seeds: int) -> float:
-    """Geometric mean of the makespan without Fluid over that with it."""
+    """Returns the geometric mean of the makespan without Fluid over that with it."""
     fifo, fluid = both(scenario, seeds)
     return float(np.exp(np.mean([np.log(a.makespan / b.makespan) for a, b in zip(fifo, fluid, strict=True)])))
 
@@ -130,7 +130,7 @@ def figure_3_12(console: Console, seeds: int) -> list[Any]:
 
 
 def figure_3_13(console: Console, seeds: int) -> list[Any]:
-    """Speed-up over the overheads: useless packing and widening switch themselves off."""
+    """Speed-up over the overheads: the planner does not pack or widen where that does not pay."""
     packing = [
         (f"alpha = {alpha:g}", speedup(base(Workload("random", trials=27), alpha=alpha, d=1, sigma=0.1), seeds))
         for alpha in (1.12, 1.5, 2.0, 10.0)
@@ -157,7 +157,7 @@ def figures_3_7_to_3_10(console: Console, seeds: int) -> list[Any]:
     for name, workload in workloads.items():
         for n in (4, 8, 16):
             rows.append((name, n, *_compared(base(workload, n), base(workload, n), seeds)))
-    # The paper keeps 8 ASHA trials going with Fluid whatever the devices; without it there is one per device.
+    # With Fluid the paper runs 8 ASHA trials on any number of devices; without it there is one per device.
     asha = Workload("asha", trials=64, max_iterations=81)
     for n in (4, 8, 16):
         rows.append(("ASHA", n, *_compared(base(asha, n), base(replace(asha, concurrency=8), n), seeds)))
@@ -174,7 +174,7 @@ def _compared(without: Scenario, with_fluid: Scenario, seeds: int) -> tuple[floa
 
 
 def overheads(alpha: float, beta: float) -> str:
-    """The overheads in a title."""
+    """Returns the overheads for a title."""
     return f"alpha = {alpha:g}, beta = {beta:g}"
 
 
@@ -192,7 +192,7 @@ def main() -> None:
     """Prints every table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=5, help="runs to average over (default 5)")
-    parser.add_argument("--json", metavar="FILE", help="also write the tables to a file")
+    parser.add_argument("--json", metavar="FILE", help="also write the tables to this file")
     options = parser.parse_args()
     console = Console()
     console.print("[bold]Simulation on the runtime model, not a measurement on GPUs.[/bold]\n")

@@ -1,8 +1,8 @@
-"""How good and how fast the planners are, on random instances (docs/theory.md, section 6).
+"""Measures the quality and the speed of the planners on random instances (docs/theory.md, section 6).
 
     python benchmarks/planner.py [--seeds 1] [--quick] [--json FILE]
 
-Quality is the makespan over mLB, a bound that no schedule can beat, over a full grid of families: devices n, trials
+Quality is the makespan over mLB, a lower bound for every schedule, over a full grid of families: devices n, trials
 per device k/n, packing overhead alpha, scaling overhead beta, widest width d and the lognormal spread sigma of
 runtimes. Speed is the time to plan 10,000 trials on 1,000 devices, and to re-plan 1,000 running trials.
 """
@@ -57,14 +57,14 @@ class Family(NamedTuple):
     seed: int
 
     def instance(self) -> Instance:
-        """The instance, with median runtime 1 s."""
+        """Returns the instance, with median runtime 1 s."""
         k = max(1, round(self.per_device * self.n))
         normal = np.random.default_rng([self.seed, self.n, k]).standard_normal(k)
         return Instance.build(np.exp(self.sigma * normal), self.n, alpha=self.alpha, beta=self.beta, c=4, d=self.d)
 
 
 def families(seeds: int) -> list[Family]:
-    """The full grid, ``seeds`` instances a cell, once per cell where d = 4 = n."""
+    """Returns the full grid, ``seeds`` instances per cell; a cell with d = 4 = n is in it once."""
     grid = itertools.product(DEVICES, TRIALS_PER_DEVICE, ALPHAS, BETAS, ("4", "n"), SIGMAS, range(seeds))
     return [
         Family(n, per_device, alpha, beta, 4 if d == "4" else n, sigma, seed)
@@ -74,14 +74,14 @@ def families(seeds: int) -> list[Family]:
 
 
 def ratios(family: Family) -> list[float]:
-    """Makespan over mLB of each planner."""
+    """Returns the makespan over mLB of each planner."""
     instance = family.instance()
     bound = malleable_lower_bound(instance)
     return [roll_out(instance, make_planner(name).arrange(instance)).now / bound for name in PLANNERS]
 
 
 def ratios_under_errors(seed: int) -> list[float]:
-    """The same where predictions are 20% off and one trial in five is stopped early."""
+    """Returns the same with predictions 20% off and one trial in five stopped early."""
     rng = np.random.default_rng(seed)
     n = int(rng.choice([4, 8, 16]))
     scenario = Scenario(
@@ -100,7 +100,7 @@ def ratios_under_errors(seed: int) -> list[float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean, 95th percentile and maximum."""
+    """Returns mean, 95th percentile and maximum."""
     return {
         "mean": float(np.mean(values)),
         "p95": float(np.percentile(values, 95)),
@@ -134,7 +134,7 @@ def by_load(console: Console, cells: Sequence[Family], rows: Sequence[Sequence[f
 
 
 def median_ms(call: Callable[[], object], runs: int = 9) -> float:
-    """Median milliseconds of one call, after one that does not count."""
+    """Returns the median milliseconds of one call, after a first call that does not count."""
     call()
     times = []
     for _ in range(runs):
@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=1, help="instances per cell of the grid (default 1)")
     parser.add_argument("--quick", action="store_true", help="every tenth cell only")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     console = Console()
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"

@@ -1,13 +1,13 @@
-"""Sweeps of Ray Tune with and without Fluid, on one machine, in one run.
+"""Measures sweeps of Ray Tune with and without Fluid, on one machine, in one run.
 
     python benchmarks/ray_tune.py [--runs 3] [--systems fluid,...] [--workloads busy,...] [--json FILE]
 
 Every system gets the same call of ``tune.run`` on 2 CPU devices: "fluid" with an executor, "ray_default" without, and
 "ray_reuse_actors" with ``reuse_actors=True``, for which the trainables implement ``reset_config``. Each measurement is
-a process of its own; "run" is the call of ``tune.run``, with the making of Fluid's executor, and "total" the whole
-process, with the start of Ray. The ideal is the CPU time of the trials' own work over the devices, measured in the run
-itself; "stream" shows what a result costs once everything runs. Needs the environment of ``make sweep``:
-``pip install '.[all,examples]'``.
+a process of its own; "run" is the call of ``tune.run``, including the start of Fluid's executor, and "total" is the
+whole process, including the start of Ray. The ideal is the CPU time of the trials' own work divided by the number of
+devices, measured in the run itself; "stream" shows the cost of a result once everything runs. Needs the environment of
+``make sweep``: ``pip install '.[all,examples]'``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
     Attributes:
         run: seconds of the sweep.
         total: seconds of the process.
-        ideal: seconds of the trials' work over the devices.
+        ideal: seconds of the trials' work divided by the number of devices.
         results: how many results there were.
         best: the best score.
     """
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
     @property
     def overhead(self) -> float:
-        """Milliseconds a result above the ideal."""
+        """Milliseconds per result above the ideal."""
         return 1e3 * (self.run - self.ideal) / self.results
 
 
@@ -94,7 +94,7 @@ def sweep(system: str, name: str) -> dict[str, float]:
 
 
 def measure(system: str, workload: str, timeout: float) -> Measured | None:
-    """Measures in a process of its own; ``None`` if it failed or did not end."""
+    """Measures in a process of its own; returns ``None`` if it failed or did not end."""
     arguments = ["--one", system, "--workload", workload]
     apart = run_apart(__file__, arguments, what=f"{system} on {workload}", timeout=timeout)
     if apart is None:
@@ -105,11 +105,11 @@ def measure(system: str, workload: str, timeout: float) -> Measured | None:
 def main() -> None:
     """Runs the benchmark and prints its tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=3, help="runs of each, of which the median counts (default 3)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each; the median counts (default 3)")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="which systems, comma-separated")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which workloads, comma-separated")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds one process may take (default 600)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--timeout", type=float, default=600.0, help="most seconds of one process (default 600)")
     parser.add_argument("--one", choices=SYSTEMS, help=argparse.SUPPRESS)
     parser.add_argument("--workload", choices=WORKLOADS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Measures in turn, so that a slow spell of the machine hits all alike, and prints the ratios."""
+    """Measures the systems in turn, so that a slow spell of the machine affects all, and prints the ratios."""
     from ray_tune_workload import WORKLOADS as workloads
     from rich.console import Console
 
@@ -130,7 +130,7 @@ def report(options: argparse.Namespace) -> None:
     here = machine()
     figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": here, "devices": DEVICES}
     figures["runs"] = options.runs
-    console.print("ms/result: milliseconds a result above the ideal; run/Fluid, total/Fluid: ratios to Fluid's seconds")
+    console.print("ms/result: milliseconds per result above the ideal; run/Fluid, total/Fluid: ratios to Fluid")
     console.print(f"{here['cores']} cores, Python {here['python']}, Ray {here['ray']}, {figures['date']}")
     for name in options.workloads.split(","):
         taken: dict[str, list[Measured]] = {system: [] for system in options.systems.split(",")}
@@ -153,13 +153,13 @@ def report(options: argparse.Namespace) -> None:
 
 
 def median(measured: list[Measured]) -> Measured:
-    """The median of each figure."""
+    """Returns the median of each figure."""
     run, total, ideal, results, best = (statistics.median(column) for column in zip(*measured, strict=True))
     return Measured(run, total, ideal, round(results), best)
 
 
 def table(workload: Any, medians: dict[str, Measured]) -> Any:
-    """The figures of a workload, and their ratios to Fluid's; "ms/result" is what a result took above the ideal."""
+    """Prints the figures of a workload, and their ratios to Fluid's; "ms/result" is the time above the ideal."""
     from rich.table import Table
 
     base = medians.get("fluid")

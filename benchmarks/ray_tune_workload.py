@@ -24,7 +24,7 @@ _TIMED = {"time_attr": "training_iteration"}
 
 
 class Burner(tune.Trainable):  # type: ignore[misc]
-    """Uses CPU time and gets better at a rate of its own. It can be saved, and reused for another trial."""
+    """Uses CPU time and improves at its own rate. It can be saved, and reused for another trial."""
 
     def setup(self, config: dict[str, Any]) -> None:
         if config.get("import_torch"):
@@ -51,7 +51,7 @@ class Burner(tune.Trainable):  # type: ignore[misc]
 
 
 class Tally(tune.Callback):  # type: ignore[misc]
-    """Adds up the results as Tune is given them; in its logs some get lost where trials are paused."""
+    """Adds up the results that Tune receives; Tune's logs lose some where trials are paused."""
 
     def __init__(self) -> None:
         self.results, self.work, self.best = 0, 0.0, float("-inf")
@@ -63,7 +63,7 @@ class Tally(tune.Callback):  # type: ignore[misc]
 
 
 def digits_trial() -> type:
-    """The network of ``examples/sweep.py`` on the digits, reusable too."""
+    """The network of ``examples/sweep.py`` on the digits, reusable as well."""
     from models.images import ImageTrial
 
     class DigitsTrial(ImageTrial):
@@ -80,7 +80,7 @@ def digits_trial() -> type:
 
 
 def _burners(trials: int, milliseconds: float, **more: Any) -> dict[str, Any]:
-    # The order is mixed, so that schedulers do not find the best trials first or last.
+    # The order is shuffled, so that the best trials are neither first nor last.
     rates = [1.0 + (7 * i) % trials for i in range(trials)]
     return {"x": tune.grid_search(rates), "milliseconds": milliseconds, **more}
 
@@ -131,12 +131,12 @@ class Workload(NamedTuple):
     """A sweep.
 
     Attributes:
-        title: what it is.
-        trials: how many.
+        title: for people.
+        trials: number of trials.
         options: of ``tune.run``, for a number of trials.
         trainable: makes the trainable.
-        fewer: trials that are run under Ray's default, which takes over a second for each to start; the figures are
-            scaled to all of them. ``None`` to run them all.
+        fewer: number of trials that are run under plain Ray, which takes over a second to start each; the figures are
+            scaled to all trials. ``None`` to run all.
     """
 
     title: str

@@ -1,15 +1,15 @@
-"""What widening brings where the stages of a search end in stragglers.
+"""Measures the gain of widening trials in a search whose stages end with stragglers.
 
     python benchmarks/stragglers.py [--runs 3] [--trials 5] [--data DIR] [--systems wide,...] [--json FILE]
 
-Successive Halving on two CPU devices, one thread each: in every stage the best half goes on, with twice the budget, and
-the next stage begins when the last trial of a stage has ended. With an odd number of trials one device falls idle; with
-widening, the last trial spreads over both. Trials are perceptrons, of MNIST's images with ``--data`` (a folder with
-``mnist-10k.npz``), else of scikit-learn's digits, or of random data of that shape where that is not installed.
+Successive Halving on two CPU devices, one thread each: in every stage the best half continues, with twice the budget,
+and the next stage begins when all trials of a stage have ended. With an odd number of trials one device becomes idle;
+with widening, the last trial uses both. Trials are perceptrons, on MNIST's images with ``--data`` (a folder with
+``mnist-10k.npz``), else on scikit-learn's digits, or on random data of that shape where that is not installed.
 
 "wide" is Fluid, "narrow" Fluid with max_width=1; "ray_default" and "ray_reuse_actors" are Ray Tune, with a run per
-stage and, for the latter, actors that are set back instead of started anew. The systems take turns; each is warm: Ray's
-cluster runs, and Fluid's lanes have been used, and have measured what widening brings, once.
+stage and, for the latter, actors that are reset instead of restarted. The systems take turns, and each is warm: Ray's
+cluster runs, and Fluid's lanes have been used once and have measured the gain of widening.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from fluid import FluidExecutor, Trial, TrialGroup
 DEVICES = 2
 #: Iterations of the trials that warm Fluid's lanes up: both devices, then one trial alone.
 WARM = (1, 1, 12)
-#: Runs one stage: of rates and a budget, the last loss of each, and how many iterations ran on several devices.
+#: Runs one stage: from rates and a budget to the last loss of each, and the iterations that ran on several devices.
 Stage = Callable[[list[float], int], tuple[dict[float, float], int]]
 
 
 @contextmanager
 def fluid_stages(config: dict[str, Any], max_width: int) -> Iterator[Stage]:
-    """Stages on Fluid."""
+    """Yields a function that runs stages on Fluid."""
     options: dict[str, Any] = {"devices": DEVICES, "max_packing": 1, "max_width": max_width, "verbose": 0}
     with tempfile.TemporaryDirectory() as folder, FluidExecutor("local", run_dir=folder, **options) as executor:
         warm = [Trial(Perceptron, {**config, "lr": 1e-3}, budget=budget) for budget in WARM]
@@ -61,7 +61,7 @@ def fluid_stages(config: dict[str, Any], max_width: int) -> Iterator[Stage]:
 
 @contextmanager
 def ray_stages(config: dict[str, Any], reuse_actors: bool) -> Iterator[Stage]:
-    """Stages on Ray Tune."""
+    """Yields a function that runs stages on Ray Tune."""
     import ray
     from ray import tune
 
@@ -94,7 +94,7 @@ SYSTEMS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def search(stage: Stage, trials: int, task: Task) -> tuple[float, int, float]:
-    """Successive Halving; returns its seconds, the iterations that ran on two devices, and the best loss."""
+    """Runs Successive Halving; returns its seconds, the iterations on two devices, and the best loss."""
     begun = time.perf_counter()
     rates = [10 ** (-2 - 2 * number / trials) for number in range(trials)]
     wide, budget, best = 0, task.first, float("inf")
@@ -110,11 +110,11 @@ def search(stage: Stage, trials: int, task: Task) -> tuple[float, int, float]:
 def main() -> None:
     """Runs the benchmark and prints its figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=3, help="measurements of each, of which the median counts")
+    parser.add_argument("--runs", type=int, default=3, help="measurements of each; the median counts")
     parser.add_argument("--trials", type=int, default=5, help="trials in the first stage")
     parser.add_argument("--data", metavar="DIR", help="folder with mnist-10k.npz")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="which, comma-separated")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     task = TASKS["mnist" if options.data else "digits"]

@@ -15,7 +15,7 @@ from fluid.elastic import ElasticTrainable, as_tune_trainable
 
 
 class Task(NamedTuple):
-    """What is learnt.
+    """A learning task.
 
     Attributes:
         name: for people.
@@ -30,13 +30,13 @@ class Task(NamedTuple):
     first: int
 
 
-#: Of MNIST's test set, 10,000 images; of scikit-learn, 1,797 of 8 x 8; random ones of that shape.
+#: MNIST's test set, 10,000 images; scikit-learn's, 1,797 of 8 x 8; random ones of that shape.
 TASKS = {"mnist": Task("mnist", 512, 500, 2), "digits": Task("digits", 1024, 256, 4)}
 
 
 @functools.cache
 def dataset(data: str | None) -> TensorDataset:
-    """MNIST's images from a folder with ``mnist-10k.npz``; scikit-learn's digits without one, else random numbers."""
+    """Loads MNIST's images from a folder with ``mnist-10k.npz``; else scikit-learn's digits, or random numbers."""
     if data is not None:
         with np.load(Path(data) / "mnist-10k.npz") as file:
             images, labels = file["images"], file["labels"]
@@ -53,7 +53,7 @@ def dataset(data: str | None) -> TensorDataset:
 
 
 class Perceptron(ElasticTrainable):
-    """Two hidden layers, trained by AdamW; an iteration is an epoch.
+    """A perceptron of two hidden layers, trained by AdamW; one iteration is an epoch.
 
     The config: ``lr``; ``data``, the folder or ``None``; ``task``, a name in :data:`TASKS`.
     """
@@ -83,5 +83,5 @@ class Perceptron(ElasticTrainable):
 
 
 def tune_trainable() -> type:
-    """The same for Ray Tune."""
+    """Returns the trainable for Ray Tune."""
     return as_tune_trainable(Perceptron)

@@ -2,10 +2,11 @@
 
     pip install "$(python scripts/build_horovod.py)"
 
-Horovod 0.28.1 is published as source only, and that does not compile against today's PyTorch as it is: PyTorch wants
-a newer C++ than it asks for. A wrapper around the compiler sees to that, and one around CMake to what makes it fast:
-sources are compiled several at a time, so that the headers they share are read once. Takes a few minutes, once per
-version of Python and PyTorch; the wheel is kept below ``$XDG_CACHE_HOME/fluid/horovod`` (``~/.cache/fluid/horovod``).
+Horovod 0.28.1 is published as source only, which does not compile against today's PyTorch: PyTorch needs a newer C++
+standard than Horovod requests. A wrapper around the compiler sets that standard. A wrapper around CMake makes the build
+faster: several sources are compiled together, so that shared headers are read once. The build takes a few minutes, once
+per version of Python and PyTorch; the wheel is kept in ``$XDG_CACHE_HOME/fluid/horovod``, by default
+``~/.cache/fluid/horovod``.
 
 Needs PyTorch in this environment, and a C++ compiler with make. It is built for CPUs, with gloo, without MPI.
 """
@@ -23,11 +24,11 @@ from importlib import metadata
 from pathlib import Path
 
 VERSION = "0.28.1"
-#: CMake 4 refuses projects as old as Horovod; setuptools 81 has no pkg_resources any more.
+#: CMake 4 refuses projects as old as Horovod; setuptools 81 has removed pkg_resources.
 TOOLS = ("cmake<4", "setuptools<81", "wheel", "packaging", "pyyaml", "cloudpickle", "psutil")
 #: Appended, so that they win over Horovod's own.
 FLAGS = "-std=gnu++20 -include cstdint -g0 -O1"
-#: Given to CMake where it configures. Of gloo, whose sources do not go together, each is compiled by itself.
+#: Arguments of CMake's configure step. Gloo's sources cannot be compiled together: each is compiled by itself.
 UNITY = ("-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=9")
 NO_UNITY = "set(CMAKE_UNITY_BUILD OFF)"
 SETTINGS = {
@@ -41,7 +42,7 @@ SETTINGS = {
 
 
 def cache_folder() -> Path:
-    """The folder of the wheel for this Python and PyTorch."""
+    """Returns the folder of the wheel for this Python and PyTorch."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -52,14 +53,14 @@ def cache_folder() -> Path:
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    """Runs a command; its output goes to stderr, since stdout is for the path."""
+    """Runs a command with its output on stderr, because stdout is for the path."""
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=sys.stderr, check=False)
     if done.returncode:
         sys.exit(f"failed with status {done.returncode}: {' '.join(map(str, command))}")
 
 
 def wrap_compiler(path: Path) -> None:
-    """Writes a compiler that adds our flags."""
+    """Writes a compiler that adds the flags."""
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
     if compiler is None or shutil.which("make") is None:
         sys.exit("a C++ compiler and make are needed to build Horovod (on Debian: apt install g++ make)")
@@ -68,7 +69,7 @@ def wrap_compiler(path: Path) -> None:
 
 
 def wrap_cmake(path: Path, cmake: Path) -> None:
-    """Writes a CMake that compiles several sources at a time."""
+    """Writes a CMake that compiles several sources together."""
     exempt = path.with_suffix(".no-unity")
     exempt.write_text(f"{NO_UNITY}\n", encoding="utf-8")
     options = " ".join((*UNITY, f'"-DCMAKE_PROJECT_gloo_INCLUDE={exempt}"'))
@@ -88,7 +89,7 @@ def build(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="fluid-horovod-") as name:
         work = Path(name)
         tools, out = work / "tools", work / "out"
-        # Beside the environment, not into it: what is there must stay as it is.
+        # Beside the environment, not into it: its packages must not change.
         run(*pip, "install", "--quiet", "--target", tools, *TOOLS)
         wrap_compiler(work / "c++")
         wrap_cmake(work / "cmake", tools / "cmake" / "data" / "bin" / "cmake")
@@ -101,19 +102,19 @@ def build(folder: Path) -> Path:
             "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
             "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
         }
-        # Not from pip's own cache, which does not know which PyTorch a wheel was built against.
+        # Without pip's cache, whose wheels may have been built against another PyTorch.
         options = ("--no-build-isolation", "--no-deps", "--no-cache-dir", "--no-binary", "horovod")
         run(*pip, "wheel", *options, "--wheel-dir", out, f"horovod=={VERSION}", **environment)
         (wheel,) = out.glob("horovod-*.whl")
         folder.mkdir(parents=True, exist_ok=True)
-        # Moved at last, and in one go: a wheel that is there is whole.
+        # Moved at the end, atomically: an existing wheel is complete.
         partial = folder / f"{wheel.name}.{os.getpid()}"
         shutil.copy2(wheel, partial)
         return partial.rename(folder / wheel.name)
 
 
 def main() -> None:
-    """Prints the path of the wheel, which is built if it is not there."""
+    """Prints the path of the wheel; builds it if it does not exist."""
     folder = cache_folder()
     found = sorted(folder.glob("horovod-*.whl"))
     print(found[0] if found else build(folder))

@@ -1,7 +1,7 @@
-"""What the site has besides docs/: pages that live elsewhere, and the files that pages point to.
+"""Adds to the site the pages outside of docs/, and the files that pages link to.
 
-In the repository a link such as ``../examples/sweep.py`` leads to the file. The site holds nothing outside of docs/, so
-here the file becomes a page of it, and the link leads there. MkDocs runs this as a hook.
+In the repository a link such as ``../examples/sweep.py`` leads to the file. The site holds only docs/, so this MkDocs
+hook makes each such file a page of the site, and lets the link lead there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lets links to files of the repository lead to their pages."""
+    """Makes links to files of the repository lead to their pages."""
     here = page.file.src_uri
     if here.startswith("source/"):
         return markdown
@@ -41,14 +41,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     def lead(link: re.Match[str]) -> str:
         path = _in_repository(here, link["target"])
         if not (ROOT / path).exists():
-            return link[0]  # MkDocs will complain of it.
+            return link[0]  # MkDocs reports it.
         return posixpath.relpath(_page_of(path), posixpath.dirname(here) or ".") + (link["anchor"] or "")
 
     return _LINK.sub(lead, markdown)
 
 
 def _pointed_to(page: File) -> Iterator[str]:
-    """Files and folders of the repository, outside of the site, that a page has links to."""
+    """Returns the files and folders of the repository, outside of the site, that a page links to."""
     for link in _LINK.finditer(page.content_string):
         path = _in_repository(page.src_uri, link["target"])
         if (ROOT / path).exists() and _page_of(path).startswith("source/"):
@@ -56,19 +56,19 @@ def _pointed_to(page: File) -> Iterator[str]:
 
 
 def _files_of(path: str) -> list[str]:
-    """What is in a folder; nothing if it is a file."""
+    """Returns the content of a folder; nothing for a file."""
     inside = sorted(file for file in (ROOT / path).glob("*") if file.suffix in _LANGUAGES)
     return [file.relative_to(ROOT).as_posix() for file in inside]
 
 
 def _in_repository(page: str, target: str) -> str:
-    """The file that a link of a page leads to in the repository."""
+    """Returns the file that a link of a page leads to in the repository."""
     home = FROM_ROOT.get(page, f"docs/{page}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(home), target))
 
 
 def _page_of(path: str) -> str:
-    """Where the site has a file of the repository."""
+    """Returns the site's path of a file of the repository."""
     for page, name in FROM_ROOT.items():
         if path == name:
             return page

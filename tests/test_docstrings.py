@@ -30,7 +30,6 @@ NO_EXAMPLE = {
     "fluid.elastic.SyncBatchNorm",
     "fluid.elastic.as_tune_trainable",
     "fluid.elastic.trainable.ElasticTrainable",
-    "fluid.integrations.ray_tune.FluidScheduler",
 }
 #: Packages that a name's module needs, by the start of its name.
 NEEDS = {

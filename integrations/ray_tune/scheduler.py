@@ -50,6 +50,15 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
 
     Raises:
         InvalidFieldError: an argument cannot be used.
+
+    Example:
+        >>> from ray.tune.schedulers import ASHAScheduler
+        >>> from fluid.integrations.ray_tune import FluidScheduler
+        >>> scheduler = FluidScheduler(ASHAScheduler(metric="loss", mode="min"), concurrency=4)
+        >>> scheduler.metric, type(scheduler.base).__name__
+        ('loss', 'AsyncHyperBandScheduler')
+
+        ``ray.tune.run(trainable, config=space, scheduler=scheduler)`` then runs the trials on Fluid.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Small data sets like the real ones, made."""
+"""Makes small data sets in the formats of the real ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 
 
 def make_data(folder: Path) -> None:
-    """Writes small data sets like the real ones."""
+    """Writes small data sets in the formats of the real ones into a folder."""
     rng = np.random.default_rng(0)
 
     def pictures(count: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-        labels = np.arange(count) % 10
+        # In random order: the examples hold out every tenth image, which must be of all classes.
+        labels = rng.permutation(np.arange(count) % 10)
         kinds = np.random.default_rng(1).integers(0, 200, (10, *shape))
         return (kinds[labels] + rng.integers(0, 56, (count, *shape))).astype(np.uint8), labels.astype(np.uint8)
 
