@@ -198,10 +198,10 @@ def ways_to_share(gpu: str | None) -> Generator[tuple[str, dict[str, str]], None
         yield "one core", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         return
     from fluid.gpu.nvml import describe_gpus
-    from fluid.mps import start_or_explain
+    from fluid.mps import start_or_warn
 
     yield "time slices", {"CUDA_VISIBLE_DEVICES": gpu}
-    daemon, _ = start_or_explain([state for state in describe_gpus() if state.token == gpu])  # It logs why not.
+    daemon, _ = start_or_warn([state for state in describe_gpus() if state.token == gpu])  # It logs why not.
     if daemon is not None:
         with daemon:
             yield "MPS", daemon.lane_environment(gpu)

@@ -214,9 +214,9 @@ def find_device(kind: str) -> tuple[Device, str, list[str]]:
     if not gpus:
         name = f"one core of {os.cpu_count()} of {platform.machine()}, {CPU_MEMORY / MIB:.0f} MiB"
         return Device(0, kind="cpu", memory_bytes=CPU_MEMORY), name, ["timeslice"]
-    from fluid.gpu.mps_support import why_not_here
+    from fluid.gpu.mps_support import unsupported_reason_here
 
-    ways = ["timeslice"] if why_not_here(gpus[:1]) else ["timeslice", "mps"]
+    ways = ["timeslice"] if unsupported_reason_here(gpus[:1]) else ["timeslice", "mps"]
     name = f"{gpus[0].name}, driver {driver_version()}"
     return Device(0, kind="gpu", memory_bytes=gpus[0].memory_bytes), name, ways
 

@@ -1,9 +1,9 @@
-"""NVIDIA MPS: starts a control daemon of Fluid's own for a node's GPUs, watches it, and ends it on every way out.
+"""NVIDIA MPS: starts and supervises a control daemon for a node's GPUs, and ends it whenever the driver ends.
 
-With MPS the kernels of several processes run on a GPU side by side; without, the GPU gives each a slice of time in
-turn. A lane becomes a client by its environment alone (:meth:`MpsDaemon.lane_environment`); the driver stays out of
-it. The daemon's folders are private, so it never meets one that somebody else started, and compute modes are left as
-they are. See ``docs/gpu_sharing.md``.
+With MPS the kernels of several processes run on a GPU at the same time; without it the processes time-slice. A lane
+becomes a client through its environment alone (:meth:`MpsDaemon.lane_environment`); the driver is no client. The
+daemon's folders are private, so it does not interfere with other daemons, and compute modes are not changed. See
+``docs/gpu_sharing.md``.
 """
 
 from __future__ import annotations
@@ -36,34 +36,51 @@ from fluid.gpu.mps_control import (
     stray_processes,
 )
 from fluid.gpu.mps_supervisor import SupervisorProcess
-from fluid.gpu.mps_support import why_not_here
+from fluid.gpu.mps_support import unsupported_reason_here
 from fluid.gpu.nvml import GpuState, describe_gpus
 
 _log = logging.getLogger(__name__)
 
-#: Sockets in the pipe folder must fit into 108 bytes; their names take up to about 24.
+#: Longest path of the pipe folder, bytes: a socket's path has at most 108, and names take up to about 24.
 _LONGEST_FOLDER = 80
-#: Seconds between two looks whether a daemon that starts is there. Should it end, that is heard at once.
+#: Seconds between two checks of a daemon that is starting. Its end is reported at once.
 _START_CHECK_S = 0.05
 
 
 class MpsDaemon:
-    """One MPS control daemon, for all GPUs of a node. Started when it is made; close it, or use it as a context.
+    """An MPS control daemon for the GPUs of a node. The constructor starts it; close it, or use it as a context.
 
-    Ends with this process, also if that is killed. A daemon that cannot start a server is ended again, so that what
-    is wrong shows here and not in the first trial.
+    The daemon ends with this process, even if this process is killed. If the daemon cannot start a server, it is ended
+    at once, so that the error is raised here and not in the first trial.
 
     Args:
         devices: UUIDs of the GPUs.
-        program: the control program; ``None`` to look for it.
-        log_folder: folder for its logs, kept; ``None`` for a temporary one.
-        start_timeout: seconds the daemon and its first server have to start.
-        answer_timeout: seconds it has to answer a command.
-        quit_timeout: seconds its clients have to leave when it is ended; at least 1.
+        program: the control program; ``None`` to search for it.
+        log_folder: folder for its logs, which is kept; ``None`` for a temporary one.
+        start_timeout: longest that the daemon and its first server may take to start, seconds.
+        answer_timeout: longest that it may take to answer a command, seconds.
+        quit_timeout: seconds that its clients have to leave when it is ended; at least 1.
+
+    Attributes:
+        devices: UUIDs of the GPUs.
+        restarts: how often it was restarted.
+        pipe_folder: the private folder of its sockets.
+        log_folder: the folder of its logs.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
-        MpsError: it cannot be started; nothing of it is left.
+        MpsError: it cannot be started; all that was started has ended.
+
+    Example:
+        On a machine with NVIDIA GPUs::
+
+            with MpsDaemon([gpu.token for gpu in find_gpus()]) as daemon:
+                environment = daemon.lane_environment(daemon.devices[0], active_thread_percentage=50)
+
+        >>> MpsDaemon(["0"])
+        Traceback (most recent call last):
+        ...
+        fluid.errors.InvalidFieldError: devices='0': must be the UUID of a whole GPU, GPU-...
     """
 
     def __init__(
@@ -85,7 +102,6 @@ class MpsDaemon:
             raise MpsError(f"{PROGRAM} is not installed (it is part of the NVIDIA driver)")
         self._clock = MonotonicClock()
         self._closed = False
-        #: Times it was started again.
         self.restarts = 0
         self.pipe_folder = _make_pipe_folder()
         self._kept = None if log_folder is None else os.path.abspath(log_folder)
@@ -94,7 +110,7 @@ class MpsDaemon:
         self._control = Control(self._program, self._environment, answer)
         self._supervisor: SupervisorProcess | None = None
         self._servers: list[int] = []
-        #: Also at the end of the interpreter, for callers who forget.
+        #: Runs at the end of the interpreter too, for callers that do not call close().
         self._finalizer = weakref.finalize(self, _delete, self.pipe_folder, os.getpid())
         self._start()
 
@@ -115,16 +131,16 @@ class MpsDaemon:
         active_thread_percentage: float | None = None,
         memory_limit_bytes: float | None = None,
     ) -> dict[str, str]:
-        """Returns what to add to a lane's environment, before it uses CUDA, to make it a client on one GPU.
+        """Returns the variables that make a lane a client on one GPU; to be set before the lane uses CUDA.
 
-        The GPU is named by its UUID. Numbers would count the daemon's GPUs in the daemon's order, as MPS renumbers
-        them, and a lane that names its GPU by a number of the machine would get another one or none.
+        They name the GPU by its UUID, because MPS renumbers the GPUs in the daemon's order: the machine's number would
+        select another GPU, or none.
 
         Args:
             device: UUID of one of the daemon's GPUs.
-            active_thread_percentage: most of the GPU's multiprocessors it may use, in (0, 100]; ``None`` for all.
-            memory_limit_bytes: most device memory it may take, at least 1 MiB; ``None`` for no limit. Its own device
-                is the only one that it sees, and so has the number 0.
+            active_thread_percentage: share of the GPU's multiprocessors that it may use, in (0, 100]; ``None`` for all.
+            memory_limit_bytes: most device memory that it may take, at least 1 MiB; ``None`` for no limit. It applies
+                to device 0, the only one that the lane sees.
 
         Raises:
             InvalidFieldError: an argument cannot be used.
@@ -143,43 +159,43 @@ class MpsDaemon:
         return added
 
     def set_default_active_thread_percentage(self, percentage: float) -> bool:
-        """Sets what clients of servers that start from now on may use of the multiprocessors, in (0, 100].
+        """Sets the share of the multiprocessors, in (0, 100], for clients of servers that start from now on.
 
         Returns:
-            Whether the driver can do that.
+            Whether the NVIDIA driver supports that.
 
         Raises:
-            InvalidFieldError: the percentage is not one.
+            InvalidFieldError: the percentage is out of range.
             MpsError: the daemon does not answer.
         """
-        return self._control.order(f"set_default_active_thread_percentage {percentage_text(percentage)}")
+        return self._control.command(f"set_default_active_thread_percentage {percentage_text(percentage)}")
 
     def set_default_memory_limit(self, device: str, limit_bytes: float) -> bool:
-        """Sets how much memory each client may take on a device, at least 1 MiB; see above for the rest."""
+        """Limits each client's memory on a device, at least 1 MiB; returns whether the driver supports that."""
         if device not in self.devices:
             raise InvalidFieldError("device", device, f"is not one of {', '.join(self.devices)}")
         number = self.devices.index(device)
-        return self._control.order(f"set_default_device_pinned_mem_limit {number} {memory_text(limit_bytes)}")
+        return self._control.command(f"set_default_device_pinned_mem_limit {number} {memory_text(limit_bytes)}")
 
-    # -- how it is -------------------------------------------------------------------------------------------
+    # -- status ---------------------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int | None:
-        """The control daemon's process; ``None`` if it does not run."""
+        """The control daemon's process id; ``None`` if it does not run."""
         return None if self._supervisor is None else self._supervisor.pid
 
     def servers(self) -> dict[int, str]:
-        """Returns the servers by process, and their state; see :meth:`fluid.gpu.mps_control.Control.servers`."""
+        """Returns the servers' states by process id; see :meth:`fluid.gpu.mps_control.Control.servers`."""
         servers = self._control.servers()
         self._servers = list(servers)
         return servers
 
     def clients(self) -> list[int]:
-        """Returns the processes that are clients; raises :class:`MpsError` if the daemon does not answer."""
+        """Returns the clients' process ids; raises :class:`MpsError` if the daemon does not answer."""
         return [client for server in self.servers() for client in self._control.clients(server)]
 
     def problem(self) -> str:
-        """Returns what is wrong with it, as a sentence; empty if all is well. Takes up to a few answers' time."""
+        """Returns the daemon's problem as a sentence, or an empty text; may take a few times ``answer_timeout``."""
         if self._closed:
             return "the MPS daemon was closed"
         try:
@@ -192,13 +208,13 @@ class MpsDaemon:
         return ""
 
     def restart(self) -> None:
-        """Ends the daemon and starts it again, with the same folders: lanes started from now on find it.
+        """Ends the daemon and starts it again with the same folders, where new lanes find it.
 
-        What to do when :meth:`problem` says that there is one. All clients must have ended before, or be about to:
-        a fatal fault of one is a fault of all on that GPU, and those that are left are cut off.
+        To be called when :meth:`problem` reports one. All clients must have ended or be about to end: a fatal fault of
+        one is a fault of all on that GPU, and remaining clients are disconnected.
 
         Raises:
-            MpsError: it cannot be started again; it is closed then.
+            MpsError: it cannot be started again; it is then closed.
         """
         if self._closed:
             raise MpsError("the MPS daemon was closed")
@@ -213,7 +229,7 @@ class MpsDaemon:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends the daemon and its servers; none is left when it returns. Closing twice is harmless."""
+        """Ends the daemon and its servers; returns when all have ended. May be called twice."""
         if self._closed or (self._supervisor is not None and not self._supervisor.is_ours):
             return
         self._closed = True
@@ -226,7 +242,7 @@ class MpsDaemon:
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.end()
-        # Only if the supervisor was killed is any of them left.
+        # Servers are left only if the supervisor was killed.
         for pid in stray_processes(self._servers, self.pipe_folder):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -235,7 +251,7 @@ class MpsDaemon:
     # -- the start -------------------------------------------------------------------------------------------
 
     def _daemon_environment(self) -> dict[str, str]:
-        # Limits that are set for this process are not meant for all clients.
+        # Limits in this process's environment must not apply to all clients.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         return {
             **inherited,
@@ -255,9 +271,9 @@ class MpsDaemon:
                 delete=[self.pipe_folder],
             )
             deadline = self._clock.now() + self._start_timeout
-            self._until(deadline, "answer", self._answers)
-            self._control.ask(f"start_server -uid {os.getuid()}")
-            self._until(deadline, "start a server", self._has_server)
+            self._wait_until(deadline, "answer", self._answers)
+            self._control.query(f"start_server -uid {os.getuid()}")
+            self._wait_until(deadline, "start a server", self._has_server)
         except MpsError as error:
             tail = log_tail(self.log_folder)
             self.close()
@@ -266,8 +282,8 @@ class MpsDaemon:
             self.close()
             raise
 
-    def _until(self, deadline: float, what: str, done: Callable[[], bool]) -> None:
-        """Waits until the daemon has done something. Refusals until then say only that it is not ready."""
+    def _wait_until(self, deadline: float, what: str, done: Callable[[], bool]) -> None:
+        """Waits until ``done`` returns True. The daemon refuses commands before it is ready."""
         while True:
             self._check_alive()
             why = ""
@@ -283,7 +299,7 @@ class MpsDaemon:
             self._supervisor.wait(_START_CHECK_S)
 
     def _answers(self) -> bool:
-        self._control.ask("get_server_list")
+        self._control.query("get_server_list")
         return True
 
     def _has_server(self) -> bool:
@@ -292,21 +308,25 @@ class MpsDaemon:
     def _check_alive(self) -> None:
         assert self._supervisor is not None
         self._supervisor.wait(0.0)
-        if self._supervisor.gone:
-            raise MpsError(self._supervisor.gone)
+        if self._supervisor.exit_reason:
+            raise MpsError(self._supervisor.exit_reason)
 
 
-def start_or_explain(gpus: Sequence[GpuState] | None = None, **options: object) -> tuple[MpsDaemon | None, str]:
-    """Starts MPS where it can be used; elsewhere says why trials share GPUs by time slices.
+def start_or_warn(gpus: Sequence[GpuState] | None = None, **options: object) -> tuple[MpsDaemon | None, str]:
+    """Starts MPS if it can be used; otherwise logs a warning with the reason.
 
     Args:
-        gpus: what trials are to share; ``None`` for all GPUs that this process may use.
+        gpus: the GPUs that trials are to share; ``None`` for all that this process may use.
         options: as for :class:`MpsDaemon`.
 
     Returns:
-        The daemon and an empty text, or ``None`` and a sentence, which is also logged as a warning.
+        The daemon and an empty text, or ``None`` and the warning.
+
+    Example:
+        >>> start_or_warn(gpus=[])
+        (None, 'trials share GPUs by time slices, without MPS: there is no GPU')
     """
-    daemon, reason = start_or_why_not(describe_gpus() if gpus is None else gpus, **options)
+    daemon, reason = try_start(describe_gpus() if gpus is None else gpus, **options)
     if daemon is not None:
         return daemon, ""
     text = f"trials share GPUs by time slices, without MPS: {reason}"
@@ -314,9 +334,14 @@ def start_or_explain(gpus: Sequence[GpuState] | None = None, **options: object) 
     return None, text
 
 
-def start_or_why_not(gpus: Sequence[GpuState], **options: object) -> tuple[MpsDaemon | None, str]:
-    """As :func:`start_or_explain`, but the reason is half a sentence, and nothing is logged."""
-    reason = why_not_here(gpus)
+def try_start(gpus: Sequence[GpuState], **options: object) -> tuple[MpsDaemon | None, str]:
+    """Starts MPS as :func:`start_or_warn`, but logs nothing, and returns the reason as a clause.
+
+    Example:
+        >>> try_start(gpus=[])
+        (None, 'there is no GPU')
+    """
+    reason = unsupported_reason_here(gpus)
     if not reason:
         try:
             return MpsDaemon([gpu.token for gpu in gpus], **options), ""  # type: ignore[arg-type]
@@ -328,26 +353,26 @@ def start_or_why_not(gpus: Sequence[GpuState], **options: object) -> tuple[MpsDa
 def _checked(devices: Sequence[str]) -> tuple[str, ...]:
     tokens = tuple(devices) if not isinstance(devices, str) else (devices,)
     if not tokens:
-        raise InvalidFieldError("devices", devices, "MPS needs at least one GPU")
+        raise InvalidFieldError("devices", devices, "must name at least one GPU")
     for token in tokens:
         if not isinstance(token, str) or not token.startswith("GPU-") or "," in token:
             raise InvalidFieldError("devices", token, "must be the UUID of a whole GPU, GPU-...")
     if len(set(tokens)) < len(tokens):
-        raise InvalidFieldError("devices", tokens, "names a GPU twice")
+        raise InvalidFieldError("devices", tokens, "must not name a GPU twice")
     return tokens
 
 
 def _make_pipe_folder() -> str:
-    """Makes the private folder of the daemon's sockets; its path must be short."""
+    """Makes the private folder of the daemon's sockets, with a short path."""
     for base in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")):
         try:
-            folder = tempfile.mkdtemp(prefix="fluid-mps-", dir=base)  # Nobody else may enter it.
+            folder = tempfile.mkdtemp(prefix="fluid-mps-", dir=base)  # With mode 0700.
         except OSError:
             continue
         if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
             return folder
         os.rmdir(folder)
-    raise MpsError(f"there is no folder for the sockets of MPS with a path of at most {_LONGEST_FOLDER} bytes")
+    raise MpsError(f"the sockets of MPS need a temporary folder with a path of at most {_LONGEST_FOLDER} bytes")
 
 
 def _delete(folder: str, owner: int) -> None:

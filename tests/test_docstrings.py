@@ -21,15 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 NO_EXAMPLE = {
     "fluid.backends.ray.RayBackend",
     "fluid.backends.simulated.Truth",
-    "fluid.elastic.ElasticController",
-    "fluid.elastic.ElasticLoader",
-    "fluid.elastic.ElasticMember",
-    "fluid.elastic.ElasticRun",
-    "fluid.elastic.GenerationBrokenError",
-    "fluid.elastic.Group",
-    "fluid.elastic.SyncBatchNorm",
-    "fluid.elastic.as_tune_trainable",
-    "fluid.elastic.trainable.ElasticTrainable",
 }
 #: Packages that a name's module needs, by the start of its name.
 NEEDS = {

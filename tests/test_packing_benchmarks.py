@@ -90,7 +90,7 @@ def test_packing_measures_a_gpu_by_time_slices_and_under_mps(
     tiny(monkeypatch, packing)
     monkeypatch.setattr(packing, "fluid_apart", fluid_apart)
     monkeypatch.setattr(nvml, "describe_gpus", lambda: [GPU])
-    monkeypatch.setattr(mps, "start_or_explain", start)
+    monkeypatch.setattr(mps, "start_or_warn", start)
     found = packed(packing, [], tmp_path / "figures.json")
     assert list(found["throughput"]) == ["time slices", "MPS"]
     (_, slices), (_, under_mps) = told

@@ -1,4 +1,4 @@
-"""Talking to an NVIDIA MPS control daemon: ``nvidia-cuda-mps-control`` with a command on its stdin."""
+"""The client of an NVIDIA MPS control daemon: runs ``nvidia-cuda-mps-control`` with a command on its stdin."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 PERCENTAGE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-#: What the states of a server are called. A server in FAULT takes no new client until all it has are gone.
+#: The states of a server. A server in FAULT accepts no new client until all of its clients have left.
 STATES = ("INITIALIZING", "ACTIVE", "FAULT")
-#: What the daemon prints goes to this file of its log folder.
+#: File in its log folder for the daemon's output.
 OUTPUT_LOG = "output.log"
 _MIB = 1 << 20
-#: The tool refuses a command in words, and ends with status 0.
+#: The program reports a refused command in its output, and still exits with status 0.
 _REFUSAL = re.compile(r"invalid|unknown|unrecogni[sz]ed|unsupported|not supported|usage|error|fail", re.IGNORECASE)
 _LONGEST_ANSWER = 300
 
 
 class MpsError(FluidError):
-    """NVIDIA MPS cannot be used, or does not answer; the message says why."""
+    """NVIDIA MPS cannot be used, or does not answer; the message has the reason."""
 
 
 def find_program() -> str | None:
@@ -35,7 +35,7 @@ def find_program() -> str | None:
 
 
 def percentage_text(percentage: float) -> str:
-    """Returns an active-thread percentage as MPS wants it.
+    """Formats an active-thread percentage for MPS.
 
     Raises:
         InvalidFieldError: it is not in (0, 100].
@@ -47,7 +47,7 @@ def percentage_text(percentage: float) -> str:
 
 
 def memory_text(memory_bytes: float) -> str:
-    """Returns an amount of memory as MPS wants it: whole MiB, rounded down, at least one.
+    """Formats an amount of memory for MPS: whole MiB, rounded down, at least one.
 
     Raises:
         InvalidFieldError: it is below 1 MiB.
@@ -56,12 +56,12 @@ def memory_text(memory_bytes: float) -> str:
 
 
 class Control:
-    """The front end of one control daemon.
+    """The client of one control daemon.
 
     Args:
         program: path of ``nvidia-cuda-mps-control``.
-        environment: of the daemon; it names the daemon's pipe folder.
-        timeout: seconds the daemon has to answer.
+        environment: the daemon's, which names its pipe folder.
+        timeout: longest that the daemon may take to answer, seconds.
     """
 
     def __init__(self, program: str, environment: Mapping[str, str], timeout: float) -> None:
@@ -69,8 +69,8 @@ class Control:
         self._environment = dict(environment)
         self._timeout = timeout
 
-    def ask(self, command: str, timeout: float | None = None) -> str:
-        """Gives a command; returns what the daemon answers.
+    def query(self, command: str, timeout: float | None = None) -> str:
+        """Sends a command; returns the daemon's answer.
 
         Raises:
             MpsError: it does not answer in time, or there is no daemon.
@@ -95,42 +95,42 @@ class Control:
         answer = done.stdout.strip()
         if done.returncode != 0:
             said = answer[-_LONGEST_ANSWER:] or f"status {done.returncode}"
-            raise MpsError(f"the MPS control daemon did not take {command!r}: {said}")
+            raise MpsError(f"the MPS control daemon refused {command!r}: {said}")
         return answer
 
-    def order(self, command: str) -> bool:
-        """Gives a command that only has an effect; returns whether it was taken. Older drivers know fewer.
+    def command(self, command: str) -> bool:
+        """Sends a command that has no answer; returns whether it was accepted. Older drivers support fewer.
 
         Raises:
-            MpsError: as for :meth:`ask`.
+            MpsError: as for :meth:`query`.
         """
-        return _REFUSAL.search(self.ask(command)) is None
+        return _REFUSAL.search(self.query(command)) is None
 
     def servers(self) -> dict[int, str]:
-        """Returns the servers by process, and their state: one of :data:`STATES`, or empty if it is not told.
+        """Returns the state of each server by its process id: one of :data:`STATES`, or empty if unknown.
 
         Raises:
-            MpsError: as for :meth:`ask`.
+            MpsError: as for :meth:`query`.
         """
-        return {server: self._state(server) for server in _numbers(self.ask("get_server_list"))}
+        return {server: self._state(server) for server in _numbers(self.query("get_server_list"))}
 
     def clients(self, server: int) -> list[int]:
-        """Returns the processes that are clients of a server.
+        """Returns the process ids of a server's clients.
 
         Raises:
-            MpsError: as for :meth:`ask`.
+            MpsError: as for :meth:`query`.
         """
-        return _numbers(self.ask(f"get_client_list {server}"))
+        return _numbers(self.query(f"get_client_list {server}"))
 
     def _state(self, server: int) -> str:
-        words = self.ask(f"get_server_status {server}").upper().split()
+        words = self.query(f"get_server_status {server}").upper().split()
         return next((state for state in STATES if state in words), "")
 
 
 def stray_processes(pids: list[int], pipe_folder: str) -> list[int]:
     """Returns those of these processes that still run and have this pipe folder in their environment.
 
-    The folder is private to one daemon, so none of them is somebody else's that was given an old number.
+    The folder is private to one daemon, so a process that has reused an old id is not among them.
     """
     wanted = f"{PIPE_VARIABLE}={pipe_folder}".encode()
     found = []
@@ -145,7 +145,7 @@ def stray_processes(pids: list[int], pipe_folder: str) -> list[int]:
 
 
 def log_tail(log_folder: str, lines: int = 6) -> str:
-    """Returns the last lines of a daemon's logs, for people; empty if there are none."""
+    """Returns the last lines of a daemon's logs; empty if there are none."""
     texts = []
     for name in ("control.log", "server.log", OUTPUT_LOG):
         try:

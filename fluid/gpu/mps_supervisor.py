@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import fluid._version
-from fluid.gpu.mps_supervisor_main import ORDERS_VARIABLE
+from fluid.gpu.mps_supervisor_main import SETTINGS_VARIABLE
 from fluid.processes.children import describe_exit
 
 _PROGRAM = "fluid.gpu.mps_supervisor_main"
-#: Seconds the supervisor has beyond what the daemon has to quit, and to kill what is left.
+#: Seconds that the supervisor has to kill the remaining processes, beyond the time that the daemon has to quit.
 _SLACK_S = 5.0
-_NEWS_BYTES = 1 << 16
+_REPORT_BYTES = 1 << 16
 
 
 class SupervisorProcess:
@@ -26,14 +26,14 @@ class SupervisorProcess:
 
     Args:
         program: the control program.
-        environment: of the daemon.
-        grace: seconds the daemon has to quit.
-        output: file for what it prints.
-        delete: folders that nobody needs once this process is dead.
+        environment: the daemon's.
+        grace: seconds that the daemon has to quit.
+        output: file for the daemon's output.
+        delete: folders to delete when this process has died.
 
     Attributes:
-        pid: the control daemon, as long as it runs.
-        gone: why there is no daemon any more; empty as long as there is one, or may be soon.
+        pid: the control daemon's process id while it runs, else ``None``.
+        exit_reason: why the daemon has ended; empty while it runs or starts.
     """
 
     def __init__(
@@ -41,29 +41,29 @@ class SupervisorProcess:
     ) -> None:
         self._owner = os.getpid()
         self.pid: int | None = None
-        self.gone = ""
-        orders = {"driver": self._owner, "program": program, "grace": grace, "output": output, "delete": delete}
+        self.exit_reason = ""
+        settings = {"driver": self._owner, "program": program, "grace": grace, "output": output, "delete": delete}
         root = str(Path(fluid._version.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", _PROGRAM],
-            env={**environment, "PYTHONPATH": path, ORDERS_VARIABLE: json.dumps(orders)},
+            env={**environment, "PYTHONPATH": path, SETTINGS_VARIABLE: json.dumps(settings)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # No Ctrl-C reaches it: the driver decides what that means.
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._news = b""
-        #: Also at the end of the interpreter, for callers who forget.
+        self._unread = b""
+        #: Runs at the end of the interpreter too, for callers that do not call end().
         self._finalizer = weakref.finalize(self, _end_process, self._process, self._owner, grace + _SLACK_S)
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process started it: one forked from the driver has only a copy of this."""
+        """Whether this process started it; a process forked from the driver has a copy of this object only."""
         return os.getpid() == self._owner
 
     def wait(self, timeout: float) -> None:
-        """Waits for news, and takes them in.
+        """Waits for the supervisor's next report, and updates the attributes.
 
         Args:
             timeout: seconds.
@@ -72,37 +72,37 @@ class SupervisorProcess:
         descriptor = self._process.stdout.fileno()
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
-        if self.gone or not poller.poll(timeout * 1000.0):
+        if self.exit_reason or not poller.poll(timeout * 1000.0):
             return
-        data = os.read(descriptor, _NEWS_BYTES)
-        *lines, self._news = (self._news + data).split(b"\n")
+        data = os.read(descriptor, _REPORT_BYTES)
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            news = json.loads(line)
-            self.pid = news.get("started")
-            if "refused" in news:
-                self.gone = str(news["refused"])
-            elif "exited" in news:
-                self.gone = f"the MPS control daemon {describe_exit(news['exited'])}"
+            report = json.loads(line)
+            self.pid = report.get("started")
+            if "refused" in report:
+                self.exit_reason = str(report["refused"])
+            elif "exited" in report:
+                self.exit_reason = f"the MPS control daemon {describe_exit(report['exited'])}"
         if not data:
-            self.pid, self.gone = None, "the process that kept the MPS control daemon has died"
+            self.pid, self.exit_reason = None, "the supervisor of the MPS control daemon has died"
 
     def end(self) -> None:
-        """Has the daemon ended; neither it nor the supervisor is left when this returns."""
+        """Ends the daemon and the supervisor; returns when both have ended."""
         self.pid = None
         self._finalizer()
 
 
 def _end_process(process: subprocess.Popen[bytes], owner: int, timeout: float) -> None:
     if os.getpid() != owner:
-        process.returncode = 0  # Not its child: it must not wait for it.
+        process.returncode = 0  # Not a child of this process, which so must not wait for it.
         return
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with suppress(OSError):
-                stream.close()  # The supervisor takes the end of its input for the order to end.
+                stream.close()  # The supervisor ends at the end of its input.
     try:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout)
     finally:  # Also when interrupted.
-        process.kill()  # If it still runs. The daemon dies with it.
+        process.kill()  # If it still runs. The daemon is killed with it.
         process.wait()

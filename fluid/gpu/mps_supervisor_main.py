@@ -1,12 +1,12 @@
-"""The supervisor of an MPS control daemon: a process that starts it, and ends it with the driver, whatever happens.
+"""The supervisor of an MPS control daemon: a process that starts the daemon, and ends it when the driver ends or dies.
 
-Run by :mod:`fluid.mps` with its orders, as JSON, in the environment. The daemon runs in the foreground, as a child of
-this process. In the background it would leave its parent and outlive everybody; and a signal at the parent's death
-is bound to the one thread that started it, which in a driver may end at any time. This process has one thread, and
-watches the driver through a descriptor of the driver's process, which nothing can hold open.
+:mod:`fluid.mps` runs it with its settings, as JSON, in the environment. The daemon runs in the foreground, as a child
+of this process: in the background it would leave its parent and outlive the driver. The driver cannot be the parent,
+because the signal at a parent's death is bound to the thread that started the child, and a driver's threads may end at
+any time. This process has one thread, and watches the driver through a pidfd.
 
-It reads lines from stdin: ``quit``, or the end, says that the daemon is to be ended. It writes JSON lines to stdout:
-``{"started": pid}``, ``{"refused": why}`` and ``{"exited": code}``, negative for a signal.
+It ends the daemon at the line ``quit`` or the end of its stdin. It writes JSON lines to stdout: ``{"started": pid}``,
+``{"refused": why}`` and ``{"exited": code}``, where the code of a signal is negative.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, NoReturn
 from fluid._clock import MonotonicClock
 from fluid.processes.children import adopt_orphans, die_with_parent, kill_children, open_process, set_process_name
 
-#: Holds the orders; not an argument, which would clutter every list of processes.
-ORDERS_VARIABLE = "FLUID_MPS_KEEPER"
-#: Seconds beyond what the daemon was given to quit, before it is killed.
+#: The environment variable with the settings; as an argument they would clutter every list of processes.
+SETTINGS_VARIABLE = "FLUID_MPS_SUPERVISOR"
+#: Seconds beyond the daemon's time to quit before it is killed.
 _QUIT_SLACK_S = 1.0
 
 
@@ -34,16 +34,16 @@ class Supervisor:
     """The supervisor's main loop.
 
     Args:
-        orders: ``driver``, its process; ``program``, path of the control program; ``grace``, seconds the daemon has
-            to quit; ``output``, file for what it prints; ``delete``, folders that nobody needs once the driver is dead.
+        settings: ``driver``, its process id; ``program``, path of the control program; ``grace``, seconds that the
+            daemon has to quit; ``output``, file for its output; ``delete``, folders to delete when the driver has died.
     """
 
-    def __init__(self, orders: dict[str, Any]) -> None:
-        self._driver = int(orders["driver"])
-        self._program = str(orders["program"])
-        self._grace = float(orders["grace"])
-        self._output = str(orders["output"])
-        self._delete: list[str] = orders["delete"]
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._driver = int(settings["driver"])
+        self._program = str(settings["program"])
+        self._grace = float(settings["grace"])
+        self._output = str(settings["output"])
+        self._delete: list[str] = settings["delete"]
         self._clock = MonotonicClock()
         self._daemon: int | None = None
         self._selector = selectors.DefaultSelector()
@@ -52,13 +52,13 @@ class Supervisor:
             os.set_blocking(descriptor, False)
 
     def run(self) -> NoReturn:
-        """Starts the daemon, and ends when the driver says so or is gone."""
+        """Starts the daemon; ends it and this process when the driver asks for it or dies."""
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self.end())
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # A handler, so that the signal wakes the loop.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
-        # Servers whose daemon has died come here, and can be killed.
+        # Servers whose daemon has died become children of this process, which can kill them.
         adopt_orphans()
         set_process_name("fluid-mps")
         self._selector.register(0, selectors.EVENT_READ)
@@ -81,12 +81,12 @@ class Supervisor:
             self._reap()
 
     def end(self) -> NoReturn:
-        """Ends the daemon and every process below it, and this one."""
+        """Ends the daemon, its descendants and this process."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._daemon is not None:
             self._ask_to_quit()
         kill_children()
-        # Of a driver that dies the connection may end first, and only then does this process get another parent.
+        # A dying driver may close the connection first; this process gets another parent later.
         if os.getppid() != self._driver:
             for folder in self._delete:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -96,7 +96,7 @@ class Supervisor:
         supervisor = os.getpid()
 
         def prepare() -> None:
-            # Should even this process be killed. The daemon might take its time over anything milder.
+            # In case this process is killed, too. SIGKILL, because the daemon may handle other signals slowly.
             die_with_parent(supervisor)
 
         try:
@@ -109,15 +109,15 @@ class Supervisor:
                     preexec_fn=prepare,  # Safe: there are no other threads.
                 )
         except (OSError, subprocess.SubprocessError) as error:
-            self._tell(refused=f"{self._program} cannot be started: {error}")
+            self._report(refused=f"{self._program} cannot be started: {error}")
             return
         self._daemon = started.pid
-        started.returncode = 0  # It is waited for below, with everybody else who comes here.
-        self._tell(started=started.pid)
+        started.returncode = 0  # _reap() waits for it, as for all other children.
+        self._report(started=started.pid)
 
-    def _tell(self, **news: Any) -> None:
-        with suppress(OSError):  # Of a driver that is gone the loop hears soon.
-            os.write(1, json.dumps(news).encode() + b"\n")
+    def _report(self, **report: Any) -> None:
+        with suppress(OSError):  # The driver is gone; the loop will notice.
+            os.write(1, json.dumps(report).encode() + b"\n")
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):
@@ -127,14 +127,14 @@ class Supervisor:
                     return
                 if pid == self._daemon:
                     self._daemon = None
-                    kill_children()  # Its servers are of no use without it.
-                    self._tell(exited=os.waitstatus_to_exitcode(status))
+                    kill_children()  # Servers are useless without their daemon.
+                    self._report(exited=os.waitstatus_to_exitcode(status))
 
     def _ask_to_quit(self) -> None:
-        """Has the daemon end its servers and itself; clients that do not leave are cut off."""
+        """Makes the daemon end its servers and itself; clients that do not leave in time are disconnected."""
         seconds = max(1, round(self._grace))
         deadline = self._clock.now() + seconds + _QUIT_SLACK_S
-        with suppress(OSError, subprocess.SubprocessError):  # One that does not take it needs no more time.
+        with suppress(OSError, subprocess.SubprocessError):  # A daemon that refuses is killed at once.
             subprocess.run(
                 [self._program],
                 input=f"quit -t {seconds}\n".encode(),
@@ -159,9 +159,9 @@ class Supervisor:
 
 def main() -> NoReturn:
     """Runs the supervisor."""
-    orders = json.loads(os.environ.pop(ORDERS_VARIABLE))
+    settings = json.loads(os.environ.pop(SETTINGS_VARIABLE))
     sys.stdout.flush()
-    Supervisor(orders).run()
+    Supervisor(settings).run()
 
 
 if __name__ == "__main__":

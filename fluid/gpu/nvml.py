@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as NVML tells. NVML leaves CUDA alone, so asking it does no harm before a fork."""
+"""The GPUs of this machine, through NVML, which does not use CUDA and so is safe before a fork."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ with try_import("pynvml", install="pip install nvidia-ml-py") as _imports:
     import pynvml
 
 _log = logging.getLogger(__name__)
-#: The kernel's list of GPUs: there also without any library.
+#: The kernel's list of GPUs, which needs no library.
 _PROC = "/proc/driver/nvidia/gpus"
 
-#: Compute modes, by NVML's number, as nvidia-smi names them.
+#: nvidia-smi's names of the compute modes, by NVML's number.
 COMPUTE_MODES = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
 
 
@@ -25,8 +25,12 @@ class Gpu(NamedTuple):
     """A GPU.
 
     Attributes:
-        token: what to set ``CUDA_VISIBLE_DEVICES`` to, for a process to see this GPU only.
+        token: its UUID, the value of ``CUDA_VISIBLE_DEVICES`` with which a process sees this GPU only.
         memory_bytes: its memory.
+
+    Example:
+        >>> Gpu("GPU-5f0d", 80e9).token
+        'GPU-5f0d'
     """
 
     token: str
@@ -37,8 +41,12 @@ class GpuProcess(NamedTuple):
     """A process that uses a GPU.
 
     Attributes:
-        pid: its number. In a container NVML may tell the host's.
-        memory_bytes: what it holds there, CUDA context included; ``None`` where the driver does not tell.
+        pid: its process id. In a container NVML may report the host's.
+        memory_bytes: memory that it holds, CUDA context included; ``None`` if the driver does not report it.
+
+    Example:
+        >>> GpuProcess(pid=1234, memory_bytes=None).pid
+        1234
     """
 
     pid: int
@@ -46,17 +54,23 @@ class GpuProcess(NamedTuple):
 
 
 class GpuState(NamedTuple):
-    """All that is asked about one GPU. What the driver does not tell is ``None``.
+    """The state of a GPU. Values that the driver does not report are ``None``.
 
     Attributes:
-        token: as for :class:`Gpu`: its UUID.
+        token: its UUID, as in :class:`Gpu`.
         name: the model.
-        memory_bytes, used_bytes: its memory, and what is taken of it by everybody.
-        busy: share of the last moments in which some kernel ran, 0 to 1. Not how much of the GPU it filled.
-        mig: whether it is split into instances by MIG, or is such an instance.
+        memory_bytes: its memory.
+        used_bytes: memory in use by all processes.
+        busy: share of the last sampling period in which a kernel ran, 0 to 1; not the share of the GPU that it filled.
+        mig: whether MIG splits it into instances, or it is such an instance.
         compute_mode: one of :data:`COMPUTE_MODES`.
         capability: CUDA compute capability, (major, minor).
-        processes: who uses it for computing; under MPS clients are listed too.
+        processes: the processes that compute on it, clients of MPS included.
+
+    Example:
+        >>> state = GpuState("GPU-5f0d", "H200", 140e9, 35e9, 0.5, False, "DEFAULT", (9, 0), ())
+        >>> state.used_bytes / state.memory_bytes
+        0.25
     """
 
     token: str
@@ -73,7 +87,11 @@ class GpuState(NamedTuple):
 def find_gpus() -> list[Gpu]:
     """Returns the GPUs that this process may use, in the order of ``CUDA_VISIBLE_DEVICES`` if that is set.
 
-    Numbers there count in the order of the PCI bus. Where NVML or its Python package is missing the list is empty.
+    Numbers in that variable are in the order of the PCI bus. Without NVML or its Python package the list is empty.
+
+    Example:
+        >>> all(gpu.memory_bytes > 0 for gpu in find_gpus())
+        True
     """
     if not _imports.available:
         if _kernel_has_gpus():
@@ -84,28 +102,37 @@ def find_gpus() -> list[Gpu]:
 
 
 def describe_gpus() -> list[GpuState]:
-    """Returns the state of the GPUs that :func:`find_gpus` finds, in the same order, but for those with a fault."""
+    """Returns the state of the GPUs that :func:`find_gpus` finds, in the same order, without those that fail.
+
+    Example:
+        >>> all(state.used_bytes <= state.memory_bytes for state in describe_gpus())
+        True
+    """
     found = []
     with _session() as error:
         for handle in [] if error else _visible_handles():
             try:
                 found.append(_state(handle))
             except pynvml.NVMLError as fault:
-                _log.warning("a GPU is left out, as it does not answer: %s", fault)
+                _log.warning("leaving out a GPU that does not answer: %s", fault)
     return found
 
 
 def processes_on(token: str) -> list[GpuProcess] | None:
-    """Returns who uses a GPU for computing.
+    """Returns the processes that compute on a GPU.
 
     Args:
         token: its UUID.
 
     Returns:
-        The processes; ``None`` where there is no such GPU or the driver does not tell.
+        The processes; ``None`` if there is no such GPU or the driver does not report them.
+
+    Example:
+        >>> processes_on("GPU-unknown") is None
+        True
     """
     with _session() as error:
-        handle = None if error else _ask(lambda: pynvml.nvmlDeviceGetHandleByUUID(token.encode()))
+        handle = None if error else _query(lambda: pynvml.nvmlDeviceGetHandleByUUID(token.encode()))
         return None if handle is None else _processes(handle)
 
 
@@ -117,8 +144,12 @@ def process_bytes(token: str, pid: int) -> float | None:
         pid: the process.
 
     Returns:
-        Bytes; 0 for a process that does not use it; ``None`` where that cannot be told, as where NVML counts processes
-        of the host and this is a container.
+        Bytes; 0 for a process that does not use the GPU; ``None`` if unknown, as in a container where NVML reports the
+        host's process ids.
+
+    Example:
+        >>> process_bytes("GPU-unknown", 1) is None
+        True
     """
     processes = processes_on(token)
     if processes is None:
@@ -126,29 +157,44 @@ def process_bytes(token: str, pid: int) -> float | None:
     for process in processes:
         if process.pid == pid:
             return process.memory_bytes
-    # A number that no process here has is one of the host's: ours may be listed under another, too.
+    # An id that no process here has is one of the host's: this process may be listed under another one, too.
     return 0.0 if all(os.path.exists(f"/proc/{process.pid}") for process in processes) else None
 
 
 def used_bytes(token: str) -> float | None:
-    """Returns the bytes of a GPU that are taken, by whomever; ``None`` where there is no such GPU.
+    """Returns the bytes of a GPU that are in use by all processes; ``None`` if there is no such GPU.
 
     Args:
         token: its UUID.
+
+    Example:
+        >>> used_bytes("GPU-unknown") is None
+        True
     """
     with _session() as error:
-        handle = None if error else _ask(lambda: pynvml.nvmlDeviceGetHandleByUUID(token.encode()))
-        return None if handle is None else _ask(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+        handle = None if error else _query(lambda: pynvml.nvmlDeviceGetHandleByUUID(token.encode()))
+        return None if handle is None else _query(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
 
 
 def driver_version() -> str | None:
-    """Returns the version of the NVIDIA driver; ``None`` if there is none, or nothing to ask it with."""
+    """Returns the version of the NVIDIA driver; ``None`` if there is no driver or no pynvml.
+
+    Example:
+        >>> version = driver_version()
+        >>> version is None or "." in version
+        True
+    """
     with _session() as error:
-        return None if error else _ask(lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
+        return None if error else _query(lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
 
 
-def why_no_gpus() -> str:
-    """Returns why :func:`find_gpus` finds none, as half a sentence; empty if it finds some."""
+def no_gpu_reason() -> str:
+    """Returns why :func:`find_gpus` finds none, as a clause; empty if it finds some.
+
+    Example:
+        >>> (no_gpu_reason() == "") == bool(find_gpus())
+        True
+    """
     if not _imports.available:
         if _kernel_has_gpus():
             return "there are GPUs, but they cannot be used without: pip install nvidia-ml-py"
@@ -164,15 +210,19 @@ def why_no_gpus() -> str:
 
 
 def visible(setting: str | None, count: int, exists: Callable[[str], bool]) -> list[int | str]:
-    """Reads ``CUDA_VISIBLE_DEVICES`` the way CUDA does: what follows the first unknown or repeated name is ignored.
+    """Reads ``CUDA_VISIBLE_DEVICES`` as CUDA does: ignores everything from the first unknown or repeated name on.
 
     Args:
         setting: its value; ``None`` if it is not set.
-        count: how many GPUs there are.
-        exists: whether there is a GPU, or a part of one, of that UUID.
+        count: number of GPUs.
+        exists: returns whether a GPU, or an instance of one, has that UUID.
 
     Returns:
         Numbers and UUIDs.
+
+    Example:
+        >>> visible("1,0,7,2", count=3, exists=lambda uuid: False)
+        [1, 0]
     """
     if setting is None:
         return list(range(count))
@@ -190,7 +240,7 @@ def visible(setting: str | None, count: int, exists: Callable[[str], bool]) -> l
 
 @contextmanager
 def _session() -> Iterator[str]:
-    """NVML, for as long as it is needed; tells why it cannot be used, or nothing."""
+    """Initializes NVML for a block; yields why it cannot be used, or an empty text."""
     if not _imports.available:
         yield "pynvml is not installed"
         return
@@ -220,7 +270,7 @@ def _visible_handles() -> list[Any]:
 
 
 def _exists(uuid: str) -> bool:
-    return _ask(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())) is not None
+    return _query(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())) is not None
 
 
 def _gpu(handle: Any) -> Gpu:
@@ -229,14 +279,14 @@ def _gpu(handle: Any) -> Gpu:
 
 def _state(handle: Any) -> GpuState:
     token, memory_bytes = _gpu(handle)
-    mode = _ask(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)))
-    mig = _ask(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]))
-    busy = _ask(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0)
-    capability = _ask(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    mode = _query(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)))
+    mig = _query(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]))
+    busy = _query(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0)
+    capability = _query(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     processes = _processes(handle)
     return GpuState(
         token,
-        _ask(lambda: _text(pynvml.nvmlDeviceGetName(handle))) or "GPU",
+        _query(lambda: _text(pynvml.nvmlDeviceGetName(handle))) or "GPU",
         memory_bytes,
         float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
         busy,
@@ -248,7 +298,7 @@ def _state(handle: Any) -> GpuState:
 
 
 def _processes(handle: Any) -> list[GpuProcess] | None:
-    found = _ask(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    found = _query(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     if found is None:
         return None
     return [GpuProcess(int(one.pid), _bytes_or_none(one.usedGpuMemory)) for one in found]
@@ -258,8 +308,8 @@ def _bytes_or_none(value: int | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _ask(question: Callable[[], Any]) -> Any:
-    """What NVML answers; ``None`` where this GPU or this driver cannot tell, or an old package does not ask."""
+def _query(question: Callable[[], Any]) -> Any:
+    """Returns NVML's answer; ``None`` if the GPU, the driver or an old pynvml does not support the query."""
     try:
         return question()
     except (pynvml.NVMLError, AttributeError):

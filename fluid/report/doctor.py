@@ -19,8 +19,8 @@ from pathlib import Path
 from fluid._version import __version__
 from fluid.display.format import count
 from fluid.gpu.mps_control import find_program
-from fluid.gpu.mps_support import why_not_here
-from fluid.gpu.nvml import GpuState, describe_gpus, driver_version, why_no_gpus
+from fluid.gpu.mps_support import unsupported_reason_here
+from fluid.gpu.nvml import GpuState, describe_gpus, driver_version, no_gpu_reason
 from fluid.resources import available_cores
 
 #: Versions of Ray that are tested, both included.
@@ -120,9 +120,9 @@ def examine() -> Machine:
         open_files=None if files == resource.RLIM_INFINITY else files,
         gpus=gpus,
         driver=driver_version(),
-        no_gpus="" if gpus else why_no_gpus(),
+        no_gpus="" if gpus else no_gpu_reason(),
         mps_program=find_program(),
-        no_mps=why_not_here(gpus),
+        no_mps=unsupported_reason_here(gpus),
         packages={name: find_package(name) for name in ("torch", "horovod", "ray", "nvidia-ml-py")},
     )
 

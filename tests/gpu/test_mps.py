@@ -21,7 +21,7 @@ from fluid._clock import MonotonicClock
 from fluid.errors import InvalidFieldError
 from fluid.gpu.mps_control import MpsError
 from fluid.gpu.nvml import GpuState
-from fluid.mps import MpsDaemon, start_or_explain
+from fluid.mps import MpsDaemon, start_or_warn
 
 ROOT = Path(__file__).resolve().parents[2]
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -128,7 +128,7 @@ def test_a_daemon_that_refuses_says_why(start: Callable[..., MpsDaemon], fake: F
 
 def test_a_daemon_that_never_answers(start: Callable[..., MpsDaemon], fake: Fake) -> None:
     fake.tell("never_answers")
-    assert "did not answer within 0.01 s (the MPS control daemon did not take" in failure(start, start_timeout=0.01)
+    assert "did not answer within 0.01 s (the MPS control daemon refused" in failure(start, start_timeout=0.01)
 
 
 def test_a_daemon_that_hangs(start: Callable[..., MpsDaemon], fake: Fake) -> None:
@@ -257,7 +257,7 @@ def test_a_daemon_that_dies_takes_its_servers_and_can_be_restarted(
     os.kill(daemon.pid, signal.SIGKILL)
     assert processes.have_ended(PATIENCE), "nobody else would have ended the server"
     while not (said := daemon.problem()).startswith("the MPS control daemon was killed"):
-        assert "did not take" in said, "it may be heard of a moment later"
+        assert "refused" in said, "it may be heard of a moment later"
     assert said == "the MPS control daemon was killed by SIGKILL"
     assert daemon.pid is None
     daemon.restart()
@@ -293,7 +293,7 @@ def test_nothing_is_left_if_the_supervisor_is_killed(start: Callable[..., MpsDae
     processes.watch(daemon.pid, supervisor)
     os.kill(supervisor, signal.SIGKILL)
     assert processes.have_ended(PATIENCE), "the daemon dies with its supervisor"
-    assert daemon.problem() == "the process that kept the MPS control daemon has died"
+    assert daemon.problem() == "the supervisor of the MPS control daemon has died"
     processes.watch(server)
     daemon.close()
     assert processes.have_ended(PATIENCE)
@@ -446,7 +446,7 @@ def here(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_mps_where_it_can_be_used() -> None:
-    daemon, why = start_or_explain([GPU], start_timeout=PATIENCE, answer_timeout=PATIENCE)
+    daemon, why = start_or_warn([GPU], start_timeout=PATIENCE, answer_timeout=PATIENCE)
     assert daemon is not None
     with daemon:
         assert (daemon.devices, why) == ((A,), "")
@@ -455,7 +455,7 @@ def test_mps_where_it_can_be_used() -> None:
 @pytest.mark.usefixtures("here")
 def test_time_slices_where_it_cannot_be_started(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
     fake.tell("refuses")
-    daemon, why = start_or_explain([GPU])
+    daemon, why = start_or_warn([GPU])
     assert daemon is None
     assert why.startswith("trials share GPUs by time slices, without MPS: the MPS control daemon exited with status 1")
     assert why in caplog.text
@@ -465,4 +465,4 @@ def test_time_slices_where_it_cannot_be_started(fake: Fake, caplog: pytest.LogCa
 def test_time_slices_where_it_is_no_use_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mps, "MpsDaemon", None)  # It is not even tried.
     said = "trials share GPUs by time slices, without MPS: GPU-aaaa is split by MIG"
-    assert start_or_explain([GPU._replace(mig=True)]) == (None, said)
+    assert start_or_warn([GPU._replace(mig=True)]) == (None, said)

@@ -38,26 +38,26 @@ def control(tmp_path: Path) -> Callable[..., Control]:
 
 def test_a_command_is_a_line_and_the_environment_names_the_daemon(control: Callable[..., Control]) -> None:
     echo = control("import os; print(repr(command), os.environ['CUDA_MPS_PIPE_DIRECTORY'])")
-    assert echo.ask("get_server_list") == "'get_server_list\\n' /x"
+    assert echo.query("get_server_list") == "'get_server_list\\n' /x"
 
 
 def test_a_status_other_than_0_is_an_error(control: Callable[..., Control]) -> None:
-    with pytest.raises(MpsError, match=r"did not take 'ps': Cannot find MPS control daemon process$"):
-        control("print('Cannot find MPS control daemon process'); sys.exit(1)").ask("ps")
-    with pytest.raises(MpsError, match=r"did not take 'ps': status 3$"):
-        control("sys.exit(3)").ask("ps")
+    with pytest.raises(MpsError, match=r"refused 'ps': Cannot find MPS control daemon process$"):
+        control("print('Cannot find MPS control daemon process'); sys.exit(1)").query("ps")
+    with pytest.raises(MpsError, match=r"refused 'ps': status 3$"):
+        control("sys.exit(3)").query("ps")
 
 
 def test_an_answer_that_does_not_come(control: Callable[..., Control]) -> None:
     with pytest.raises(MpsError, match=r"did not answer 'ps' within 0\.1 s"):
-        control("import select; select.select([], [], [])", timeout=0.1).ask("ps")
+        control("import select; select.select([], [], [])", timeout=0.1).query("ps")
     with pytest.raises(MpsError, match=r"within 0\.2 s"):
-        control("import select; select.select([], [], [])").ask("ps", timeout=0.2)
+        control("import select; select.select([], [], [])").query("ps", timeout=0.2)
 
 
 def test_a_program_that_is_not_there() -> None:
     with pytest.raises(MpsError, match="/nowhere cannot be run"):
-        Control("/nowhere", {}, 1.0).ask("ps")
+        Control("/nowhere", {}, 1.0).query("ps")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_program_that_is_not_there() -> None:
     ],
 )
 def test_a_refusal_is_read_from_its_words(control: Callable[..., Control], answer: str, taken: bool) -> None:
-    assert control(f"print({answer!r})").order("set_x 1") is taken
+    assert control(f"print({answer!r})").command("set_x 1") is taken
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fluid.gpu.mps_support import foreign_daemon, is_wsl, why_not, why_not_here
+from fluid.gpu.mps_support import foreign_daemon, is_wsl, unsupported_reason, unsupported_reason_here
 from fluid.gpu.nvml import GpuProcess, GpuState
 
 GPU = GpuState("GPU-a", "NVIDIA H200", 1e9, 0.0, 0.0, False, "DEFAULT", (9, 0), ())
@@ -26,7 +26,7 @@ PROGRAM = "/usr/bin/nvidia-cuda-mps-control"
     ],
 )
 def test_nothing_speaks_against_it(gpu: GpuState) -> None:
-    assert why_not([gpu], program=PROGRAM) == ""
+    assert unsupported_reason([gpu], program=PROGRAM) == ""
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_nothing_speaks_against_it(gpu: GpuState) -> None:
     ],
 )
 def test_one_gpu_that_cannot_is_enough(changed: dict[str, Any], said: str) -> None:
-    assert said in why_not([GPU, GPU._replace(**changed)], program=PROGRAM)
+    assert said in unsupported_reason([GPU, GPU._replace(**changed)], program=PROGRAM)
 
 
 @pytest.mark.parametrize(
@@ -48,26 +48,26 @@ def test_one_gpu_that_cannot_is_enough(changed: dict[str, Any], said: str) -> No
         ({"program": None}, "nvidia-cuda-mps-control is not installed"),
         ({"platform": "darwin"}, "on Linux only"),
         ({"wsl": True}, "WSL"),
-        ({"foreign": "/tmp/nvidia-mps"}, "daemon already, in /tmp/nvidia-mps: Fluid leaves it alone"),
+        ({"foreign": "/tmp/nvidia-mps"}, "Fluid did not start is in use, in /tmp/nvidia-mps"),
     ],
 )
 def test_machines_that_cannot(facts: dict[str, Any], said: str) -> None:
-    assert said in why_not([GPU], **{"program": PROGRAM, **facts})
+    assert said in unsupported_reason([GPU], **{"program": PROGRAM, **facts})
 
 
 def test_no_gpu() -> None:
-    assert why_not([], program=None) == "there is no GPU"
+    assert unsupported_reason([], program=None) == "there is no GPU"
 
 
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluid.gpu.mps_support.is_wsl", lambda: False)
     monkeypatch.setenv("PATH", str(tmp_path))
     environment = {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
-    assert "is not installed" in why_not_here([GPU], environment)
+    assert "is not installed" in unsupported_reason_here([GPU], environment)
     (tmp_path / "nvidia-cuda-mps-control").touch(0o755)
-    assert "in /run/mps" in why_not_here([GPU], environment)
+    assert "in /run/mps" in unsupported_reason_here([GPU], environment)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/other")
-    assert "in /run/other" in why_not_here([GPU])
+    assert "in /run/other" in unsupported_reason_here([GPU])
 
 
 @pytest.mark.parametrize(

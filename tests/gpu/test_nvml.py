@@ -158,7 +158,7 @@ def test_all_that_a_gpu_tells(nvml: Callable[..., Any]) -> None:
         ((10, 3 * GIB), (11, None)),
     )
     assert module.find_gpus() == [("GPU-a", 141 * GIB)]
-    assert module.why_no_gpus() == ""
+    assert module.no_gpu_reason() == ""
     assert fake.open == 0, "NVML was let go of each time"
 
 
@@ -205,7 +205,7 @@ def test_only_visible_gpus_are_described(nvml: Callable[..., Any], monkeypatch: 
     assert [state.token for state in module.describe_gpus()] == ["GPU-b", "GPU-a"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert module.describe_gpus() == []
-    assert module.why_no_gpus() == "CUDA_VISIBLE_DEVICES='' hides them all"
+    assert module.no_gpu_reason() == "CUDA_VISIBLE_DEVICES='' hides them all"
 
 
 def test_the_memory_of_a_process(nvml: Callable[..., Any]) -> None:
@@ -242,11 +242,11 @@ def test_no_driver(nvml: Callable[..., Any]) -> None:
     assert module.find_gpus() == module.describe_gpus() == []
     assert module.driver_version() is None
     assert module.processes_on("GPU-a") is None
-    assert module.why_no_gpus() == "there is no NVIDIA driver (NVML Shared Library Not Found)"
+    assert module.no_gpu_reason() == "there is no NVIDIA driver (NVML Shared Library Not Found)"
 
 
 def test_a_driver_without_gpus(nvml: Callable[..., Any]) -> None:
-    assert nvml(make_pynvml([])).why_no_gpus() == "the NVIDIA driver knows of no GPU"
+    assert nvml(make_pynvml([])).no_gpu_reason() == "the NVIDIA driver knows of no GPU"
 
 
 def test_no_package(
@@ -256,10 +256,10 @@ def test_no_package(
     monkeypatch.setattr(module, "_PROC", str(tmp_path / "gpus"))
     assert module.find_gpus() == module.describe_gpus() == []
     assert module.driver_version() is None
-    assert module.why_no_gpus() == "there is no NVIDIA driver"
+    assert module.no_gpu_reason() == "there is no NVIDIA driver"
     assert caplog.text == ""
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
     with caplog.at_level(logging.WARNING):
         assert module.find_gpus() == []
     assert "pip install nvidia-ml-py" in caplog.text
-    assert "pip install nvidia-ml-py" in module.why_no_gpus()
+    assert "pip install nvidia-ml-py" in module.no_gpu_reason()

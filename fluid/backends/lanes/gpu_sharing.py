@@ -8,7 +8,7 @@ from fluid.backends.base import Sharing
 from fluid.backends.lanes.mps_watchdog import MpsWatchdog
 from fluid.errors import InvalidFieldError
 from fluid.gpu.nvml import describe_gpus
-from fluid.mps import MpsDaemon, start_or_explain, start_or_why_not
+from fluid.mps import MpsDaemon, start_or_warn, try_start
 
 #: Ways to share, as they may be asked for.
 WAYS = ("auto", "mps", "timeslice")
@@ -68,4 +68,4 @@ def _start(wanted: str, tokens: list[str], program: str | None) -> tuple[MpsDaem
     gpus = [gpu for gpu in describe_gpus() if gpu.token in tokens]
     if len(gpus) < len(tokens):
         return None, "not all GPUs answer"
-    return start_or_explain(gpus) if wanted == "auto" else start_or_why_not(gpus)
+    return start_or_warn(gpus) if wanted == "auto" else try_start(gpus)
