@@ -112,7 +112,7 @@ def optimum(tiny: Tiny) -> float:
 
     Every way to start trials at time 0 and whenever one ends is tried, waiting on purpose included: beside others
     on any device with at most ``c`` trials, or alone on up to ``d`` idle devices. A trial of width 1 is a packed
-    one nobody joins, so widths need no enumeration of their own.
+    one without co-residents, so widths need no enumeration of their own.
     """
     search = _Search(tiny)
     search.visit(0.0, list(tiny.heights), [[] for _ in range(tiny.n)], {}, tuple(range(len(tiny.heights))))

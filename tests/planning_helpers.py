@@ -222,7 +222,7 @@ def scenes(
 
 
 def started(instance: Instance, arrangement: Arrangement) -> Rollout:
-    """Strips with the arrangement's trials submitted and dispatched, not re-planned."""
+    """A rollout with the arrangement's trials submitted and dispatched, not re-planned."""
     rollout = Rollout(instance.cluster, instance.epsilon)
     rollout.submit(instance, arrangement)
     rollout.dispatch()

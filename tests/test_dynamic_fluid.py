@@ -89,7 +89,7 @@ def test_what_always_holds(scene: Scene) -> None:
         assert remaining == sorted(remaining, reverse=True)
     for row, new in resizes:
         i = at[row]
-        assert new >= 1 or running.widths[i] >= 1, "nobody is moved from one shared device to another"
+        assert new >= 1 or running.widths[i] >= 1, "no trial is moved from one shared device to another"
         assert 1 / running.c[i] <= new <= running.d[i]
 
 
@@ -102,7 +102,7 @@ def test_targets_are_shares_of_all_devices() -> None:
 
 
 def test_scale_ups_are_capped_by_the_idle_devices_longest_first() -> None:
-    # Shares 4, 3 and 1 of 8 devices; d caps nobody, and of the 5 idle ones the longest takes 3.
+    # Shares 4, 3 and 1 of 8 devices; d caps none, and of the 5 idle ones the longest takes 3.
     scene = Scene((single(20.0), single(15.0), single(5.0)), free=5)
     assert replan(scene) == [WidthChange(10, 4.0), WidthChange(13, 3.0)]
     # The third holds 3 devices that cost it nothing to keep, so only one is left for the second.
@@ -166,10 +166,10 @@ def test_freed_devices_are_handed_out_at_once() -> None:
 
 
 def test_a_scale_down_below_one_device_takes_an_open_slot() -> None:
-    # The first is due a quarter of a device; a slot beside the second frees its own one for the third.
+    # The share of the first is a quarter of a device; a slot beside the second frees its own one for the third.
     short, long = single(1.0), single(30.0)
     assert replan(Scene((short, packed(2.0), long), free=0)) == [WidthChange(10, 0.25), WidthChange(16, 2.0)]
-    # No slot: nobody shares, or all slots are taken.
+    # No slot: no trial is packed, or all slots are taken.
     assert replan(Scene((short, single(2.0, c=1), long), free=0)) == []
     assert replan(Scene((short, packed(0.5, 0.5, 0.5, 0.5), long), free=0)) == []
     # Three on the device are company enough for one that tolerates two.

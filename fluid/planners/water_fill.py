@@ -162,7 +162,7 @@ def _spend(running: Running, finish: FloatArray, held: IntArray, devices: IntArr
         return devices
     # Plain lists: a departure leaves a handful of devices, for which indexing arrays is too slow.
     by_finish = candidates[np.lexsort((devices[candidates] > 0, -finish[candidates]))].tolist()
-    device, company = running.device.tolist(), Counter(running.device[devices == 0].tolist())
+    device, packed = running.device.tolist(), Counter(running.device[devices == 0].tolist())
     seconds, beta = (running.remaining / running.speed).tolist(), running.beta.tolist()
     limit, has, had, finish_now = running.d.tolist(), devices.tolist(), held.tolist(), finish.tolist()
     epsilon = running.epsilon
@@ -175,13 +175,13 @@ def _spend(running: Running, finish: FloatArray, held: IntArray, devices: IntArr
     while left > 0 and by_finish:
         widened = []
         for i in by_finish:
-            if has[i] and company[device[i]]:
+            if has[i] and packed[device[i]]:
                 continue  # it owns the device, and can widen from there, only once the others have left
             present = end(i, has[i]) * (1.0 - TOLERANCE)
             for width in range(has[i] + 1, min(limit[i], has[i] + left) + 1):
                 if end(i, width) < present:
                     left -= width - has[i]
-                    company[device[i]] -= not has[i]
+                    packed[device[i]] -= not has[i]
                     has[i] = width
                     widened.append(i)
                     break

@@ -58,7 +58,7 @@ EXAMPLES = [
         widths=[1 / 2, 1 / 2, 1, 3],
         fifo=30,
         static=12,  # the third trial, on one device
-        # At 4 s the shared device falls idle and nobody's share has grown by a device; at 10 s the long trial
+        # At 4 s the shared device falls idle and no trial's share has grown by a device; at 10 s the long trial
         # ends, and the last 2 s of work are spread over 5 devices.
         dynamic=10.4,
         portfolio=10,

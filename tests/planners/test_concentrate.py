@@ -128,7 +128,7 @@ def test_sharers_move_out_to_efficient_widths_while_devices_last(scene: Scene) -
     remaining = [running.remaining[at[row]] for row, _ in resizes]
     assert remaining == sorted(remaining, reverse=True)
     longest_sharer = max(running.remaining[shares])
-    assert remaining[0] == longest_sharer, "nobody overtakes a longer one"
+    assert remaining[0] == longest_sharer, "no trial overtakes a longer one"
     assert all(width == wide[row] for row, width in resizes[:-1])
     assert resizes[-1].width <= wide[resizes[-1].row]
     if resizes[-1].width < wide[resizes[-1].row]:

@@ -115,7 +115,7 @@ def test_lanes_are_gone_with_their_device() -> None:
 def test_a_trial_measured_alone_leaves_no_more_than_the_rest() -> None:
     occupancy = one_device(10.0)
     assert occupancy.place(0, 1.0) == (0,), "unknown, so it runs alone"
-    assert occupancy.place(1, 0.5, MemoryNeed(1.0)) is None, "and nobody is let in"
+    assert occupancy.place(1, 0.5, MemoryNeed(1.0)) is None, "and no other trial is packed there"
     occupancy.memory.set_need(0, MemoryNeed(5.0, 1.0))
     occupancy.tolerate(0, 0.5)
     assert occupancy.memory.running_bytes(0) == 6.0
@@ -177,7 +177,7 @@ class Admission(RuleBasedStateMachine):
         self.occupancy = one_device(self.MEMORY, self.WATERMARK)
 
     def free_lane(self) -> BookLane:
-        """An idle lane; a new one has its context counted before anybody is placed."""
+        """An idle lane; a new one has its context counted before a trial is placed."""
         for lane in self.lanes:
             if lane.running is None:
                 return lane

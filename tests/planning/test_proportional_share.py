@@ -135,9 +135,9 @@ def test_the_widest_give_way_first(scene: Scene, waiting: list[int]) -> None:
 
 
 def test_make_room_by_hand() -> None:
-    # 60 of 120 s on 4 devices are due 2.
+    # A share of 60 of 120 s on 4 devices is 2.
     assert make_room(Scene((single(60.0, 4),), free=0).running, np.array([60.0])) == [WidthChange(10, 2.0)]
-    # Due half a device, a wide trial keeps one; it lets others in only once it is on one.
+    # With a share of half a device, a wide trial keeps one device; it allows packing only once it is on one.
     assert make_room(Scene((single(1.0, 4),), free=0).running, np.array([60.0])) == [WidthChange(10, 1.0)]
     alone = Scene((single(1.0), single(2.0, c=1), packed(3.0, 4.0)), free=0)
     assert make_room(alone.running, np.array([60.0])) == [WidthChange(10, 0.25)]

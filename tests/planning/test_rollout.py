@@ -48,7 +48,7 @@ def rollout_of(
     epsilon: float = 0.0,
     **options: Any,
 ) -> Rollout:
-    """Strips on which these trials were submitted at time 0, with segments recorded."""
+    """A rollout in which these trials were submitted at time 0, with segments recorded."""
     rollout = Rollout(Cluster.of(cluster) if isinstance(cluster, int) else cluster, epsilon, record=True)
     submit(rollout, heights, widths, **options)
     return rollout

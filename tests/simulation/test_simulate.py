@@ -326,22 +326,22 @@ def test_where_nothing_can_be_packed_or_widened_the_papers_planners_run_first_co
 
 
 @pytest.mark.parametrize(
-    ("n", "trials", "iterations", "one_by_one", "in_turns"),
+    ("n", "trials", "iterations", "one_by_one", "preempting"),
     [
         pytest.param(2, 3, 9, 18.0, 14.0, id="27 iterations on 2 devices"),
         pytest.param(3, 7, 4, 12.0, 10.0, id="28 on 3"),
         pytest.param(8, 9, 27, 54.0, 31.0, id="243 on 8"),
-        pytest.param(2, 4, 9, 18.0, 18.0, id="nobody is left over"),
+        pytest.param(2, 4, 9, 18.0, 18.0, id="none is left over"),
         pytest.param(4, 3, 9, 9.0, 9.0, id="there is a device for each"),
     ],
 )
-def test_trials_that_are_left_over_take_turns_so_that_all_end_together(
-    n: int, trials: int, iterations: int, one_by_one: float, in_turns: float
+def test_preemption_lets_trials_that_outnumber_devices_end_together(
+    n: int, trials: int, iterations: int, one_by_one: float, preempting: float
 ) -> None:
     workload = Workload("random", trials=trials, max_iterations=iterations)
     scenario = Scenario(Cluster.of(n), workload, Runtimes("constant"), c=1, d=1)
     assert simulate(scenario, make_planner("fifo")).makespan == one_by_one
-    assert simulate(scenario, make_planner("portfolio")).makespan == in_turns
+    assert simulate(scenario, make_planner("portfolio")).makespan == preempting
 
 
 @pytest.mark.parametrize("seed", range(3))

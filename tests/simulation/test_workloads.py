@@ -170,7 +170,7 @@ def test_who_was_stopped_does_not_go_on() -> None:
     (rung,) = algorithm.ended([(best, True)])
     assert {request.trial for request in rung.requests} == set(ranked[1:4])
     assert algorithm.ended([(trial, True) for trial in ranked[1:4]]) == []
-    assert algorithm.finished, "nobody is left"
+    assert algorithm.finished, "no trial is left"
 
 
 # --- Hyperband and SyncBOHB
@@ -369,7 +369,7 @@ def test_every_algorithm_ends_and_stays_within_its_budget(
     if algorithm not in ("hyperband", "syncbohb"):
         assert sorted(played.done) == list(range(trials))
     if not early_stop and algorithm != "asha":
-        assert max(played.totals.values()) == most, "somebody gets the whole budget"
+        assert max(played.totals.values()) == most, "a trial gets the whole budget"
     if not early_stop and algorithm in LOCK_STEP:
         again = play(algorithm, seed=seed + 1, **fields)
         assert again.totals == played.totals, "lock-step algorithms do not look at who ends first"
