@@ -25,7 +25,7 @@ from fluid.report.segments import (
 )
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
-from fluid.trialgroup import Search
+from fluid.trialgroup import Search, TrialState
 
 
 def load_run(path: str | Path) -> RecordedRun:
@@ -138,7 +138,7 @@ class _TrialsReader:
             config if isinstance(config, Mapping) else {},
             state,
             None if known is None or "shown" in entry else known.history.budget,
-            known.failure.message if state == "FAILED" and known is not None and known.failure is not None else "",
+            known.failure.message if state == TrialState.FAILED and known is not None and known.failure is not None else "",
             tuple(iteration for part in parts for iteration in self._iterations(part)),
         )
 
@@ -146,7 +146,7 @@ class _TrialsReader:
         if trial not in self._journaled:
             return UNKNOWN
         ended = self._journal.outcomes.get(trial, self._journaled[trial].history.ended)
-        if ended == "DONE" and search is not None and trial not in self._journal.outcomes:
+        if ended == TrialState.DONE and search is not None and trial not in self._journal.outcomes:
             return PAUSED
         return ended or UNFINISHED
 
