@@ -118,13 +118,15 @@ class _DashboardLines:
         busy = sum(1 for device in devices if device.residents)
         line = Text().append("Fluid", style=_BOLD)
         line.append(f"  {clock_time(self._status.at)}")
-        if devices:
-            line.append(f"  {busy} of {count(len(devices), 'device')} busy")
         totals: Counter[str] = Counter()
         for group in self._status.groups:
             totals.update(group.trials)
-        states = _states_text(totals)
-        return line.append("  ").append_text(states) if states else line
+        states = Text("  ").append_text(_states_text(totals)) if totals else Text()
+        use = f"  {busy} of {count(len(devices), 'device')} busy" if devices else ""
+        # A failure counts for more than the number of busy devices, which the map below shows too.
+        if line.cell_len + len(use) + states.cell_len <= self._width:
+            line.append(use)
+        return line.append_text(states)
 
     def _devices(self, most: int) -> list[Text]:
         devices = self._status.devices

@@ -131,6 +131,7 @@ class _TrialsReader:
         entry, known = self._entries.get(parts[-1], {}), self._journaled.get(parts[-1])
         config = entry.get("config")
         state = self._state(parts[-1], self._groups[group].search)
+        failure = None if known is None else known.failure
         return TrialRun(
             name,
             group,
@@ -138,7 +139,7 @@ class _TrialsReader:
             config if isinstance(config, Mapping) else {},
             state,
             None if known is None or "shown" in entry else known.history.budget,
-            known.failure.message if state == TrialState.FAILED and known is not None and known.failure is not None else "",
+            failure.message if failure is not None and state == TrialState.FAILED else "",
             tuple(iteration for part in parts for iteration in self._iterations(part)),
         )
 

@@ -436,3 +436,12 @@ def test_not_wanted_where_there_is_nothing_to_draw_on(monkeypatch: pytest.Monkey
     for stream in (None, closed, FileProxy(Console(), io.StringIO())):
         monkeypatch.setattr(sys, "stderr", stream)
         assert not LiveView.wanted()
+
+
+def test_a_narrow_header_keeps_the_failures() -> None:
+    trials = {"RUNNING": 3, "STARTING": 1, "QUEUED": 14, "DONE": 15, "STOPPED": 12, "FAILED": 1}
+    session = status((("t", 1.0),), groups=[group_status("a", trials, 0, 100, None)])
+    wide, narrow = (lines(session, width)[0] for width in (110, 80))
+    assert "1 of 1 device busy" in wide
+    assert "device" not in narrow
+    assert narrow.endswith("1 failed")
