@@ -1,4 +1,4 @@
-"""What the tests of the examples share: data, a small cluster and one executor."""
+"""Fixtures for the tests of the examples: data, a small cluster and one executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ for _place in (str(ROOT / "examples"), str(Path(__file__).parent)):
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the examples keep what they made: a folder of these tests' own."""
+    """The cache folder of the examples, private to these tests."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -30,9 +30,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with the data of all three sweeps: that of ``$FLUID_EXAMPLES_DATA``, or beside the checkout, or made.
+    """A folder with the data of all three sweeps: ``$FLUID_EXAMPLES_DATA``, or one beside the checkout, or made data.
 
-    What is made is noise around one picture a digit, and sentences of a few words, so that something can be learned.
+    Made data is noise around one image per class, and sentences of a few words, so that models can learn from it.
     """
     places = [os.environ.get("FLUID_EXAMPLES_DATA"), ROOT.parent / "shared" / "data"]
     files = ("cifar10-10k.npz", "mnist-10k.npz", "wikitext-2/valid.txt")

@@ -14,7 +14,7 @@ WORKLOADS = {workload.name: workload for workload in (cifar10.WORKLOAD, wlm.WORK
 
 
 def config(workload: Workload, data: str, **changes: Any) -> dict[str, Any]:
-    """The middle of the space, with some hyperparameters set to something else."""
+    """Returns the middle of the space, with some hyperparameters set to other values."""
     middle = {name: values[0] for name, values in grid(workload.space, 1).items()}
     fixed = {"data": data, "seed": 0, **workload.scale("tiny").fixed, **workload.prepare(data)}
     return {**middle, **changes, "fixed": fixed}

@@ -1,4 +1,4 @@
-"""How searches are set up: how many configurations, which grid, and what population based training may try."""
+"""The set-up of searches: number of configurations, grids, and the space of population based training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the three sweeps refuse on their command line, in which words."""
+"""The errors of the three sweeps' command line."""
 
 from __future__ import annotations
 

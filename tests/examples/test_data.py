@@ -1,4 +1,4 @@
-"""Data sets are read from the files that they are handed out in, and what is missing is said."""
+"""Data sets are read from their distributed files, and errors name what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a sweep, on iterations made by hand."""
+"""The outcome of a sweep, on iterations made by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from tuning.outcome import Iteration, Outcome
 
 
 def done(trial: int, iteration: int, value: float, begun: float, seconds: float, process: int = 0) -> Iteration:
-    """An iteration that the driver was told of half a second after its end."""
+    """Returns an iteration whose result reached the driver half a second after its end."""
     config = {"lr": value}
-    return Iteration(trial, iteration, value, config, begun, seconds, 0.9 * seconds, process, begun + seconds + 0.5)
+    return Iteration(
+        trial=trial,
+        iteration=iteration,
+        value=value,
+        config=config,
+        begun=begun,
+        seconds=seconds,
+        work=0.9 * seconds,
+        process=process,
+        reported=begun + seconds + 0.5,
+    )
 
 
 def outcome(*iterations: Iteration, **options: Any) -> Outcome:

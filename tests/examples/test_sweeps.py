@@ -1,4 +1,4 @@
-"""The three sweeps under each of the seven algorithms, at their smallest; and with and without Fluid the same."""
+"""The three sweeps under each of the seven algorithms at the smallest scale, the same with Fluid and without."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_runs(name: str, algorithm: str, data: str, executor: Any, tmp_path: 
     if algorithm in ("random", "grid", "pbt"):
         assert set(lengths) == {run.scale.max_t}
     else:
-        assert min(lengths) == 1, "nobody was stopped early"
+        assert min(lengths) == 1, "no trial was stopped early"
     assert 0.0 < found.utilisation <= 1.0
     assert 0.0 < found.makespan <= found.seconds
     assert all(math.isfinite(one.value) for one in found.iterations)
@@ -59,7 +59,7 @@ def test_it_runs(name: str, algorithm: str, data: str, executor: Any, tmp_path: 
 def test_the_same_with_and_without_fluid(
     name: str, algorithm: str, reuse: bool, data: str, executor: Any, tmp_path: Path
 ) -> None:
-    # Two of Tune's actors take long enough to start; if they are reused, there is a third trial for them.
+    # Tune's two actors start slowly; if they are reused, there is a third trial for them.
     samples = 3 if reuse else 2
     stock = sweep(name, algorithm, data, tmp_path / "stock", samples=samples, reuse_actors=reuse).run()
     fluid = sweep(name, algorithm, data, tmp_path / "fluid", samples=samples).run(lambda: executor)
@@ -69,7 +69,7 @@ def test_the_same_with_and_without_fluid(
 
 
 def results(outcome: Outcome) -> list[tuple[Any, ...]]:
-    """Everything but times, in an order that does not depend on who came first."""
+    """Returns everything but times, in an order that does not depend on which trial was faster."""
     rows = [(one.trial, one.iteration, one.value, sorted(one.config.items())) for one in outcome.iterations]
     return sorted(rows, key=lambda row: row[:2])
 

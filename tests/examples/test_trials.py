@@ -1,4 +1,4 @@
-"""The trainables of the three sweeps: they learn, are saved and restored to the bit, and can be reused."""
+"""The trainables of the three sweeps learn, are saved and restored bit by bit, and can be reused."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sweep_configs import WORKLOADS, config
 
 from fluid.elastic import as_tune_trainable
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray has some of its own.
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray raises warnings of its own.
 
 NAMES = pytest.mark.parametrize("name", WORKLOADS)
-#: What each is to learn: a loss, and hyperparameters with which it does so at the smallest scale.
+#: A loss for each, and hyperparameters with which it falls at the smallest scale.
 LEARNS = {
     "cifar10": ("loss", {"lr": 0.1, "momentum": 0.5}),
     "wlm": ("loss", {"model": "GRU", "lr": 10.0}),
@@ -35,7 +35,7 @@ def trial(name: str, data: str, **changes: Any) -> Any:
 
 
 def without_times(metrics: dict[str, Any]) -> dict[str, Any]:
-    """What a trial reported, but for how long it took."""
+    """Returns what a trial reported, without times."""
     assert set(TIMES) <= metrics.keys()
     return {key: value for key, value in metrics.items() if key not in TIMES}
 
@@ -202,7 +202,7 @@ def test_the_seed_follows_from_the_hyperparameters_alone(name: str, data: str) -
 @NAMES
 def test_two_devices_learn_the_same(name: str, data: str) -> None:
     workload = WORKLOADS[name]
-    # Without what is drawn at random the width changes nothing but rounding.
+    # Without random draws, the width changes only rounding.
     chosen = config(workload, data, **({"dropout": 0.0, "model": "GRU"} if name == "wlm" else {}))
     groups = make_groups(2)
     ranks = [workload.trainable() for _ in groups]

@@ -1,4 +1,4 @@
-"""What the tests of HpBandSter on Fluid share: one executor a module, and a space."""
+"""Fixtures for the tests of HpBandSter on Fluid: one executor per module, and a space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def space() -> Any:
-    """A learning rate."""
+    """A space of one learning rate."""
     configspace = pytest.importorskip("ConfigSpace")
     made = configspace.ConfigurationSpace()
     made.add(configspace.UniformFloatHyperparameter("lr", 1e-3, 1.2, log=True))

@@ -16,6 +16,6 @@ except fluid.errors.MissingDependencyError as error:
 """
 
 
-def test_a_missing_package_is_told_with_the_command_that_installs_it() -> None:
+def test_the_error_for_a_missing_package_has_the_command_that_installs_it() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert "pip install 'fluid-tune[hpbandster]'" in done.stdout

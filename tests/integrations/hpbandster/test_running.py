@@ -1,4 +1,4 @@
-"""HpBandSter's optimizers on Fluid: the same decisions, and Fluid's processes in place of workers."""
+"""HpBandSter's optimizers on Fluid: the same decisions, with Fluid's processes instead of workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fluid.session.handle import TrialGroupHandle
 
 BUDGETS: dict[str, Any] = {"min_budget": 1, "max_budget": 9, "n_iterations": 3}
 OPTIMIZERS = pytest.mark.parametrize("optimizer", list(BY_NAME))
-#: Configurations that get as far as each budget, in three iterations.
+#: Number of configurations that reach each budget, in three iterations.
 RUNS = {1.0: 9, 3.0: 3 + 3, 9.0: 1 + 1 + 3}
 
 
@@ -32,7 +32,7 @@ def loss_after(lr: float, steps: float) -> float:
 
 
 class Descent:
-    """Goes down a parabola; knows how often it did, and notes each time in a folder if it has one."""
+    """Descends a parabola; counts its steps, and records each in a folder if it has one."""
 
     folder: str | None = None
     fails_at: int | None = None
@@ -66,16 +66,16 @@ def noting(where: Path) -> type[Descent]:
 
 
 def facts(result: Any) -> list[Any]:
-    """What does not depend on time: of each run its configuration, budget and loss."""
+    """Returns what does not depend on time: configuration, budget and loss of each run."""
     configs = result.get_id2config_mapping()
     return [(run.config_id, run.budget, configs[run.config_id]["config"], run.loss) for run in result.get_all_runs()]
 
 
-# --- As HpBandSter has it
+# --- The same as HpBandSter
 
 
 class Serial(Master):  # type: ignore[misc]
-    """HpBandSter's own master, whose jobs are worked off where it would wait for workers."""
+    """HpBandSter's own master, which runs its jobs itself where it would wait for workers."""
 
     def __init__(self, config_generator: Any) -> None:
         self.iterations: list[Any] = []
@@ -118,7 +118,7 @@ class Serial(Master):  # type: ignore[misc]
 
 
 def by_hpbandster(optimizer: str, space: Any, seed: int, **options: Any) -> Any:
-    """One iteration after another, each stage handed over at once."""
+    """Runs one iteration after another, each stage at once."""
     np.random.seed(seed)
     with quiet():
         made = type("Made", (BY_NAME[optimizer], Serial), {})(
@@ -174,7 +174,7 @@ def test_budgets_are_iterations_and_the_same_seed_gives_the_same_without_a_model
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_configuration_goes_on_from_its_state_unless_told_not_to(
+def test_a_configuration_continues_from_its_state_unless_resume_is_false(
     resume: bool, space: Any, executor: FluidExecutor, tmp_path: Path
 ) -> None:
     trainable = noting(tmp_path)
@@ -189,7 +189,7 @@ def test_a_configuration_goes_on_from_its_state_unless_told_not_to(
 
 
 class Recorder:
-    """A result logger that notes which iteration it hears of."""
+    """A result logger that records the iteration of each result."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
@@ -268,7 +268,7 @@ def test_generators_and_the_greatest_being_the_best(space: Any, executor: FluidE
     result = run("HyperBand", space, climb, metric="height", mode="max", seed=1, executor=executor, **BUDGETS)
     configs = result.get_id2config_mapping()
     for one in result.get_all_runs():
-        # It has no more than five steps, whatever its budget.
+        # It has five steps at most, even with a larger budget.
         assert one.loss == pytest.approx(-min(one.budget, 5) * configs[one.config_id]["config"]["lr"])
     first = [config["config"]["lr"] for config_id, config in configs.items() if config_id[0] == 0]
     best = [one.config_id[2] for one in result.get_all_runs() if one.budget == 9.0 and one.config_id[0] == 0]
@@ -286,13 +286,13 @@ def test_what_the_user_has_of_a_result(space: Any, executor: FluidExecutor, tmp_
     logged = logged_results_to_HBS_result(str(tmp_path))
     assert sorted(facts(logged)[0][2].items()) == sorted(facts(result)[0][2].items())
     assert len(logged.get_all_runs()) == len(result.get_all_runs()) == sum(RUNS.values())
-    # And it can be gone on from: the model knows it all from the start.
+    # A later run can continue from it: the model has all its results from the start.
     again = run("BOHB", space, Descent, executor=executor, previous_result=result, random_fraction=0.0, **BUDGETS)
     own = [info for config_id, info in again.get_id2config_mapping().items() if config_id[0] >= 0]
     assert all(info["config_info"]["model_based_pick"] for info in own)
 
 
-# --- What goes wrong
+# --- Failures
 
 
 def test_a_run_that_fails_has_no_loss_and_does_not_go_on(space: Any, executor: FluidExecutor) -> None:
@@ -365,7 +365,7 @@ def test_an_executor_is_closed_unless_it_is_in_a_with_block(space: Any, tmp_path
 
 
 class Elsewhere:
-    """No optimizer."""
+    """A class that is not an optimizer."""
 
 
 @pytest.mark.parametrize(

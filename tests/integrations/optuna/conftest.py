@@ -1,4 +1,4 @@
-"""What the tests of Optuna on Fluid share: one executor of two devices a module, and quiet logs."""
+"""Fixtures for the tests of Optuna on Fluid: one executor of two devices per module, and quiet logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FluidExecutor
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Without Optuna's lines on stderr, but with its records."""
+    """Keeps Optuna's log records, without its lines on stderr."""
     optuna = pytest.importorskip("optuna")
     optuna.logging.disable_default_handler()
     optuna.logging.enable_propagation()

@@ -1,4 +1,4 @@
-"""What the studies of these tests train."""
+"""The trainables of these tests' studies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def curve(config: dict[str, Any], step: int) -> float:
-    """A loss that falls, with ups and downs, towards how far ``x`` is from 2; some configurations fall late."""
+    """A loss that falls, oscillating, towards the squared distance of ``x`` from 2; some configurations fall late."""
     return float((config["x"] - 2.0) ** 2 + 30.0 * math.exp(-config["lr"] * step) + math.sin(2.0 * step))
 
 
@@ -31,7 +31,7 @@ def train_for_ever(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def wait_for_a_file(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Reports once, and ends only when a file is there."""
+    """Reports once, and ends only when a file exists."""
     yield {"loss": config["x"]}
     while not Path(config["go"]).exists():
         time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""Studies of Optuna on real lanes: what study.optimize would do, and what comes on top."""
+"""Studies of Optuna on real lanes: the behaviour of study.optimize, and what Fluid adds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def suggest(trial: Any) -> dict[str, Any]:
 
 
 def run(study: Any, executor: FluidExecutor, trainable: Any = train, **options: Any) -> Any:
-    """Optimizes with what most tests have in common."""
+    """Optimizes with the arguments that most tests share."""
     optimize(
         study, trainable, executor=executor, **{"space": SPACE, "metric": "loss", "budget": 9, "n_trials": 4, **options}
     )
@@ -58,7 +58,7 @@ def states(study: Any) -> list[str]:
     return [trial.state.name for trial in study.trials]
 
 
-# --- As study.optimize
+# --- The same as study.optimize
 
 PRUNERS = {
     "none": lambda: optuna.pruners.NopPruner(),
@@ -153,7 +153,7 @@ def test_several_objectives(executor: FluidExecutor) -> None:
 
 
 def watched(study: Any, executor: FluidExecutor, **options: Any) -> list[tuple[int, int]]:
-    """After each trial: how many are still running, and how many there are."""
+    """Records after each trial how many are still running, and how many there are."""
     seen: list[tuple[int, int]] = []
 
     def note(study: Any, _: Any) -> None:
@@ -234,7 +234,7 @@ def test_an_executor_that_is_closed_meanwhile_fails_what_runs(tmp_path: Path) ->
     assert states(study) == ["FAIL", "FAIL"]
 
 
-# --- What goes wrong
+# --- Failures
 
 
 def test_a_failed_trial_ends_the_study_with_what_it_raised(executor: FluidExecutor, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_failed_trial_ends_the_study_with_what_it_raised(executor: FluidExecut
         run(study, executor, fail_above_one, space=space, n_jobs=2, callbacks=[lambda _, t: called.append(t.number)])
     assert isinstance(caught.value.__cause__, TrialFailedError)
     assert "fail_above_one" in str(caught.value.__cause__)  # The traceback of the lane.
-    # The one under way was finished, and no other was begun; nothing was tried again.
+    # The trial under way was finished, no other was begun, and none was tried again.
     begun = [trial for trial in study.trials if trial.state is not TrialState.WAITING]
     assert begun[1].state is TrialState.FAIL
     others = [trial for trial in begun if trial.number != 1]
@@ -336,14 +336,14 @@ def test_a_metric_may_be_left_out_of_iterations(executor: FluidExecutor) -> None
 def test_a_value_that_is_no_number(executor: FluidExecutor, caplog: pytest.LogCaptureFixture) -> None:
     study = optuna.create_study(pruner=optuna.pruners.NopPruner())
     run(study, executor, report_what_is_asked, space=reporting({"loss": float("nan")}), n_trials=2)
-    assert states(study) == ["FAIL", "FAIL"]  # As with study.optimize, it ends nothing.
+    assert states(study) == ["FAIL", "FAIL"]  # As with study.optimize, it does not end the study.
     assert any("The value nan is not acceptable" in text for text in caplog.messages)
     with pytest.raises(ValueError, match="could not convert string to float"):
         run(study, executor, report_what_is_asked, space=reporting({"loss": "small"}), n_trials=2)
     assert {*states(study)} == {"FAIL"}
 
 
-# --- What ends a study
+# --- The end of a study
 
 
 def test_callbacks_may_stop_the_study(executor: FluidExecutor) -> None:
@@ -406,12 +406,12 @@ def test_ctrl_c_fails_what_is_under_way(executor: FluidExecutor) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(study, executor, train_for_ever, budget=500_000)
     assert states(study) == ["FAIL", "FAIL"]
-    # What was stopped makes room.
+    # A stopped trial makes room for another.
     study.pruner = optuna.pruners.NopPruner()
     assert states(run(study, executor, n_trials=2))[2:] == ["COMPLETE", "COMPLETE"]
 
 
-# --- What is refused at the call
+# --- Invalid arguments
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Studies that go on after their driver was killed."""
+"""Studies that continue after their driver was killed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from optuna_trainables import wait_for_a_file  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 
-#: Says on stdout when two trials have reported. Then it waits for them, and writes nothing to the storage: killed while
-#: it does, it would leave the lock of a journal behind.
+#: Prints on stdout when two trials have reported. Then it waits for them without writing to the storage: a kill during
+#: a write would leave the lock of a journal behind.
 DRIVER = textwrap.dedent(
     """
     import sys
@@ -84,7 +84,7 @@ def interrupted_study(kind: str, folder: Path, number: int) -> Any:
         driver.send_signal(number)
         driver.wait()
     assert said == ["0\n", "1\n"]
-    (folder / "go").touch()  # From here on the trials end.
+    (folder / "go").touch()  # From here on, trials end.
     return optuna.load_study(study_name="left", storage=storage_of(kind, folder))
 
 
@@ -96,7 +96,7 @@ def test_a_killed_study_goes_on(kind: str, tmp_path: Path, executor: FluidExecut
     optimize(study, wait_for_a_file, 3, executor, space=space(tmp_path), metric="loss", budget=2)
     left, others = study.trials[:2], study.trials[2:]
     assert [trial.state for trial in left] == [TrialState.FAIL] * 2
-    # Both again first, as two of the three that were asked for.
+    # Both stale trials run again first, as two of the three trials asked for.
     assert [trial.state for trial in others] == [TrialState.COMPLETE] * 3
     assert [trial.params for trial in others[:2]] == [trial.params for trial in left]
     assert others[2].params["x"] not in [trial.params["x"] for trial in left]
@@ -110,7 +110,7 @@ def test_an_interrupted_study_leaves_nothing(tmp_path: Path, executor: FluidExec
     assert [trial.state for trial in study.trials[2:]] == [TrialState.COMPLETE]
 
 
-def test_a_trial_of_a_run_that_is_there_is_left_alone(executor: FluidExecutor) -> None:
+def test_a_trial_of_a_live_run_is_left_alone(executor: FluidExecutor) -> None:
     study = optuna.create_study()
     unknown = study.ask()
     parents = study.ask()
@@ -148,14 +148,14 @@ def test_what_can_be_seen_of_a_run() -> None:
             theirs = {**run, "pid": other.pid, "started": stale_trials._start_time(other.pid)}
             assert not stale_trials.has_ended(theirs)
             other.kill()
-            # A zombie until it is waited for.
+            # It is a zombie until it is waited for.
             os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
             assert stale_trials.has_ended(theirs)
         assert stale_trials.has_ended(theirs)
     assert stale_trials.has_ended(run)
 
 
-def test_a_storage_with_a_heartbeat_keeps_watch_itself(tmp_path: Path, executor: FluidExecutor) -> None:
+def test_a_storage_with_heartbeats_handles_stale_trials_itself(tmp_path: Path, executor: FluidExecutor) -> None:
     # Renamed in Optuna 4.9.
     name = next(name for name in ("heartbeat_stale_trial_callback", "failed_trial_callback") if _takes(name))
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What the tests of Ray Tune on Fluid share: one small cluster and one executor a module."""
+"""Fixtures for the tests of Ray Tune on Fluid: a small cluster and one executor per module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if (_HERE := str(Path(__file__).parent)) not in sys.path:
 
 
 def _drop_open_files() -> None:
-    """Tune leaves logs of trials that did not end open. They are closed here, and not in the middle of another test."""
+    """Closes the logs that Tune leaves open of trials that did not end, before they are collected in another test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -34,7 +34,7 @@ def open_files() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def open_files_of_the_module() -> Iterator[None]:
     yield
-    # Of a sweep that broke off somebody may still know, and then they would be closed for it in another module's test.
+    # References to an interrupted sweep may remain: its files would be closed in another module's test.
     for found in gc.get_objects():
         if type(found) is io.TextIOWrapper and "driver_artifacts" in str(getattr(found, "name", "")):
             found.close()
@@ -65,9 +65,9 @@ def executor(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def both(executor: Any, tmp_path: Path) -> Any:
-    """Runs a sweep without and with Fluid, which begin with the same random numbers.
+    """Runs a sweep without and with Fluid, from the same random numbers.
 
-    ``stock`` are options of the first one, which those of the sweep override.
+    ``stock`` are options of the one without, which the sweep's own override.
     """
     import numpy as np
     from tune_sweeps import Climber, ReusableClimber, Sweep, sweep

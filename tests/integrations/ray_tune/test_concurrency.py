@@ -44,4 +44,4 @@ def test_a_trial_that_goes_on_after_a_rung_keeps_its_place(cluster: str, executo
     )
     assert all(trial.status == "TERMINATED" for trial in analysis.trials)
     assert max(trial.last_result["training_iteration"] for trial in analysis.trials) == 9
-    assert max(most) <= 2  # fewer where the second lane is warm only when the first has run them all
+    assert max(most) <= 2  # Fewer if the second lane becomes warm only after the first has run them all.

@@ -1,4 +1,4 @@
-"""What Tune's controller and Fluid's engine tell each other, in orders that are rare."""
+"""Rare orders of the controller's requests and the engine's events."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tune_sweeps import Climber, sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
-#: Seconds after which a sweep gives up. Far more than it takes, as the machine may be busy.
+#: Seconds after which a sweep gives up. Far longer than needed, as the machine may be busy.
 PATIENCE = 60.0
 
 
-def test_a_trial_whose_end_is_told_after_its_last_result_was_decided_about_goes_on(
+def test_a_trial_continues_if_its_end_is_reported_after_the_decision_about_its_last_result(
     executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So it is with a trial that was to make way for others in its last iteration.
+    # This happens to a trial that is preempted in its last iteration.
     end, result, train = ControllerBridge.on_end, ControllerBridge.on_result, ControllerBridge.train
-    #: Trials of which the next result was asked for since the last one, and ends that wait for that.
+    #: Trials whose next result was requested after the last one, and ends that are held back until then.
     asked: set[str] = set()
     held: dict[str, tuple[Any, ...]] = {}
 

@@ -109,18 +109,18 @@ def test_checkpoints_are_due_at_the_multiples_and_the_single_iterations() -> Non
     ],
 )
 def test_stop_criteria_and_stoppers(criteria: dict[str, float], stopper: Any, at: int | None, stops: bool) -> None:
-    # The trial stands at iteration 3, and the stoppers have not been asked about it yet.
+    # The trial is at iteration 3, and the stoppers have not been asked about it yet.
     controller, [trial] = started(FIFOScheduler(), stopper=stopper, stopping_criterion=criteria, at_end=True)
     decision = next_decision(controller, controller.scheduler, trial, 3)
     assert (decision.at, decision.stops) == (at, stops)
-    # The checkpoint at the end is announced if the end is.
+    # The checkpoint at the end is in the schedule if the end is certain.
     assert decision.checkpoints == CheckpointSchedule(at=frozenset([at] if stops and at else []), at_end=True)
 
 
 def test_maximum_iteration_counts_the_results_it_has_seen() -> None:
     stopper = MaximumIterationStopper(5)
     controller, [trial] = started(FIFOScheduler(), stopper=stopper)
-    for iteration in (1, 2, 1):  # One comes twice: the trial failed and went on from a checkpoint.
+    for iteration in (1, 2, 1):  # Iteration 1 comes twice: the trial failed and continued from a checkpoint.
         controller.process(trial, result(iteration))
     assert next_at(controller, trial, 1) == 3
 
@@ -153,7 +153,7 @@ def test_asha_decides_at_each_rung_and_at_max_t() -> None:
     )
 
 
-def test_asha_that_lets_the_last_trials_go_has_nothing_to_decide_after_the_last_rung() -> None:
+def test_asha_without_stop_last_trials_decides_nothing_after_the_last_rung() -> None:
     scheduler = ASHAScheduler(**TIMED, grace_period=2, max_t=20, reduction_factor=3, stop_last_trials=False)
     controller, [trial] = started(scheduler)
     # A trial that comes to the last rung first has passed the others.
@@ -205,7 +205,7 @@ def test_hyperband_goes_by_the_next_rung_once_all_are_there() -> None:
     assert next_at(controller, third, 27) == 81
 
 
-def test_hyperband_that_lets_the_last_trials_go_decides_nothing_after_the_last_rung() -> None:
+def test_hyperband_without_stop_last_trials_decides_nothing_after_the_last_rung() -> None:
     controller, [trial] = started(HyperBandScheduler(**TIMED, max_t=9, stop_last_trials=False))
     assert next_at(controller, trial, 0) is None
 
@@ -237,7 +237,7 @@ def test_members_of_a_population_lead_to_what_is_left_until_they_are_to_end() ->
     assert next_decision(controller, controller.scheduler, trial, 11).follow_up_iterations == 0
 
 
-def test_nobody_waits_for_a_trial_of_asha() -> None:
+def test_no_trial_waits_for_a_trial_of_asha() -> None:
     controller, [trial] = started(ASHAScheduler(**TIMED, grace_period=2, max_t=20))
     assert next_decision(controller, controller.scheduler, trial, 0).follow_up_iterations == 0
 
@@ -248,7 +248,7 @@ def test_population_based_training_goes_by_the_checkpoint_a_trial_goes_on_from()
     controller.process(good, result(5, 2.0))
     assert controller.process(bad, result(10, 1.0)) == TrialScheduler.NOOP
     assert bad.status == Trial.PAUSED
-    # It goes on from the other trial's fifth iteration, and is due five iterations later.
+    # It continues from the other trial's fifth iteration, and is due five iterations later.
     assert controller.goes_on_from(bad) == 5
     assert next_at(controller, bad, 5) == 10
 
@@ -353,7 +353,7 @@ class Suggests(Searcher):
         pass
 
 
-def test_successive_halving_decides_at_each_rung_and_saves_whoever_may_go_on() -> None:
+def test_successive_halving_decides_at_each_rung_and_saves_trials_that_may_be_promoted() -> None:
     scheduler = SuccessiveHalvingScheduler(**TIMED, grace_period=2, max_t=6, reduction_factor=3)
     controller, trials = started(scheduler, trials=3, every=4)
     scheduler.choose_trial_to_run(controller)
@@ -410,7 +410,7 @@ def test_what_the_user_asked_for_is_the_end_of_a_trial(criteria: dict[str, float
     controller, [trial] = started(FIFOScheduler(), stopper=stopper, stopping_criterion=criteria)
     controller.process(trial, {**result(3), "a": {METRIC: 2.0}})
     if trial.status == Trial.RUNNING:
-        trial.update_last_result({**result(3), "a": {METRIC: 2.0}, "done": True})  # as if it had been ended
+        trial.update_last_result({**result(3), "a": {METRIC: 2.0}, "done": True})  # As if it had ended.
         controller.stop_trial(trial)
     assert ended(controller, trial) == (Trial.TERMINATED, over)
 
@@ -425,7 +425,7 @@ def test_asha_stops_early_or_at_the_last_rung() -> None:
 
 
 def test_hyperband_stops_early_or_at_the_last_rung() -> None:
-    # Two trials run to the end; of three, one goes on from the first rung.
+    # Two trials run to the end; of the other three, one is promoted from the first rung.
     controller, trials = started(HyperBandScheduler(**TIMED, max_t=3, reduction_factor=3), 5)
     for score, trial in enumerate(trials[:2]):
         controller.process(trial, result(3, score))

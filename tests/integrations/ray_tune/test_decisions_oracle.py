@@ -1,4 +1,4 @@
-"""Whole sweeps of Tune's own schedulers: whatever they decide must have been announced."""
+"""Whole sweeps of Tune's own schedulers: every decision must have been announced."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class Oracle:
     """Announces the next decision of each trial when it starts and after each decision, and compares with Tune.
 
     Attributes:
-        controller: what runs the trials.
-        books: what the scheduler has written down about a trial; changes at a decision.
-        exact: whether something must happen at each announced iteration, besides nothing before it.
-        decisions: how many came true, and how many of them were more than one iteration ahead.
+        controller: runs the trials.
+        books: the scheduler's record of a trial, which changes at a decision.
+        exact: whether something must happen at each announced iteration; nothing may happen before it in any case.
+        decisions: number of announced decisions.
+        foreseen: number of those that were more than one iteration ahead.
     """
 
     controller: Controller
@@ -110,13 +111,13 @@ def run(
     trials: int = 12,
     plain: bool = False,
 ) -> Oracle:
-    """Runs a sweep under the eyes of the oracle.
+    """Runs a sweep and checks it with the oracle.
 
     Args:
-        plain: without failures, checkpoints and whatever else may stop a trial.
+        plain: without failures, checkpoints, stop criteria and stoppers.
     """
     rng = random.Random(seed)
-    # Brackets are drawn, and trials to copy, from the global generators.
+    # Schedulers draw brackets, and trials to copy, from the global generators.
     random.seed(seed)
     np.random.seed(seed)
     stopper = NoopStopper() if plain else a_stopper(rng)
@@ -324,7 +325,7 @@ def test_fifo_stops_only_where_announced(seed: int) -> None:
 
 
 @given(seed=SEEDS)
-def test_a_scheduler_with_a_mind_of_its_own_never_decides_unannounced(seed: int) -> None:
+def test_an_unknown_scheduler_never_decides_unannounced(seed: int) -> None:
     run(Fickle(**TIMED, grace_period=10), seed, books=asha_books, exact=False)
 
 

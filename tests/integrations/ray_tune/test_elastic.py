@@ -1,4 +1,4 @@
-"""Trials that Fluid widens under Ray Tune: to Tune each is one trial, and learns what it would on one device."""
+"""Trials that Fluid widens under Ray Tune: Tune sees one trial each, with the results of one device."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from tune_sweeps import Climber, Left, Sweep, sweep  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-#: Of a batch. An iteration takes so much that a wider one pays on a machine that is slow to widen.
+#: Seconds of a batch. An iteration takes long enough that widening pays on a slow machine.
 SECONDS = 0.06
-#: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
+#: Seconds after which a test gives up. Far longer than needed, as the machine may be busy.
 PATIENCE = 120.0
-#: A trial of its own that is done once it has been wide for so long.
+#: A single trial that is done after so many wide iterations.
 ALONE = {"lr": 0.01, "seconds": SECONDS, "wide": 12}
 SCORE = {"metric": "loss", "mode": "min"}
 TIMED = {"time_attr": "training_iteration"}
@@ -45,7 +45,7 @@ RATES = [0.02, 0.003, 0.001]
 
 
 def slow(rate: float) -> Any:
-    """Seconds of a batch: so many more for the trial of that rate that the others have long ended when it runs."""
+    """Returns the seconds of a batch, with more for the trial of that rate: it runs after the others have ended."""
     return tune.sample_from(lambda config: (4.0 if config["lr"] == rate else 1.0) * SECONDS)
 
 
@@ -54,7 +54,7 @@ Run = Callable[..., Sweep]
 
 @pytest.fixture(scope="module")
 def two(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FluidExecutor]:
-    """Two devices of this machine, a trial on each at most."""
+    """Two devices of this machine, with at most one trial on each."""
     folder = tmp_path_factory.mktemp("fluid")
     with FluidExecutor(backend="local", devices=2, max_packing=1, run_dir=folder, verbose=0) as made:
         warm = [Trial(Fitted, {"lr": 0.01}, budget=1, trial_id=f"warm-{number}") for number in range(2)]
@@ -78,7 +78,7 @@ def widths(trial: Left) -> set[int]:
 
 
 def as_alone(trial: Left, iterations: int) -> None:
-    """Checks that Tune had each iteration once, in order, with the loss that it has on one device."""
+    """Checks that Tune received each iteration once, in order, with the loss of one device."""
     assert trial.iterations == list(range(1, iterations + 1))
     expected = losses(trial.config["lr"], iterations)
     assert [row["loss"] for row in trial.rows] == pytest.approx(expected, rel=1e-5)
@@ -86,7 +86,7 @@ def as_alone(trial: Left, iterations: int) -> None:
 
 
 def go_on(folder: Path, lr: float) -> tuple[int, float]:
-    """The iteration after that of a checkpoint, run in this process, and its loss."""
+    """Runs the iteration after a checkpoint in this process; returns its number and its loss."""
     trial = Fitted()
     trial.setup({"lr": lr})
     trial.load_checkpoint(str(folder))
@@ -117,14 +117,14 @@ def test_the_straggler_of_a_sweep_is_widened_and_stays_one_trial(run: Run) -> No
 @pytest.mark.parametrize(
     ("make", "config", "most", "lengths"),
     [
-        # The best one comes last, is left alone, and goes on until it has been wide.
+        # The best trial starts last, remains alone, and runs until it has been wide.
         (
             lambda: ASHAScheduler(**TIMED, **SCORE, max_t=900, grace_period=8, reduction_factor=2),
             {"lr": tune.grid_search([0.01, 0.001, 0.0003, 0.02]), "seconds": SECONDS, "wide": 6},
             900,
             {8},
         ),
-        # A bracket of two trials, which are never compared, and one of three, of which one goes on.
+        # A bracket of two trials, which are never compared, and one of three, of which one is promoted.
         (
             lambda: HyperBandScheduler(**TIMED, **SCORE, max_t=20, reduction_factor=10),
             {"lr": tune.grid_search([0.01, 0.03, *RATES]), "seconds": slow(0.03)},
@@ -206,13 +206,13 @@ def test_a_checkpoint_goes_on_with_and_without_fluid(run: Run) -> None:
     assert widths(second.trials[0]) == {1} and all(2 in widths(done.trials[0]) for done in (first, third))
 
 
-def test_who_asks_for_resources_or_is_not_elastic_keeps_one_device(run: Run) -> None:
+def test_a_trial_that_requests_resources_or_is_not_elastic_keeps_one_device(run: Run) -> None:
     options = {"config": {"lr": 0.01, "seconds": SECONDS}, "stop": {"training_iteration": 20}}
     (asking,) = run("asking", **options, resources_per_trial={"cpu": 2}).trials
     assert widths(asking) == {1}
 
     class Derived(TuneFitted):  # type: ignore[misc, valid-type]
-        """It may keep more than what is within."""
+        """It may hold state that Fluid does not transfer."""
 
     (derived,) = run("derived", Derived, **options).trials
     assert widths(derived) == {1}
@@ -227,7 +227,7 @@ def test_who_asks_for_resources_or_is_not_elastic_keeps_one_device(run: Run) -> 
 def test_a_new_rank_0_makes_the_checkpoint_that_the_last_one_died_before_reporting(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # Tune's Trainable goes to the trial's folder, and this puts things right again.
+    monkeypatch.chdir(tmp_path)  # Tune's Trainable changes to the trial's folder; this restores the folder.
 
     def config(checkpoints: CheckpointSchedule, restore: Any = None) -> dict[str, Any]:
         storage = StorageContext(str(tmp_path), experiment_dir_name="sweep", trial_dir_name="trial")
@@ -246,7 +246,7 @@ def test_a_new_rank_0_makes_the_checkpoint_that_the_last_one_died_before_reporti
     host.step()
     other.load_state(Snapshot.take(host.state()).state())
     told, kept = host.step(), other.step()
-    assert told[SAVED] is not None and kept[SAVED] is None, "only one of them writes"
+    assert told[SAVED] is not None and kept[SAVED] is None, "only rank 0 writes"
     assert kept[RESULT]["training_iteration"] == 2 and kept[RESULT]["loss"] == told[RESULT]["loss"]
     other._elastic_joined(2, kept)
     assert kept[SAVED] is None, "that iteration was reported"

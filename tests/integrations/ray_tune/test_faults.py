@@ -1,4 +1,4 @@
-"""What goes wrong in a sweep on Fluid stays where it is: processes and drivers are killed for real."""
+"""Failures in a sweep on Fluid affect one trial only: processes and drivers are really killed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tune_sweeps import Climber, Left, Sweep, sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-#: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
+#: Seconds after which a test gives up. Far longer than needed, as the machine may be busy.
 PATIENCE = 90.0
-#: Of eight trials: HyperBand compares the second four, and only those.
+#: Eight trials: HyperBand compares only the last four.
 RATES = [0.5, 2.0, 1.0, 1.5, 0.6, 3.0, 0.8, 1.2]
 #: The best one, which no scheduler stops.
 VICTIM = 5
@@ -52,7 +52,7 @@ scheduled = pytest.mark.parametrize("scheduler", SCHEDULERS)
 
 @pytest.fixture
 def run(executor: Any, tmp_path: Path) -> Callable[..., Sweep]:
-    """Runs eight trials of up to 8 iterations on Fluid; whatever goes wrong is to happen to the best one."""
+    """Runs eight trials of up to 8 iterations on Fluid; the best one has the failure."""
 
     def run(scheduler: str, trouble: dict[str, Any], **options: Any) -> Sweep:
         (notes := tmp_path / "notes").mkdir()
@@ -69,7 +69,7 @@ def run(executor: Any, tmp_path: Path) -> Callable[..., Sweep]:
 
 
 def assert_never_noticed(trials: list[Left]) -> None:
-    """No iteration is missing, and none came or was logged twice."""
+    """Checks that no iteration is missing, and none was reported or logged twice."""
     for trial in trials:
         assert trial.iterations == list(range(1, len(trial.rows) + 1))
         assert [row["training_iteration"] for row in trial.logged] == trial.iterations
@@ -77,7 +77,7 @@ def assert_never_noticed(trials: list[Left]) -> None:
 
 
 def assert_right(trial: Left, length: int = 8) -> None:
-    """It got to its end, from no state but its own."""
+    """Checks that a trial ran to its end, from its own states only."""
     assert trial.status == "TERMINATED"
     assert trial.iterations[-1] == length
     assert set(trial.iterations) == set(range(1, length + 1))
@@ -85,7 +85,7 @@ def assert_right(trial: Left, length: int = 8) -> None:
 
 
 def steps_back(iterations: list[int]) -> list[tuple[int, int]]:
-    """Where a log goes back: the last iteration before, and the first one after it."""
+    """Returns where a log goes back: the last iteration before, and the first one after it."""
     return [(a, b) for a, b in itertools.pairwise(iterations) if b != a + 1]
 
 
@@ -101,7 +101,7 @@ def test_a_process_that_is_killed(run: Callable[..., Sweep], scheduler: str, tmp
     assert done.statuses == ["TERMINATED"] * 8
     assert_right(victim)
     assert_never_noticed(others(done))
-    # It went on from its newest checkpoint, of Tune's at the second iteration or of Fluid's later on.
+    # It continued from its newest checkpoint: Tune's of iteration 2, or a later one of Fluid's.
     assert all(after >= 3 for _, after in steps_back(victim.iterations))
 
 
@@ -118,10 +118,10 @@ def test_a_trial_that_raises_twice(run: Callable[..., Sweep], scheduler: str) ->
     assert_right(victim)
     assert_never_noticed(others(done))
     assert victim.failures == 2
-    assert victim.iterations == [1, 2, 3, 4, 5, 5, 6, 7, 8], "it goes on from the checkpoints at 2 and at 4"
+    assert victim.iterations == [1, 2, 3, 4, 5, 5, 6, 7, 8], "it continues from the checkpoints at 2 and at 4"
 
 
-# Not the population in lock step, which waits for ever for a trial that failed, with Ray alone too.
+# Not the synchronous population, which waits for ever for a failed trial, also with Ray alone.
 @pytest.mark.parametrize("scheduler", ["fifo", "asha", "hyperband"])
 def test_a_trial_that_is_given_up(run: Callable[..., Sweep], scheduler: str) -> None:
     done = run(scheduler, {"raises_at": [3]})
@@ -135,7 +135,7 @@ def test_a_trial_that_is_given_up(run: Callable[..., Sweep], scheduler: str) -> 
 def test_a_slow_save_in_hyperband_while_another_trial_ends(executor: Any, tmp_path: Path, end: str, rung: int) -> None:
     (notes := tmp_path / "notes").mkdir()
     slow, leaver, trials = 8, 9, 17
-    # The last nine are one bracket with rungs at 1 and 3; the two in trouble are its best, so both get to the second.
+    # The last nine are one bracket with rungs at 1 and 3; the two with failures are its best, so both reach the second.
     config: dict[str, Any] = {"number": tune.grid_search(list(range(trials))), "folder": str(notes), "waits_at": rung}
     config["x"] = tune.sample_from(
         lambda config: {slow: 3.0, leaver: 2.0}.get(config["number"], 1.0 / (1 + config["number"]))
@@ -151,7 +151,7 @@ def test_a_slow_save_in_hyperband_while_another_trial_ends(executor: Any, tmp_pa
     }
     done = sweep(Climber, tmp_path / "sweep", executor, options)
     lengths = [len(trial.rows) for trial in done.trials]
-    assert lengths[slow] == 9, "the best one gets to the end"
+    assert lengths[slow] == 9, "the best trial runs to its end"
     assert lengths[leaver] == (rung if end == "ends_at" else rung - 1)
     assert sorted(lengths[10:]) in ([1] * 6 + [3], [1] * 5 + [3] * 2)
     ended = ["ERROR" if end == "raises_at" and number == leaver else "TERMINATED" for number in range(trials)]
@@ -242,7 +242,7 @@ def driver(cluster: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below a process."""
+    """Returns the descendants of a process."""
     found: list[int] = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -255,7 +255,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def assert_goes_on(tmp_path: Path, executor: Any, *, logs_are_whole: bool = True) -> None:
-    """Restores the sweep of the driver; it goes on where it was, and every trial gets to its end."""
+    """Restores the sweep of the driver, which continues where it was; every trial runs to its end."""
     path = tmp_path / "sweep"
     restored = tune.Tuner.restore(str(path), Climber, executor=executor)
     grid = restored.fit()
@@ -270,11 +270,11 @@ def assert_goes_on(tmp_path: Path, executor: Any, *, logs_are_whole: bool = True
         assert all(row["score"] == trial.config["x"] * row["steps"] for row in trial.rows)
     assert sorted(trial.config["x"] for trial in trials) == [0.5, 1.0, 1.5, 2.0]
     begun = [row["training_iteration"] for t in trials for row in t.rows if row["iterations_since_restore"] == 1]
-    assert max(begun) > 1, "every trial began anew"
+    assert max(begun) > 1, "every trial started again"
 
 
 def is_noted_whole(sweep: Path) -> bool:
-    """Whether what Tune has noted of a sweep can be read: it writes it in place, and half of it helps nobody."""
+    """Whether Tune's state of a sweep can be read: Tune writes it in place, so it may be half-written."""
     notes = [path.read_text() for path in sweep.glob("experiment_state-*.json")]
     try:
         return bool(notes) and all(json.loads(note) for note in notes)
@@ -287,13 +287,13 @@ def test_a_killed_driver_leaves_a_sweep_that_goes_on(
 ) -> None:
     processes.watch(*descendants(driver.pid))
     deadline = time.monotonic() + PATIENCE
-    while not is_noted_whole(tmp_path / "sweep"):  # It writes no more than what it has begun to.
+    while not is_noted_whole(tmp_path / "sweep"):  # It only finishes the write that it has begun.
         assert time.monotonic() < deadline
         time.sleep(0.02)
     driver.kill()
     driver.wait(PATIENCE)
     assert processes.have_ended(within=PATIENCE), "lanes outlived their driver"
-    # If Tune was just uploading a log when it was killed, the lines of that log are gone.
+    # A log whose upload was interrupted by the kill loses its lines.
     assert_goes_on(tmp_path, executor, logs_are_whole=False)
 
 
@@ -302,9 +302,9 @@ def test_an_interrupted_driver_leaves_no_process_and_a_sweep_that_goes_on(
     driver: subprocess.Popen[str], executor: Any, tmp_path: Path, processes: Any, goes_on_with: str
 ) -> None:
     watched = descendants(driver.pid)
-    assert len(watched) >= 3, "there should be two lanes and what started them"
+    assert len(watched) >= 3, "there should be two lanes and their fork server"
     processes.watch(*watched)
-    os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: lanes get it too
+    os.killpg(driver.pid, signal.SIGINT)  # As a terminal does: the lanes receive it too.
     driver.wait(PATIENCE)
     assert processes.have_ended(within=PATIENCE)
     assert_goes_on(tmp_path, executor if goes_on_with == "fluid" else None)

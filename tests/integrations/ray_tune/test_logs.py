@@ -1,4 +1,4 @@
-"""Tune's logs of a trial survive that Tune takes what was uploaded for all there is."""
+"""No lines are lost when Tune replaces a trial's logs by their uploaded copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES = '{"training_iteration": 1}\n'
 
 @pytest.fixture
 def trial(tmp_path: Path) -> SimpleNamespace:
-    """A trial with a checkpoint, as far as its logs are concerned; the uploads are files."""
+    """The parts of a trial with a checkpoint that its logs need; uploads are local files."""
     for name in ("local", "remote"):
         (tmp_path / name).mkdir()
     storage = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The same sweeps with and without Fluid: what Tune decides, reports and leaves on disk must not tell them apart."""
+"""The same sweeps with and without Fluid: Tune's decisions, results and files must be the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCORE = {"metric": "score", "mode": "max"}
 TIMED = {"time_attr": "training_iteration"}
 GRID = {"x": tune.grid_search([0.5, 2.0, 1.0, 1.5])}
 LENGTH = {"training_iteration": 4}
-#: Two trials of which PBT makes one go on from the other.
+#: Two trials of which PBT makes one continue from the other's checkpoint.
 PAIR = {"x": tune.grid_search([0.5, 2.0])}
 #: How a sweep is run with Ray alone where that makes no difference to what is tested: starting a process for each trial
 #: takes most of the time. One trial after another, all in the process of the first.
@@ -100,7 +100,7 @@ def test_parameters_and_resources_that_come_with_the_trainable(both: Both, train
 
 
 def with_extras(trainable: Any) -> Any:
-    """The trainable with a large parameter, which Tune keeps in its object store, and with a core of its own."""
+    """The trainable with a large parameter, which Tune keeps in its object store, and with its own core."""
     table = np.arange(200_000.0)
     if trainable is climb:
 
@@ -117,13 +117,13 @@ def with_extras(trainable: Any) -> Any:
     return tune.with_resources(tune.with_parameters(Summed, table=table), {"cpu": 1})
 
 
-# --- Schedulers that decide in rounds: the same whoever comes first
+# --- Schedulers that decide in rounds: the same in any order of results
 
 
 @pytest.mark.slow
 def test_hyperband(both: Both) -> None:
     def make() -> dict[str, Any]:
-        # A bracket of two trials, which are never compared, and one of three, of which one goes on.
+        # A bracket of two trials, which are never compared, and one of three, of which one is promoted.
         config = {"x": tune.grid_search([0.5, 2.0, 1.0, 1.5, 1.2])}
         scheduler = HyperBandScheduler(**TIMED, **SCORE, max_t=3, reduction_factor=3)
         return {"config": config, "scheduler": scheduler, "resources_per_trial": ALONE}
@@ -143,7 +143,7 @@ def test_bohb(both: Both) -> None:
         return {
             "config": {"x": tune.uniform(0.5, 1.5)},
             "num_samples": 5,
-            # What its model says depends on who came first, so it is not asked.
+            # The model's suggestions depend on the order of results, so it is not asked.
             "search_alg": TuneBOHB(**SCORE, seed=5, bohb_config={"random_fraction": 1.0}),
             "scheduler": HyperBandForBOHB(**TIMED, **SCORE, max_t=3, reduction_factor=3),
             "resources_per_trial": ALONE,
@@ -161,7 +161,7 @@ def test_population_based_training_in_lock_step(both: Both) -> None:
             **TIMED,
             **SCORE,
             perturbation_interval=2,
-            # Not its own way to explore: how often others have used the same generator depends on time.
+            # Without its own exploration: how often others have used the same generator depends on time.
             custom_explore_fn=lambda config: {"x": config["x"] + 0.25},
             synch=True,
         )
@@ -169,7 +169,7 @@ def test_population_based_training_in_lock_step(both: Both) -> None:
 
     stock, fluid = both(Climber, make, PAUSING)
     assert_same(stock, fluid, TIMES | ORDER)
-    assert fluid.configs != [{"x": x} for x in PAIR["x"]["grid_search"]], "nobody took over from another"
+    assert fluid.configs != [{"x": x} for x in PAIR["x"]["grid_search"]], "no trial copied another"
     policies = [
         {path.name[-9:]: path.read_text() for path in done.trials[0].folder.parent.glob("pbt_policy_*")}
         for done in (stock, fluid)
@@ -278,7 +278,7 @@ def test_optuna_under_a_limiter(both: Both, at_once: int) -> None:
 
 
 class StopsAll(Stopper):
-    """Ends the sweep after so many results."""
+    """Ends the sweep after a number of results."""
 
     def __init__(self, results: int) -> None:
         self.left = results
@@ -317,7 +317,7 @@ def test_a_stopper_that_ends_the_sweep(both: Both) -> None:
 
 
 class Recorder(tune.Callback):
-    """Notes what it is told about each trial, with the iteration."""
+    """Records each callback of a trial, with the iteration."""
 
     def __init__(self) -> None:
         self.told: dict[str, list[tuple[str, int]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""One test per name of Ray Tune's that is not public: a release that moved one fails here by that name."""
+"""One test per private name of Ray Tune: a release that moved one fails here by that name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCHEDULERS = {
 
 @pytest.fixture(scope="module")
 def controller(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A controller of Tune's own, as a scheduler is given it."""
+    """Tune's own controller, as schedulers receive it."""
     from ray import tune
 
     met: list[Any] = []
@@ -114,11 +114,11 @@ def test_a_member_of_a_population_has(name: str) -> None:
     assert hasattr(scheduler._trial_state[trial], name)
 
 
-def test_everything_that_is_touched_is_there(controller: Any) -> None:
+def test_this_release_has_every_name(controller: Any) -> None:
     private_api.check(controller, ASHAScheduler(**TIMED))
 
 
-def test_a_name_that_has_gone_is_told_with_the_releases_that_have_it(controller: Any) -> None:
+def test_a_missing_name_is_reported_with_the_supported_releases(controller: Any) -> None:
     lacking = SimpleNamespace(
         **{name: getattr(controller, name) for name in private_api.CONTROLLER if name != "_stopper"}
     )

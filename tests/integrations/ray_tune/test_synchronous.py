@@ -1,4 +1,4 @@
-"""Successive Halving and BOHB in lock-step: who goes on, who waits for whom, and what the model is told."""
+"""Synchronous Successive Halving and BOHB: promotions, waiting, and what the model receives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def halving(**options: Any) -> Any:
 
 
 class Simulated:
-    """A sweep in which it is said what each trial reports, and chance says which one is next.
+    """A sweep with given results, in which a seeded generator picks the trial that reports next.
 
     Args:
         scheduler: decides.
@@ -53,11 +53,11 @@ class Simulated:
         self.scores = dict(zip(self.trials, scores, strict=True))
         self.random = Random(seed)
         self.lengths = dict.fromkeys(self.trials, 0)
-        #: Trials under way after each choice of the scheduler's.
+        #: Trials under way after each choice of the scheduler.
         self.batches: list[list[int]] = []
 
     def run(self) -> list[int]:
-        """Returns how long each trial has become."""
+        """Runs the sweep and returns the length of each trial."""
         while self.scheduler.choose_trial_to_run(self.controller) is not None:
             ready = [trial for trial in self.trials if trial.status == Trial.PENDING]
             self.batches.append([self.trials.index(trial) for trial in ready])
@@ -83,7 +83,7 @@ def constant(*values: float) -> list[Score]:
     return [lambda _, value=value: value for value in values]  # type: ignore[misc]
 
 
-# --- Who goes on
+# --- Promotions
 
 
 def test_the_best_third_goes_on_in_one_step() -> None:
@@ -119,7 +119,7 @@ def test_the_last_rung_is_max_t() -> None:
     size=st.none() | st.integers(1, 12),
     seed=st.integers(0, 99),
 )
-def test_it_is_successive_halving_whoever_is_faster(
+def test_it_is_successive_halving_in_any_order_of_results(
     scores: list[list[int]], factor: int, max_t: int, size: int | None, seed: int
 ) -> None:
     scheduler = halving(max_t=max_t, reduction_factor=factor, bracket_size=size)
@@ -131,7 +131,7 @@ def test_it_is_successive_halving_whoever_is_faster(
 
 
 def by_hand(scores: list[list[int]], factor: int, max_t: int) -> list[int]:
-    """How long each trial gets."""
+    """Returns the length of each trial."""
     lengths, left, rung, stage = [0] * len(scores), list(range(len(scores))), 1, 0
     while True:
         for trial in left:
@@ -148,7 +148,7 @@ def test_a_trial_that_fails_or_ends_is_not_waited_for_and_takes_no_place() -> No
     fails, ends = (lambda i: ValueError() if i == 2 else 9.0), (lambda i: None if i == 2 else 8.0)
     scores = [*constant(1, 2, 3), fails, ends, *constant(4, 5, 6, 7)]
     simulated = Simulated(halving(), scores)
-    # Of the three that the first rung lets on, two do not get to the second; the third has no rival there.
+    # Of the three trials that the first rung promotes, two do not reach the second; the third has no rival there.
     assert simulated.run() == [1, 1, 1, 2, 2, 1, 1, 1, 9]
     fails_at_once = [lambda _: ValueError()] * 2
     assert Simulated(halving(max_t=3), [*fails_at_once, *constant(1, 2)]).run() == [1, 1, 1, 3]
@@ -236,7 +236,7 @@ def test_a_bracket_that_a_limit_keeps_small_is_warned_of(caplog: pytest.LogCaptu
 def test_restored_trials_are_where_they_were() -> None:
     before = Simulated(halving(bracket_size=9), constant(1, 3, 2, 5, 4, 6, 9, 8, 7))
     before.scheduler.choose_trial_to_run(before.controller)
-    # All have been at the first rung; one has been stopped, and one has gone on by one step.
+    # All have reached the first rung; six have been stopped, and one has continued by one step.
     for trial, number in zip(before.trials, range(9), strict=True):
         score = before.scores[trial](1)
         trial.update_last_result({"training_iteration": 2 if number == 6 else 1, METRIC: score, "done": False})
@@ -275,7 +275,7 @@ def test_the_brackets_are_those_of_hpbandster(options: dict[str, Any], sizes: li
     assert scheduler.configurations(len(sizes) + 1) == sum(sizes) + sizes[0]
 
 
-def test_the_model_hears_of_a_stage_when_it_is_complete_in_the_order_of_its_trials() -> None:
+def test_the_model_receives_a_stage_when_it_is_complete_in_the_order_of_its_trials() -> None:
     scheduler = tune.SyncBOHB(**TIMED, max_t=3)
     simulated = Simulated(scheduler, constant(1, 3, 2), seed=5)
     told: list[tuple[str, Any]] = []
@@ -286,7 +286,7 @@ def test_the_model_hears_of_a_stage_when_it_is_complete_in_the_order_of_its_tria
     assert told == [*((trial_id, 1.0) for trial_id in ids), (ids[1], 3.0)]
 
 
-# --- What cannot be used
+# --- Invalid arguments
 
 
 @pytest.mark.parametrize(

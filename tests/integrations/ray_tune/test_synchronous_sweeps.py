@@ -1,4 +1,4 @@
-"""Whole sweeps in lock-step: the same with Fluid and without, stage by stage, failing and restored."""
+"""Whole synchronous sweeps: the same with Fluid and without, stage by stage, failing and restored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCORE = {"metric": "score", "mode": "max"}
 
 
 class Order(tune.Callback):
-    """Notes the results in the order in which they come: trial and iteration."""
+    """Records the results in the order in which they come: trial and iteration."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
@@ -51,7 +51,7 @@ def test_bohb_suggests_the_same_with_fluid_and_without(both: Both) -> None:
     searchers = []
 
     def make() -> dict[str, Any]:
-        # From its first bracket on, all is the model's.
+        # All configurations after the first bracket are the model's.
         searchers.append(TuneBOHB(**SCORE, seed=5, bohb_config={"random_fraction": 0.0}))
         return {
             "config": {"x": tune.uniform(0.5, 1.5)},
@@ -125,7 +125,7 @@ def test_a_trial_that_raises_once_keeps_its_place(executor: Any, tmp_path: Path)
     done = sweep(Climber, tmp_path / "sweep", executor, options)
     assert done.statuses == ["TERMINATED"] * 4
     assert [trial.iterations[-1] for trial in done.trials] == [1, 1, 2, 4]
-    assert done.trials[3].iterations == [1, 2, 3, 4], "it went on from the rung"
+    assert done.trials[3].iterations == [1, 2, 3, 4], "it continued from the rung"
 
 
 class Breaks(tune.Callback):
@@ -140,7 +140,7 @@ class Breaks(tune.Callback):
 
 
 def break_off(tuner: Any) -> None:
-    """Runs a sweep that ends with an error; what Tune noted of it is there afterwards."""
+    """Runs a sweep that ends with an error, and leaves Tune's state of it."""
     with pytest.raises(tune.TuneError, match="broken off"):
         tuner.fit()
     await_uploads()
@@ -150,7 +150,7 @@ def break_off(tuner: Any) -> None:
 def test_a_sweep_that_is_restored_goes_on_with_its_stage(
     executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_at: int
 ) -> None:
-    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")  # Tune notes how it stands after every step
+    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")  # Tune writes its state after every step.
     tuner = tune.Tuner(
         Climber,
         param_space={"x": tune.grid_search([1.0, 3.0, 2.0, 5.0, 4.0, 6.0, 9.0, 8.0, 7.0])},

@@ -1,4 +1,4 @@
-"""An elastic trainable for sweeps, whose workers can import it."""
+"""An elastic trainable that the workers of a sweep can import."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fluid.elastic import ElasticTrainable, as_tune_trainable
 
 
 class Fitted(ElasticTrainable):
-    """A small regression by AdamW, which waits for a batch as long as a device would work on its part of it.
+    """A small regression by AdamW; a batch takes as long as a device would compute on its part of it.
 
     Config: ``lr``; ``seconds`` of a batch on one device; ``dies``, a rank whose process is killed, once, in the middle
-    of its fourth iteration on two devices, and ``note``, the file that it leaves then; ``wide``, how many iterations on
-    two devices are enough for it to be done, or ``last``, its last iteration.
+    of its fourth iteration on two devices, and ``note``, the file that it writes then; ``wide``, the number of
+    iterations on two devices after which it is done, or ``last``, its last iteration.
     """
 
     def build(self, config: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ TuneFitted = as_tune_trainable(Fitted)
 
 
 def losses(lr: float, iterations: int) -> list[float]:
-    """Of a trial in this process, without Fluid or Tune."""
+    """Returns the losses of a trial in this process, without Fluid or Tune."""
     trial = Fitted()
     trial.setup({"lr": lr})
     return [float(trial.step()["loss"]) for _ in range(iterations)]

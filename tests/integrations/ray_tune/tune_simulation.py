@@ -1,6 +1,6 @@
-"""A stand-in for Tune's controller that treats schedulers, stoppers and trials, all of them Tune's own, as Tune does.
+"""A simulated controller that treats Tune's own schedulers, stoppers and trials as Tune's controller does.
 
-It has no actors: a trial "trains" by being given a number. Whoever drives it says which trial goes next.
+It has no actors: a trial "trains" by receiving a number. The caller says which trial is next.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ray.tune.schedulers import (
 from ray.tune.stopper import NoopStopper
 
 METRIC = "score"
-#: What schedulers are made with that are to be foreseen.
+#: Arguments of schedulers whose decisions can be foreseen.
 TIMED = {"time_attr": "training_iteration", "metric": METRIC, "mode": "max"}
 
 
 class Saved(_FutureTrainingResult):
-    """A checkpoint that is there already; the original waits for an actor."""
+    """A checkpoint that exists already; the original waits for an actor."""
 
     def __init__(self, result: _TrainingResult) -> None:
         self.result = result
@@ -39,7 +39,7 @@ class Saved(_FutureTrainingResult):
 
 
 class Controller:
-    """What Tune's schedulers use of the controller.
+    """The part of the controller that Tune's schedulers use.
 
     Attributes:
         saves: the iterations at which each trial was told to save.
@@ -61,7 +61,7 @@ class Controller:
         return {trial for trial in self.trials if not trial.is_finished()}
 
     def add(self, **options: Any) -> Trial:
-        """Adds a trial; ``every`` and ``at_end`` say when it saves, the rest goes to Tune's Trial."""
+        """Adds a trial; ``every`` and ``at_end`` say when it saves, the other options go to Tune's Trial."""
         checkpoints = CheckpointConfig(
             checkpoint_frequency=options.pop("every", 0), checkpoint_at_end=options.pop("at_end", False)
         )
@@ -72,12 +72,12 @@ class Controller:
         return trial
 
     def goes_on_from(self, trial: Trial) -> int:
-        """The iteration of the checkpoint that a trial goes on from; 0 if it has none."""
+        """Returns the iteration of the checkpoint from which a trial continues; 0 if it has none."""
         latest = trial.run_metadata.checkpoint_manager._latest_checkpoint_result
         return 0 if latest is None else int(latest.metrics["training_iteration"])
 
     def process(self, trial: Trial, result: dict[str, Any]) -> str:
-        """Does with a result what ``TuneController._process_trial_result`` does, and what follows from it."""
+        """Processes a result as ``TuneController._process_trial_result`` does, with what follows from it."""
         if self._stopper(trial.trial_id, result) or trial.should_stop(result):
             decision = TrialScheduler.STOP
         else:
@@ -94,14 +94,14 @@ class Controller:
         return str(decision)
 
     def fail(self, trial: Trial, recovers: bool) -> None:
-        """What Tune does with a trial that failed; it does not tell the scheduler of one that may try again."""
+        """Fails a trial as Tune does; the scheduler is not told of a trial that is tried again."""
         if recovers:
             trial.set_status(Trial.PENDING)
         else:
             self.scheduler.on_trial_error(self, trial)
             trial.set_status(Trial.ERROR)
 
-    # --- What schedulers call
+    # --- Called by schedulers
 
     def stop_trial(self, trial: Trial) -> None:
         if trial.status in (Trial.PENDING, Trial.PAUSED):
@@ -139,13 +139,13 @@ class Sweep:
     Args:
         controller: holds the scheduler; it has no trials yet.
         random: decides everything.
-        trials: how many there will be.
+        trials: number of trials.
         options: of the next trial, as for ``Controller.add``.
-        on_start: called with a trial and the iteration it goes on from, before it does.
+        on_start: called with a trial and the iteration from which it continues, before it does.
         on_result: called with a trial, its iteration, whether the trial ends there by itself, and a function that
             processes the result and returns the decision.
-        failures: the chance of a trial to fail, at every iteration.
-        length: a trial that gets this far ends by itself.
+        failures: probability that a trial fails, at every iteration.
+        length: a trial that reaches this iteration ends by itself.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Sweep:
         self.iteration: dict[Trial, int] = {}
 
     def run(self) -> None:
-        """Runs until no trial is left, or none may go on."""
+        """Runs until no trial is left, or none may continue."""
         for _ in range(self.random.randint(1, self.to_come)):
             self._add()
         while self._start() or self.iteration or self.to_come:
@@ -214,7 +214,7 @@ class Sweep:
 
 
 class Fickle(ASHAScheduler):
-    """Decides for itself, whenever it likes."""
+    """Has its own deciding method, which may stop a trial at any iteration."""
 
     def on_trial_result(self, controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         return super().on_trial_result(controller, trial, result) if result[METRIC] else TrialScheduler.STOP

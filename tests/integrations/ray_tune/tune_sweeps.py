@@ -1,4 +1,4 @@
-"""Trainables for sweeps with known results, running them with and without Fluid, and what is left of them."""
+"""Trainables with known results, sweeps of them with and without Fluid, and the outcomes of those."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ray.tune.utils.util import SafeFallbackEncoder
 
 from fluid import FluidExecutor, tune
 
-#: Columns that tell when and where something ran; no two runs agree in them.
+#: Columns with times and places, which differ between any two runs.
 TIMES = frozenset(
     [
         "date",
@@ -34,7 +34,7 @@ TIMES = frozenset(
         "trial_id",
     ]
 )
-#: Columns that also depend on who came first, where a scheduler pauses all but the last one.
+#: Columns that also depend on the order of results, where a scheduler pauses all trials but the last one.
 ORDER = frozenset(["checkpoint_dir_name", "experiment_tag", "iterations_since_restore", "should_checkpoint", "done"])
 STATE = "state.json"
 #: Longest that a trial waits for another, in seconds.
@@ -42,17 +42,17 @@ _PATIENCE = 20.0
 
 
 class Climber(tune.Trainable):
-    """Climbs by ``x`` an iteration, and knows how often it did: only a state that was kept right gives these results.
+    """Adds ``x`` per iteration and counts its steps: only a correctly restored state gives these results.
 
-    Config: ``x``; ``seconds`` of an iteration; ``ends_at``, the iteration at which it says it is done; and what goes
-    wrong, once each unless said otherwise:
+    Config: ``x``; ``seconds`` of an iteration; ``ends_at``, the iteration at which it says it is done; and failures,
+    which happen once each:
 
-    * ``raises_at``: iterations at which it raises, the first time that it comes there;
+    * ``raises_at``: iterations at which it raises, the first time that it reaches them;
     * ``dies_at``: the iteration at which its process is killed;
-    * ``victim``: the only trial, by its number, to which the two happen; PBT copies whole configs;
-    * ``folder``: where it notes what has happened to it;
-    * ``waits_for``: a file in the folder without which no checkpoint is made from iteration ``waits_at`` on;
-    * ``leaves``: a file in the folder that it leaves when it ends or raises.
+    * ``victim``: the number of the only trial with these failures, as PBT copies whole configs;
+    * ``folder``: where it records its failures;
+    * ``waits_for``: a file in the folder for which checkpoints from iteration ``waits_at`` on wait;
+    * ``leaves``: a file in the folder that it writes when it ends or raises.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ class Climber(tune.Trainable):
 
 
 class ReusableClimber(Climber):
-    """One whose process Tune, too, may use again for another trial."""
+    """One that Tune alone can reuse for another trial, too."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self.setup(new_config)
@@ -151,19 +151,19 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-# --- Sweeps, and what is left of them
+# --- Sweeps and their outcomes
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a trial has left.
+    """The outcome of a trial.
 
     Attributes:
-        folder: of the trial.
-        config: with which it ended.
+        folder: the trial's.
+        config: its last one.
         status: Tune's.
-        failures: how often it failed.
-        rows: the results that Tune has had of it, or else what is left of them in its ``result.json``.
+        failures: number of its failures.
+        rows: the results that Tune received, or else those in its ``result.json``.
     """
 
     folder: Path
@@ -181,34 +181,34 @@ class Left:
     def logged(self) -> list[dict[str, Any]]:
         """The lines of its ``result.json``.
 
-        Where a trial is paused or fails, Tune may lose some: as it goes on, Tune takes an earlier upload for the log.
+        Tune may lose some where a trial is paused or fails: when it continues, an earlier upload replaces the log.
         """
         path = self.folder / "result.json"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
     def iterations(self) -> list[int]:
-        """Of the results, in the order in which they came."""
+        """Iterations of the results, in the order in which they came."""
         return [row["training_iteration"] for row in self.rows]
 
     def without(self, columns: frozenset[str]) -> list[dict[str, Any]]:
-        """The results but for these columns, and the number of the process."""
+        """Returns the results without these columns and the process id."""
         return [{name: row[name] for name in row if name not in columns | {"process"}} for row in self.rows]
 
     @property
     def checkpoints(self) -> dict[str, tuple[int, float]]:
-        """The states in the checkpoints that are there, by folder."""
+        """The states in the existing checkpoints, by folder."""
         return {path.name: read_state(path) for path in sorted(self.folder.glob("checkpoint_*"))}
 
     @property
     def progress(self) -> list[dict[str, str]]:
-        """The lines of its ``progress.csv``, but for what differs between any two runs."""
+        """The lines of its ``progress.csv``, without what differs between any two runs."""
         with (self.folder / "progress.csv").open(newline="") as file:
             return [{k: v for k, v in row.items() if k not in TIMES | {"process"}} for row in csv.DictReader(file)]
 
 
 class Listener(tune.Callback):
-    """Keeps every result that Tune is given, as it is logged; by trial."""
+    """Keeps every result that Tune receives, as it is logged, by trial."""
 
     def __init__(self) -> None:
         self.heard: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -223,7 +223,7 @@ class Sweep:
 
     Attributes:
         analysis: Tune's.
-        trials: what each has left, in the order in which they were added.
+        trials: the outcome of each, in the order in which they were added.
     """
 
     analysis: Any
@@ -231,7 +231,7 @@ class Sweep:
 
     @classmethod
     def of(cls, analysis: Any, listener: Listener) -> Sweep:
-        # Tune moves trials that failed to the end; how many there were before it is in each one's tag.
+        # Tune moves failed trials to the end; each trial's tag starts with its original number.
         trials = sorted(analysis.trials, key=_number)
         return cls(analysis, [Left.by(trial, listener.heard[trial.trial_id]) for trial in trials])
 
@@ -258,26 +258,26 @@ def _number(trial: Any) -> int:
 
 
 def sweep(trainable: Any, folder: Path, executor: FluidExecutor | None, options: Mapping[str, Any]) -> Sweep:
-    """Runs one in a folder of its own."""
+    """Runs a sweep in its own folder."""
     defaults = {"storage_path": str(folder), "name": "sweep", "verbose": 0, "raise_on_failed_trial": False}
     listener = Listener()
     callbacks = [*options.get("callbacks", []), listener]
     return Sweep.of(tune.run(trainable, executor=executor, **{**defaults, **options, "callbacks": callbacks}), listener)
 
 
-#: Runs a sweep without and with Fluid; its options are made anew for each, as searchers and schedulers change.
+#: Runs a sweep without and with Fluid; makes new options for each, as searchers and schedulers change.
 Both = Callable[..., tuple[Sweep, Sweep]]
 
 
 def await_uploads() -> None:
-    """Waits until Tune has uploaded what it noted of a sweep: from a file that is half written nobody can go on."""
+    """Waits until Tune has uploaded its state of a sweep, which cannot be restored from a half-written file."""
     for thread in threading.enumerate():
-        if "entrypoint" in thread.name:  # what Tune's syncer calls its own
+        if "entrypoint" in thread.name:  # The name of the thread of Tune's syncer.
             thread.join(90.0)
 
 
 def assert_same(stock: Sweep, fluid: Sweep, without: frozenset[str] = TIMES) -> None:
-    """The same configurations, in the same order; the same results of each; the same end; the same best trial."""
+    """Checks for the same configurations in the same order, results, ends and best trial."""
     assert fluid.configs == stock.configs
     assert fluid.results(without) == stock.results(without)
     assert fluid.statuses == stock.statuses
