@@ -112,7 +112,7 @@ def kill(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[floa
 LEAST_S = 1e-3
 #: Measured with each process group.
 SYSTEMS = {"resize": resize, "restart": restart, "kill": kill}
-#: Each is as it is.
+#: The peers; each has its own process group.
 PEERS = {"horovod_driver": horovod_driver, "ray_resource_changing": ray_resource_changing}
 _PACKAGES = {"horovod": "horovod", "horovod_driver": "horovod", "ray_resource_changing": "ray"}
 

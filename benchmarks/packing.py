@@ -176,7 +176,7 @@ def fluid(name: str, size: Size, gpu: bool) -> dict[str, Any]:
 
 
 def fluid_apart(name: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
-    """The same in a process of its own, with an environment of its own."""
+    """Runs Fluid's part in a process of its own, with its own environment."""
     command = [sys.executable, str(Path(__file__).resolve()), "--one", name, "--device", options.device]
     command += ["--quick"] if options.quick else []
     command += ["--counts", options.counts] if options.counts else []

@@ -194,7 +194,7 @@ class OptimizerLoop(TrialListener):
 
 
 class _Recorder(TrialListener):
-    """Records times and metrics in the executor's thread, as they happen; ends of trials go on to the loop.
+    """Records times and metrics in the executor's thread, as they happen; forwards ends of trials to the loop.
 
     Args:
         runs: what the loop runs, by trial id.

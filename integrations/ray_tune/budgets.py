@@ -20,7 +20,7 @@ class Grant(NamedTuple):
     Attributes:
         iterations: how many to run.
         checkpoints: the iterations after which its lane makes a checkpoint without being asked.
-        open_ended: whether the trial may go on beyond ``iterations`` without a decision of Tune.
+        open_ended: whether the trial may continue beyond ``iterations`` without a decision of Tune.
         follow_up_iterations: iterations that later rungs may add after those, to this trial or to one that waits for
             it.
     """
@@ -46,7 +46,7 @@ class Budgets:
         self._lengths: dict[str, int] = {}
 
     def grant(self, trial: Trial, iteration: int) -> Grant:
-        """Returns how far a trial may go on from an iteration."""
+        """Returns how far a trial may run from an iteration."""
         decision = next_decision(self._controller, self._scheduler, trial, iteration)
         at = decision.at
         if at is None or at - iteration > _MOST:

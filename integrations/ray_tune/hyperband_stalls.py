@@ -1,4 +1,4 @@
-"""HyperBand brackets that Tune leaves PAUSED for ever, and how they go on.
+"""HyperBand brackets that Tune leaves PAUSED for ever, and how they continue.
 
 Tune's HyperBand processes a bracket when one of its trials reports. If the bracket's last running trial fails, or is
 being saved while the bracket finishes, the other trials stay PAUSED. A faster engine meets this more often.

@@ -56,7 +56,7 @@ class TuneTrial:
         start_iteration: training iteration of that state.
         iteration: training iteration of the last result given to the controller.
         budget: iterations asked of the engine so far.
-        open_ended: whether it may go on beyond them without a decision of Tune.
+        open_ended: whether it may continue beyond them without a decision of Tune.
         checkpoints: the iterations after which its lane makes a checkpoint.
         received: number of results received from the engine.
         results: those that the controller has not been given yet.
@@ -68,7 +68,7 @@ class TuneTrial:
         saved_path: path of the newest checkpoint of this instance that the controller was given.
         saved_after: number of results received when that one was made.
         is_idle: whether the engine runs it no further for now.
-        failure: why it cannot go on.
+        failure: why it cannot continue.
     """
 
     actor: TrackedActor
