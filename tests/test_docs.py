@@ -125,6 +125,13 @@ def test_every_file_that_contributors_are_sent_to_exists() -> None:
     assert [name for name in named if not any((root / name).exists() for root in roots)] == []
 
 
+def test_the_architecture_page_draws_the_table_of_transitions() -> None:
+    transitions = pytest.importorskip("fluid.engine.transitions")
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    drawn = page.partition("<!-- states:begin -->\n")[2].partition("<!-- states:end -->")[0]
+    assert drawn == f"```mermaid\n{transitions.state_diagram()}```\n"
+
+
 def test_the_site_has_every_page() -> None:
     # Whether its links and anchors hold, make docs finds out.
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
