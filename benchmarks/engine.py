@@ -45,6 +45,7 @@ from fluid.engine.events import (
     GroupSubmitted,
     IterationDone,
     LaneReady,
+    PausePurpose,
     ResizeDone,
     Tick,
     TrialPaused,
@@ -163,7 +164,13 @@ class Session:
         elif isinstance(command, Pause):
             self._left[command.trial_id] = 0
             answers.append(
-                TrialPaused(now, command.trial_id, command.lane_ids[0], iteration=self._done[command.trial_id])
+                TrialPaused(
+                    now,
+                    command.trial_id,
+                    command.lane_ids[0],
+                    iteration=self._done[command.trial_id],
+                    purpose=command.purpose,
+                )
             )
         elif isinstance(command, Resize):
             answers.append(ResizeDone(now, command.trial_id, 0.1, command.lane_ids[0]))
@@ -243,7 +250,7 @@ def lane_turns(turns: int) -> list[float]:
         for turn in range(turns):
             going, coming = names[turn % 2], names[1 - turn % 2]
             begun = time.perf_counter()
-            backend.execute([Pause(going, (0,)), RunIteration(coming, (0,), 1)])
+            backend.execute([Pause(going, (0,), purpose=PausePurpose.PREEMPT), RunIteration(coming, (0,), 1)])
             _wait_for(backend, lambda event: isinstance(event, IterationDone))
             seconds.append(time.perf_counter() - begun)
     return seconds

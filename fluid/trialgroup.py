@@ -16,26 +16,41 @@ _group_numbers = itertools.count()
 
 
 class TrialState(str, Enum):
-    """Where a trial stands. DONE trials can be extended, and are then QUEUED again."""
+    """A trial's state; :mod:`fluid.engine.transitions` says which may follow which."""
 
+    #: Waits for devices.
     QUEUED = "QUEUED"
+    #: Holds devices; its lanes start, or set it up.
     STARTING = "STARTING"
     RUNNING = "RUNNING"
+    #: Goes to another width between two iterations.
     RESIZING = "RESIZING"
+    #: Has left its devices with iterations to do; its state is kept in a lane, or saved.
+    PAUSED = "PAUSED"
+    #: Its lanes were told to stop it.
+    STOPPING = "STOPPING"
+    #: Has used up its budget, and can be extended.
     DONE = "DONE"
     STOPPED = "STOPPED"
     FAILED = "FAILED"
 
+    def __str__(self) -> str:
+        return self.value
+
     @property
     def holds_devices(self) -> bool:
         """Whether a trial in this state holds devices and lanes."""
-        # Compared one by one: looking a member up in a set costs several times as much, at every event.
-        return self is TrialState.RUNNING or self is TrialState.STARTING or self is TrialState.RESIZING
+        return self in _HOLDING
 
     @property
     def ended(self) -> bool:
         """Whether a trial in this state waits for nothing."""
-        return self is TrialState.DONE or self is TrialState.STOPPED or self is TrialState.FAILED
+        return self in _ENDED
+
+
+# Tuples: membership compares by identity first, which is several times faster than hashing a member.
+_HOLDING = (TrialState.RUNNING, TrialState.STARTING, TrialState.RESIZING, TrialState.STOPPING)
+_ENDED = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ _ENDED = tuple(state for state in TrialState if state.ended)
 _STYLES: dict[str, str] = {
     TrialState.FAILED: "bold red",
     TrialState.STOPPED: "dim",
-    "PAUSED": "yellow",
-    "STOPPING": "yellow",
+    TrialState.PAUSED: "yellow",
+    TrialState.STOPPING: "yellow",
     "UNFINISHED": "yellow",
     "UNKNOWN": "dim",
 }

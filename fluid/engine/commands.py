@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from fluid.engine.events import Checkpoint, Failure
+from fluid.engine.events import Checkpoint, Failure, PausePurpose
+from fluid.trialgroup import TrialState
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Something to do. A backend carries commands out in the order given, per lane.
+    """What a backend is to do. It carries commands out in the order given, per lane.
 
-    Every question is answered before the trial's lanes are given to somebody else. A failure (TrialFailed) or the
-    loss of the lane answers all that was asked of a trial there. Where a trial runs in several lanes, the first one
-    answers for all of them, but every lane answers StopTrial for itself.
+    Every command is answered before the engine gives the trial's lanes to another trial. A failure (TrialFailed) or
+    the loss of the lane answers all commands about a trial there. Of a trial's several lanes, the first one answers for
+    all, but every lane answers StopTrial for itself.
     """
 
 
@@ -28,7 +29,7 @@ class StartLane(Command):
 
 @dataclass(frozen=True, slots=True)
 class StopLane(Command):
-    """End a lane. It is not answered; its residents are gone."""
+    """End a lane, with its residents. There is no answer."""
 
     lane_id: int
 
@@ -37,11 +38,11 @@ class StopLane(Command):
 class StartTrial(Command):
     """Set a trial up, or restore it, and run it; answered by TrialStarted and IterationDone, or TrialFailed.
 
-    A trial that says it has finished runs no further, whatever it was asked for.
+    A trial that reports that it has finished runs no further, however many iterations are left.
 
     Attributes:
-        lane_ids: one per device of its width, the first is rank 0.
-        iterations: how many to run on end.
+        lane_ids: one per device of its width; the first is rank 0.
+        iterations: how many to run without further commands.
         checkpoint: where to restore from; ``None`` to begin afresh.
     """
 
@@ -57,9 +58,8 @@ class RunIteration(Command):
     """Run a resident trial further; answered by IterationDone, or TrialFailed.
 
     Attributes:
-        lane_ids: where it runs. A trial that ran wide and was then stopped in all lanes but the first goes on there
-            alone.
-        iterations: how many to run on end; added to what it still has to run.
+        lane_ids: where it runs. A wide trial that was stopped in all lanes but the first goes on there alone.
+        iterations: how many to run; added to what it still has to run.
     """
 
     trial_id: str
@@ -69,20 +69,23 @@ class RunIteration(Command):
 
 @dataclass(frozen=True, slots=True)
 class Pause(Command):
-    """Stop a trial at the end of its current iteration; answered by TrialPaused. It stays resident.
+    """Pause a trial at the end of its current iteration; answered by TrialPaused. The trial stays resident.
 
-    It forgets the iterations it still had to run. A StopTrial that follows may be answered in its stead. The loss of
-    any of its lanes answers it, too.
+    Iterations that the trial was told to run and has not begun are cancelled. The answer to a StopTrial that follows,
+    or the loss of any of its lanes, may come instead of TrialPaused.
 
     Attributes:
-        then: the lanes of the Resize that is to follow. A trial that can span several devices runs on while it is set
-            up in those that are new, unless it has nothing more to run. Where that fails, TrialFailed from there
-            says so, and the trial is paused all the same.
+        purpose: TrialPaused repeats it.
+        next_lane_ids: for the purpose RESIZE, the lanes of the Resize that follows. A trial that can span several
+            devices runs on while the new ones among them set it up. If that fails, a TrialFailed of the new lane says
+            so, and the trial is paused all the same.
     """
 
     trial_id: str
     lane_ids: tuple[int, ...]
-    then: tuple[int, ...] = ()
+    _: KW_ONLY
+    purpose: PausePurpose
+    next_lane_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Save(Command):
     """Save a resident trial that does not run; answered by TrialSaved or TrialFailed.
 
     Attributes:
-        drop: whether it leaves the lane thereby.
+        drop: whether the lane drops the trial then.
     """
 
     trial_id: str
@@ -100,7 +103,7 @@ class Save(Command):
 
 @dataclass(frozen=True, slots=True)
 class StopTrial(Command):
-    """Stop a trial at the end of its current iteration, or let a resident one go, and clean it up.
+    """Stop a trial at the end of its current iteration, or drop a resident one, and clean it up.
 
     Answered by TrialReleased from each of these lanes in which the trial still is.
     """
@@ -113,15 +116,14 @@ class StopTrial(Command):
 class Resize(Command):
     """Bring a trial that does not run from one set of lanes to another; answered by ResizeDone, or TrialFailed.
 
-    Lanes it leaves are cleaned up thereby, and do not answer for themselves. Where one of several lanes of a trial is
-    lost, those that are left stand still at the end of the last iteration, and go on by a Resize that brings the
-    trial to them.
+    The lanes that it leaves clean up and do not answer. If one of a trial's lanes is lost, the others stop at the end
+    of the last iteration until a Resize brings the trial to them.
 
     Attributes:
-        lane_ids: the lanes it is to run on; those of the old ones that stay come first.
-        old_lane_ids: the lanes it runs on now.
+        lane_ids: the lanes that it is to run on; the old ones among them come first.
+        old_lane_ids: the lanes that it runs on now.
         iterations: how many to run then.
-        done: iterations done, as far as the engine knows; any that it has not heard of are among ``iterations``.
+        done: iterations done, as far as the engine knows; later ones are among ``iterations``.
     """
 
     trial_id: str
@@ -134,12 +136,12 @@ class Resize(Command):
 
 @dataclass(frozen=True, slots=True)
 class Call(Command):
-    """Call a method of a trial that is in a lane, between two iterations of it if it runs; answered by TrialCalled.
+    """Call a method of a trial in its lane, between two iterations if it runs; answered by TrialCalled.
 
-    What was asked of the trial before comes first, but for iterations; what is asked later comes later.
+    The lane carries out earlier commands about the trial first, iterations aside, and later ones after it.
 
     Attributes:
-        lane_ids: rank 0's lane alone.
+        lane_ids: rank 0's lane only.
     """
 
     trial_id: str
@@ -150,20 +152,20 @@ class Call(Command):
     payload: bytes
 
 
-# -- for others than the backend ---------------------------------------------------------------------------
+# -- for the journal and the submitter --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Notice(Command):
-    """Something to tell, or to write down; no backend sees it."""
+    """What the journal or the submitter is told; no backend sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoteResize(Notice):
-    """Write down that a trial runs at another width.
+    """A trial runs at another width.
 
     Attributes:
-        seconds: for how long it made no progress until then.
+        seconds: without progress until then.
     """
 
     trial_id: str
@@ -176,18 +178,18 @@ class NoteResize(Notice):
 
 @dataclass(frozen=True, slots=True)
 class NoteDeviceLost(Notice):
-    """Write down that a device is gone, or given up."""
+    """A device was lost or removed."""
 
     device_id: int
     at: float
 
 
-# -- for whoever submitted the trial -----------------------------------------------------------------------
+# -- for the submitter ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TrialNotice(Notice):
-    """Something to tell whoever submitted a trial."""
+    """What the submitter of a trial is told."""
 
     trial_id: str
     group_id: str
@@ -195,7 +197,7 @@ class TrialNotice(Notice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportStart(TrialNotice):
-    """The trial begins to run, or goes on after it was done or failed. Not told of one that runs to be called only."""
+    """The trial begins to run, or goes on after it was done or failed; not told if it only runs to be called."""
 
     at: float
     width: float
@@ -204,7 +206,7 @@ class ReportStart(TrialNotice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(TrialNotice):
-    """Tell whoever submitted the trial about a finished iteration."""
+    """The trial finished an iteration."""
 
     iteration: int
     metrics: Any
@@ -216,14 +218,14 @@ class Report(TrialNotice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportEnd(TrialNotice):
-    """Tell whoever submitted the trial that it ended for now.
+    """The trial has ended; one that is DONE can be extended.
 
     Attributes:
-        state: ``"DONE"``, ``"STOPPED"`` or ``"FAILED"``.
-        failure: why it failed.
+        state: DONE, STOPPED or FAILED.
+        failure: why it failed; ``None`` if it did not.
     """
 
-    state: str
+    state: TrialState
     iteration: int
     at: float
     failure: Failure | None = None
@@ -231,10 +233,10 @@ class ReportEnd(TrialNotice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportCall(TrialNotice):
-    """What came of a call.
+    """A call was answered.
 
     Attributes:
-        result: what the method returned.
+        result: the pickled return value.
         failure: what it raised, or why it could not be called; ``None`` if it returned.
     """
 

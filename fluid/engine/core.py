@@ -1,7 +1,8 @@
-"""What the parts of the state machine share: the records, the commands to issue, and the smallest steps."""
+"""The state of a session, which the parts of the state machine share, and the steps that transitions are made of."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Hashable
 from dataclasses import dataclass, field
 
 from fluid.engine.allocations import Allocations
@@ -12,15 +13,33 @@ from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.records import GroupRecord, Stage, TrialRecord
 from fluid.engine.scheduling import Scheduling
+from fluid.engine.transitions import LEGAL
 from fluid.engine.trials import Trials
-from fluid.errors import FluidError
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.occupancy import Occupancy
 from fluid.trialgroup import TrialState
 
 
 class EngineError(FluidError):
-    """An event that cannot be: a fault of Fluid or of a backend. Carries the trial's story."""
+    """An event that the engine cannot explain: a fault of Fluid or of a backend. Carries the trial's story."""
+
+
+class Claims:
+    """The ids that requests of one call of the engine claim, so that no two of them claim the same."""
+
+    def __init__(self) -> None:
+        self._claimed: set[tuple[str, Hashable]] = set()
+
+    def claim(self, field_name: str, value: Hashable, *taken: Container[Hashable]) -> None:
+        """Claims an id.
+
+        Raises:
+            InvalidFieldError: it is taken, or was claimed before.
+        """
+        if (field_name, value) in self._claimed or any(value in ids for ids in taken):
+            raise InvalidFieldError(field_name, value, "is taken in this session")
+        self._claimed.add((field_name, value))
 
 
 @dataclass
@@ -28,11 +47,11 @@ class SessionState:
     """The state of a session, and the steps that all transitions are made of.
 
     Attributes:
-        commands: what to do, in order, for the events at hand.
+        commands: what the backend and the submitter are told in answer to the events at hand, in order.
         arrivals: queued trials that have no width yet, by row.
         resizing: trials that are being resized, by row, in the order in which that began.
-        clearing: trials that wait to start until states that were kept on their devices have left, by row.
-        forgotten: ids of trials that were here and are taken.
+        clearing: trials that wait to start until other trials' states have left their devices, by row.
+        forgotten: ids of forgotten trials, which stay taken.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
     """
@@ -55,26 +74,61 @@ class SessionState:
     now: float = 0.0
 
     def holder(self, trial_id: str, lane_id: int) -> TrialRecord | None:
-        """The trial if that lane was told to run it; ``None`` if it has left it, so that its news is out of date."""
+        """The trial, if that lane was told to run it; ``None`` if it has left the lane, whose event is out of date."""
         trial = self.trials.get(trial_id)
         if trial is None or not trial.placement.launched:
             return None
-        hosts = trial.placement.lanes if trial.placement.move is None else trial.placement.hosts
-        return trial if lane_id in hosts else None
+        place = trial.placement
+        return trial if lane_id in (place.lanes if place.move is None else place.hosts) else None
 
-    # -- the story -----------------------------------------------------------------------------------------
+    def require_known(self, trial_id: str) -> TrialRecord:
+        """The trial of that id.
+
+        Raises:
+            InvalidFieldError: there is none.
+        """
+        trial = self.trials.get(trial_id)
+        if trial is None:
+            raise InvalidFieldError("trial_id", trial_id, "is unknown")
+        return trial
+
+    def require_alive(self, trial_id: str, action: str) -> TrialRecord:
+        """The trial of that id, if it can run.
+
+        Args:
+            trial_id: the trial.
+            action: what it is to be, for the error: ``"extended"``.
+
+        Raises:
+            InvalidFieldError: there is none, or it has ended for good.
+        """
+        trial = self.require_known(trial_id)
+        if trial.state in (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED):
+            raise InvalidFieldError("trial_id", trial_id, f"is {trial.state.value} and cannot be {action}")
+        if trial.residence.given_up:
+            reason = f"cannot be {action}: it cannot be saved, and its state was dropped to make room for others"
+            raise InvalidFieldError("trial_id", trial_id, reason)
+        return trial
+
+    # -- states and stories --------------------------------------------------------------------------------
 
     def set_state(self, trial: TrialRecord, state: TrialState, why: str) -> None:
-        """Brings a trial into a state."""
+        """Changes a trial's state: the only place that does.
+
+        Raises:
+            EngineError: the trial may not go there from its state (:mod:`fluid.engine.transitions`).
+        """
+        if (trial.state, state) not in LEGAL:
+            raise self.error(trial, f"cannot go from {trial.state.value} to {state.value}: {why}")
         trial.state = state
         trial.story.append((self.now, f"{state.value}: {why}"))
 
     def log(self, trial: TrialRecord, text: str) -> None:
-        """Adds to a trial's story."""
+        """Adds a line to a trial's story."""
         trial.story.append((self.now, text))
 
     def error(self, trial: TrialRecord | None, message: str) -> EngineError:
-        """An error that tells the trial's story."""
+        """Makes an error that tells the trial's story."""
         if trial is None:
             return EngineError(message)
         story = "\n".join(f"  {at:.3f} s  {text}" for at, text in trial.story)
@@ -83,7 +137,7 @@ class SessionState:
     # -- steps ---------------------------------------------------------------------------------------------
 
     def invalidate_timing(self, trial: TrialRecord) -> None:
-        """Notes for all trials on its devices that the iteration in flight says nothing about co-residency."""
+        """Marks the iterations in flight on a trial's devices: co-residency changes, so their seconds say nothing."""
         trial.pace.disturbed = True
         occupancy, records = self.occupancy, self.trials.by_row
         for device in occupancy.held.get(trial.row, ()):
@@ -96,22 +150,27 @@ class SessionState:
     def release(self, trial: TrialRecord) -> None:
         """Takes a trial off its devices and lanes."""
         self.invalidate_timing(trial)
-        self.lanes.release(trial.placement.lanes)
-        if trial.placement.move is not None:
-            self.lanes.release(trial.placement.move.old_lanes)
+        place = trial.placement
+        self.lanes.release(place.lanes)
+        if place.move is not None:
+            self.lanes.release(place.move.old_lanes)
         self.allocations.release(trial)
         self.resizing.pop(trial.row, None)
         self.clearing.pop(trial.row, None)
-        trial.placement.lanes = ()
-        trial.placement.move = None
-        trial.placement.launched = trial.preempting = False
-        trial.successor = None
-        trial.placement.stopping_lanes.clear()
-        trial.placement.lost_lanes.clear()
+        place.lanes, place.launched = (), False
+        place.move = place.preemption = None
+        place.stopping_lanes.clear()
+        place.lost_lanes.clear()
         self.changed = True
 
     def drain(self, trial: TrialRecord, lane_ids: tuple[int, ...], *, told: bool = False) -> None:
-        """Has a trial that goes on elsewhere, or not at all, leave lanes in which it may run."""
+        """Makes a trial leave lanes in which it may run; no other trial runs there until it has left.
+
+        Args:
+            trial: a trial that goes on elsewhere, or not at all.
+            lane_ids: the lanes.
+            told: whether these lanes were told to stop it before.
+        """
         if not lane_ids:
             return
         need = self.estimates.need(trial)
@@ -121,19 +180,23 @@ class SessionState:
             self.commands.append(StopTrial(trial.trial_id, lane_ids))
 
     def enqueue(self, trial: TrialRecord, why: str) -> None:
-        """Queues a trial; it goes on from the state that is left of it."""
+        """Queues a trial, which will go on from the state that is left of it; its width is planned at this instant."""
         if trial.residence.lane is None:
-            trial.progress.done = trial.residence.restart_at
-        self.set_state(trial, TrialState.QUEUED, why)
+            trial.progress.go_back_to(trial.residence.restart_at)
+        self._set_queued(trial, why)
         self.arrivals[trial.row] = trial
-        if trial.residence.device is not None:
-            self.memory.request_check(trial.residence.device)  # its state may leave now
 
     def queue_again(self, trial: TrialRecord, why: str) -> None:
-        """Queues a trial that was interrupted: at the width it has, before those it was ahead of."""
-        self.set_state(trial, TrialState.QUEUED, why)
+        """Queues a preempted trial at the width it has, before trials like it."""
+        self._set_queued(trial, why)
         self.scheduling.enqueue(trial, trial.placement.width, again=True)
         self.changed = True
+
+    def _set_queued(self, trial: TrialRecord, why: str) -> None:
+        if trial.state is TrialState.QUEUED:  # a new trial, or one that is sorted in again
+            self.log(trial, f"QUEUED: {why}")
+        else:
+            self.set_state(trial, TrialState.QUEUED, why)
         if trial.residence.device is not None:
             self.memory.request_check(trial.residence.device)  # its state may leave now
 
@@ -143,65 +206,59 @@ class SessionState:
         self.scheduling.withdraw(trial)
 
     def top_up(self, trial: TrialRecord) -> None:
-        """Tells the lanes of a running trial about iterations that it was not told about yet."""
-        limit = trial.limit
-        if trial.stopping or trial.preempting or trial.progress.granted >= limit or trial.progress.finished_early:
+        """Tells the lanes of a running trial about iterations that they were not told about yet."""
+        progress, limit = trial.progress, trial.limit
+        if progress.granted >= limit or progress.finished_early or trial.placement.preemption is not None:
             return
-        warming = trial.placement.move is not None and trial.placement.move.stage is Stage.WARMING
+        move = trial.placement.move
+        warming = trial.state is TrialState.RESIZING and move is not None and move.stage is Stage.WARMING
         if trial.state is TrialState.RUNNING or warming:
-            self.commands.append(RunIteration(trial.trial_id, trial.placement.hosts, limit - trial.progress.granted))
-            trial.progress.granted = limit
+            more = limit - progress.granted
+            progress.grant(limit)
+            self.commands.append(RunIteration(trial.trial_id, trial.placement.hosts, more))
 
     def end(self, trial: TrialRecord, state: TrialState, why: str) -> None:
-        """Ends a trial, which holds nothing any more."""
+        """Ends a trial that holds no device any more; its submitter is told, unless only a call had restored it."""
         if trial.state is not TrialState.DONE:
             self.groups[trial.group_id].open -= 1
         self.set_state(trial, state, why)
-        was_told, trial.restored_for_call = trial.restored_for_call, False
-        if state is TrialState.DONE:
-            if not was_told:
-                self.report_end(trial)
-            return
-        self.refuse_calls(trial)
-        self.report_end(trial)
+        known, trial.restored_for_call = trial.restored_for_call, False
+        if state is not TrialState.DONE:
+            self.refuse_calls(trial)
+        if state is not TrialState.DONE or not known:
+            self.report_end(trial)
 
     # -- what submitters are told --------------------------------------------------------------------------
 
     def report_start(self, trial: TrialRecord) -> None:
-        """Tells the submitter that a trial begins to run; of one that was woken it knows nothing."""
-        if not trial.restored_for_call and not trial.stopping:
-            devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])
+        """Tells the submitter that a trial begins to run, unless it was restored only to be called."""
+        if not trial.restored_for_call:
+            devices = self._devices_of(trial)
+            width = trial.placement.width
             self.commands.append(
-                ReportStart(
-                    trial.trial_id, trial.group_id, at=self.now, width=trial.placement.width, device_ids=devices
-                )
+                ReportStart(trial.trial_id, trial.group_id, at=self.now, width=width, device_ids=devices)
             )
 
     def note_resize(self, trial: TrialRecord, seconds: float) -> None:
-        """Has it written down that a trial runs at another width."""
-        devices = tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])
-        self.commands.append(
-            NoteResize(trial.trial_id, at=self.now, width=trial.placement.width, device_ids=devices, seconds=seconds)
-        )
+        """Tells the journal that a trial runs at another width."""
+        devices, width = self._devices_of(trial), trial.placement.width
+        self.commands.append(NoteResize(trial.trial_id, at=self.now, width=width, device_ids=devices, seconds=seconds))
+
+    def _devices_of(self, trial: TrialRecord) -> tuple[int, ...]:
+        return tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])
 
     def report_end(self, trial: TrialRecord) -> None:
         """Tells the submitter how a trial ended."""
-        failure = trial.limits.failure if trial.state is TrialState.FAILED else None
+        state, iteration = trial.state, trial.progress.done
+        failure = trial.limits.failure if state is TrialState.FAILED else None
         self.commands.append(
-            ReportEnd(
-                trial.trial_id,
-                trial.group_id,
-                state=trial.state.value,
-                iteration=trial.progress.done,
-                at=self.now,
-                failure=failure,
-            )
+            ReportEnd(trial.trial_id, trial.group_id, state=state, iteration=iteration, at=self.now, failure=failure)
         )
 
     def report_call(
         self, trial: TrialRecord, call_id: int, result: bytes | None = None, failure: Failure | None = None
     ) -> None:
-        """Tells the submitter what came of a call."""
+        """Tells the submitter the result of a call."""
         self.commands.append(
             ReportCall(trial.trial_id, trial.group_id, call_id=call_id, result=result, failure=failure, at=self.now)
         )
@@ -214,7 +271,7 @@ class SessionState:
         if trial.state is TrialState.FAILED and failed is not None:
             failure = Failure(failed.kind, f"the trial failed: {failed.message}", failed.traceback)
         elif trial.residence.given_up:
-            failure = Failure("stopped", "the trial's state was let go to make room for others, and cannot be restored")
+            failure = Failure("stopped", "the trial's state was dropped to make room for others, and was never saved")
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)
         trial.calls.clear()

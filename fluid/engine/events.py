@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum
 from typing import Any
 
 from fluid.resources import Device, MemoryNeed
+from fluid.trialgroup import TrialState
 
-#: What may have come of a trial in its submitter's eyes. One that is paused comes back as another trial, or never.
-OUTCOMES = ("DONE", "STOPPED", "FAILED", "PAUSED")
+#: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
+OUTCOMES = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED, TrialState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSpec:
-    """A trial as the engine knows it: all that matters for scheduling, and nothing else.
+    """A trial as the engine knows it: what matters for scheduling.
 
     Attributes:
         trial_id: unique within the session.
         budget: iterations to run.
-        priority: a higher one starts first.
+        priority: trials of a higher priority start first.
         profile_key: trials of one key share measured overheads.
         max_width: most devices; 1 for a trial that is not elastic.
         memory: device memory it needs, if known beforehand.
-        can_save: whether it can be saved and restored, and so be moved to another lane.
-        retry_errors: whether it is tried again after it raised. Lost lanes and memory that ran out never depend on it.
+        can_save: whether it can be saved and restored, and so moved to another lane.
+        retry_errors: whether it is tried again after it raised; after a lost lane or out of memory it always is.
         follow_up_iterations: iterations that later rungs may add after its budget, its critical path.
     """
 
@@ -47,7 +49,7 @@ class Checkpoint:
         iteration: iterations done when it was saved.
         path: file or folder, on ``host``.
         host: the machine whose memory or disk holds it.
-        in_memory: whether it is in host memory, and so gone if the machine is.
+        in_memory: whether it is in host memory, and so lost with the machine.
     """
 
     iteration: int
@@ -58,14 +60,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a trial could not go on, or a call of one of its methods came to nothing.
+    """Why a trial could not go on, or a call of one of its methods failed.
 
     Attributes:
         kind: ``"error"`` (the trial raised), ``"out_of_memory"``, ``"lane_lost"``, or ``"stopped"`` for a call of a
             trial that was stopped.
         message: one line for people.
-        traceback: the traceback as text, empty where there is none.
-        exception: what was raised, pickled; ``None`` where nothing was, or it cannot be pickled.
+        traceback: the traceback as text; empty if there is none.
+        exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.
     """
 
     kind: str
@@ -79,13 +81,13 @@ class Event:
     """Something that happened.
 
     Attributes:
-        at: seconds, on the clock of whoever reports it.
+        at: seconds, on the driver's clock.
     """
 
     at: float
 
 
-# -- from whoever submits trials --------------------------------------------------------------------------
+# -- from the submitter -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,11 @@ class TrialHistory:
 
     Attributes:
         trial: what was submitted.
-        budget: iterations it may run in all.
-        reported: iterations passed on so far.
-        checkpoint: newest one that can still be read.
-        ended: ``"DONE"``, ``"STOPPED"`` or ``"FAILED"``; ``None`` if it had not ended.
-        failures: times it failed and was queued again.
+        budget: iterations that the trial may run in all.
+        reported: iterations reported so far.
+        checkpoint: the newest one that can still be read.
+        ended: DONE, STOPPED or FAILED; ``None`` if the trial had not ended.
+        failures: times the trial failed and was queued again.
     """
 
     trial: TrialSpec
@@ -114,7 +116,7 @@ class TrialHistory:
     budget: int
     reported: int = 0
     checkpoint: Checkpoint | None = None
-    ended: str | None = None
+    ended: TrialState | None = None
     failures: int = 0
 
 
@@ -132,19 +134,19 @@ class GroupRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrialAdded(Event):
-    """A trial joined a group that is there."""
+class TrialsAdded(Event):
+    """Further trials of a group arrived."""
 
     group_id: str
-    trial: TrialSpec
+    trials: tuple[TrialSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetExtended(Event):
-    """A trial got ``iterations`` more; one that was done runs again.
+    """A trial got ``iterations`` more; one that was done is queued again.
 
     Attributes:
-        follow_up_iterations: iterations that may be asked for after those, of it or of others that wait for it.
+        follow_up_iterations: iterations that later rungs may add after those, to this trial or to another.
     """
 
     trial_id: str
@@ -155,24 +157,24 @@ class BudgetExtended(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """A trial shall run no further.
+    """The submitter wants a trial to run no further.
 
     Attributes:
-        outcome: what came of it in the submitter's eyes, one of :data:`OUTCOMES`; ``None`` for the state it ends in.
+        outcome: one of :data:`OUTCOMES`, which reports show; ``None`` for the state in which the trial ends.
     """
 
     trial_id: str
-    outcome: str | None = None
+    outcome: TrialState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequested(Event):
-    """A method of a trial's trainable is to be called, between two iterations.
+    """The submitter wants a method of a trial's trainable called, between two iterations.
 
     Attributes:
         call_id: unique among the calls of this trial.
         method: its name.
-        payload: the arguments, as the submitter and the lane understand them.
+        payload: the pickled arguments, which the engine only passes on.
     """
 
     trial_id: str
@@ -184,12 +186,12 @@ class CallRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialForgotten(Event):
-    """A trial that has ended will not be asked for again: nothing of it is kept but that its id is taken."""
+    """The submitter needs a trial that has ended no more: its record is dropped, and its id stays taken."""
 
     trial_id: str
 
 
-# -- from the backend ---------------------------------------------------------------------------------------
+# -- from the backend -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,17 +203,17 @@ class DeviceAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost(Event):
-    """A device is gone, and every lane on it."""
+    """A device is lost, and every lane on it."""
 
     device_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReady(Event):
-    """A lane the engine asked for is warm.
+    """A lane that the engine started is warm.
 
     Attributes:
-        own_bytes: device memory that it takes for itself, before it hosts a trial; 0 where that is not known.
+        own_bytes: device memory that it takes for itself, before it hosts a trial; 0 if unknown.
     """
 
     lane_id: int
@@ -223,8 +225,8 @@ class LaneLost(Event):
     """A lane died, or could not be started.
 
     Attributes:
-        culprit: the trial whose code ran when it died; ``None`` where none did or it is unknown.
-        blameless: whether no trial in it is to blame: it was ended because of something outside it.
+        culprit: the trial whose code ran when the lane died; ``None`` if none did, or it is unknown.
+        blameless: whether no trial in the lane is to blame: something outside ended it.
     """
 
     lane_id: int
@@ -239,8 +241,8 @@ class TrialStarted(Event):
     """A trial was set up, or restored, on its lanes.
 
     Attributes:
-        iteration: iterations it has done, 0 for one set up afresh.
-        seconds: what that took.
+        iteration: iterations it has done; 0 if it was set up afresh.
+        seconds: that this took.
     """
 
     trial_id: str
@@ -255,11 +257,11 @@ class IterationDone(Event):
     """A trial finished an iteration.
 
     Attributes:
-        iteration: its number, from 1. That of the iteration before, where the trial found that none was left to do.
+        iteration: its number, from 1. That of the iteration before if the trial found that none was left to do.
         seconds: wall time of this iteration.
-        metrics: what the trial reported; the engine only passes it on.
+        metrics: what the trial reported, which the engine only passes on.
         memory: peak device memory, if measured.
-        finished: the trial says that it has no more to do, whatever its budget.
+        finished: whether the trial has no more to do, whatever its budget.
         busy: share of the iteration in which it kept its device busy, if measured.
     """
 
@@ -274,23 +276,38 @@ class IterationDone(Event):
     busy: float | None = None
 
 
+class PausePurpose(Enum):
+    """Why the engine pauses a running trial."""
+
+    #: The trial goes on later, here or elsewhere.
+    PREEMPT = "PREEMPT"
+    #: A Resize follows at once.
+    RESIZE = "RESIZE"
+
+
 @dataclass(frozen=True, slots=True)
 class TrialPaused(Event):
-    """A trial stopped between two iterations, as asked, and stays resident in its lane."""
+    """A trial was paused between two iterations, and stays resident in its lane.
+
+    Attributes:
+        iteration: iterations it has done.
+        purpose: that of the Pause that this answers.
+    """
 
     trial_id: str
     lane_id: int
     _: KW_ONLY
     iteration: int
+    purpose: PausePurpose
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSaved(Event):
-    """A trial was saved, of the lane's own accord or as asked.
+    """A lane saved a trial, by its own schedule or in answer to a Save.
 
     Attributes:
-        dropped: whether it left the lane thereby.
-        seconds: what it took.
+        dropped: whether the lane dropped the trial then.
+        seconds: that this took.
     """
 
     trial_id: str
@@ -303,7 +320,7 @@ class TrialSaved(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialReleased(Event):
-    """A trial was cleaned up and left this lane. Every lane it ran in says so for itself."""
+    """A trial was cleaned up and left this lane; each lane of a trial in several reports it."""
 
     trial_id: str
     lane_id: int
@@ -314,8 +331,8 @@ class ResizeDone(Event):
     """A trial runs at its new width.
 
     Attributes:
-        seconds: for how long it made no progress: one measurement of epsilon.
-        lane_id: the new rank 0; ``None`` if whoever reports it makes sure that it is not out of date.
+        seconds: without progress: one measurement of epsilon.
+        lane_id: the new rank 0; ``None`` if the backend itself makes sure that the event is not out of date.
     """
 
     trial_id: str
@@ -325,7 +342,7 @@ class ResizeDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialFailed(Event):
-    """A trial raised; it has left its lane, the lane goes on."""
+    """A trial raised and has left its lane, which goes on."""
 
     trial_id: str
     lane_id: int
@@ -334,11 +351,11 @@ class TrialFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialCalled(Event):
-    """A method of a trial was called; the trial is as the method left it, also where that raised.
+    """A method of a trial was called; the trial is as the method left it, even if that raised.
 
     Attributes:
-        result: what the method returned, as the submitter and the lane understand it.
-        failure: what it raised; ``None`` if it returned.
+        result: the pickled return value.
+        failure: what the method raised; ``None`` if it returned.
     """
 
     trial_id: str

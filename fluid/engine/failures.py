@@ -1,4 +1,4 @@
-"""What goes wrong: trials that raise, lanes that die, devices that go."""
+"""Failures: trials that raise, lanes that die, devices that are lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fluid.engine.calls import Calls
 from fluid.engine.commands import NoteDeviceLost
-from fluid.engine.core import SessionState
+from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import LaneRecord, TrialRecord
@@ -17,13 +17,12 @@ from fluid.trialgroup import TrialState
 
 
 class Failures:
-    """Takes trials off lanes and devices that are gone, and decides which of them are tried again.
+    """Takes trials off lost lanes and devices, and decides which of them are tried again; writes their `Limits`.
 
     Args:
         core: the session.
-        calls, lifecycle, residency, resizing: whose transitions this makes.
-        max_failures: times a trial is queued again after it failed, and a device is tried again on which no lane
-            starts.
+        calls, lifecycle, residency, resizing: the parts whose transitions a failure causes.
+        max_failures: times a failed trial is queued again, and a lane that did not start is started again on a device.
     """
 
     def __init__(
@@ -41,44 +40,41 @@ class Failures:
         self._residency = residency
         self._resizing = resizing
         self._max_failures = max_failures
-        #: device -> lanes in a row that did not start
+        #: device -> consecutive lanes that did not start
         self._false_starts: dict[int, int] = {}
-        #: Why the last device was given up, where no lane could be started on any; ``None`` otherwise.
+        #: Why no lane starts, if that cost the session its last device; ``None`` otherwise.
         self._why_nothing_starts: str | None = None
         self._devices_changed = False
 
     # -- trials that raise ---------------------------------------------------------------------------------
 
     def trial_failed(self, event: TrialFailed) -> None:
-        """A trial raised, and has left that lane."""
+        """A trial raised, and has left the lane."""
         core = self._core
         if core.lanes.drained(event.lane_id, event.trial_id):
             self._lifecycle.lane_usable(event.lane_id)
             return
         trial = core.trials.get(event.trial_id)
         if trial is None:
-            core.lanes.remove_resident(event.lane_id, event.trial_id)  # forgotten while it was saved
+            core.lanes.remove_resident(event.lane_id, event.trial_id)  # the trial was forgotten while it was saved
             core.changed = True
             return
         if event.lane_id == trial.residence.lane:
             self._failed_to_save(trial, event.failure)
             return
-        if event.lane_id in trial.placement.stopping_lanes:
+        place = trial.placement
+        if event.lane_id in place.stopping_lanes:
             self._lifecycle.left(trial, event.lane_id, "failed while it was being stopped")
             return
-        if (
-            trial.placement.move is not None
-            and not trial.stopping
-            and event.lane_id in set(trial.placement.lanes) - set(trial.placement.hosts)
-        ):
+        if trial.state is TrialState.RESIZING and event.lane_id in set(place.lanes) - set(place.hosts):
             self._resizing.refused(trial, event.failure.message)
             return
         if core.holder(event.trial_id, event.lane_id) is None:
             if event.lane_id in core.lanes:
                 core.lanes.remove_resident(event.lane_id, event.trial_id)
             return
-        if trial.stopping:
-            return  # the lanes it was to move to have been told to stop it
+        if trial.state is TrialState.STOPPING:
+            return  # a lane that it was to leave by a Resize; the lanes it was to move to were told to stop it
         self._failed(trial, event.lane_id, event.failure)
 
     def _failed(self, trial: TrialRecord, lane_id: int, failure: Failure) -> None:
@@ -92,7 +88,7 @@ class Failures:
         if failure.kind != "out_of_memory":
             self._count(trial, failure)
         elif neighbours > 1:
-            # It costs nobody their progress: it runs again with fewer neighbours.
+            # The trial runs again with fewer neighbours, and this does not count as a failure.
             trial.limits.packing_cap = neighbours - 1
             core.enqueue(trial, f"out of memory beside {neighbours - 1} others")
         elif self._others_leave(devices):
@@ -102,7 +98,7 @@ class Failures:
             core.end(trial, TrialState.FAILED, failure.message)
 
     def _others_leave(self, devices: list[int]) -> bool:
-        """Evicts the states, and ends idle lanes, that were on devices while a trial ran out of memory there."""
+        """Evicts states and ends idle lanes on devices where a trial ran out of memory; returns whether any goes."""
         core = self._core
         for device in devices:
             core.lanes.retire(device, math.inf, core.commands)
@@ -123,7 +119,7 @@ class Failures:
         return text + (f", and needs {need.peak_bytes:.0f}" if need is not None else "")
 
     def _failed_to_save(self, trial: TrialRecord, failure: Failure) -> None:
-        """Its state is gone: one that waits to go on does so from its newest checkpoint."""
+        """Sets a trial whose state could not be saved, and is gone, back to its newest checkpoint."""
         core = self._core
         self._residency.lose_state(trial, f"could not be saved: {failure.message}")
         core.changed = True
@@ -167,7 +163,7 @@ class Failures:
             self._evacuate(lane, event.reason, culprit=event.culprit, blameless=event.blameless)
             core.lanes.start(lane.device_id, core.commands)
             return
-        # A device on which no lane starts is tried a few times more, and then given up.
+        # A device on which no lane starts is tried a few more times, and then removed.
         failed = self._false_starts[lane.device_id] = self._false_starts.get(lane.device_id, 0) + 1
         self._evacuate(lane, event.reason, blameless=True)
         if failed > self._max_failures:
@@ -176,7 +172,7 @@ class Failures:
                 self._why_nothing_starts = event.reason
 
     def fail_what_waits(self) -> None:
-        """Fails all that waits if the last device was given up because no lane starts: waiting would not help."""
+        """Fails all queued trials if the last device was removed because no lane starts there."""
         core, reason = self._core, self._why_nothing_starts
         if reason is None:
             return
@@ -188,12 +184,12 @@ class Failures:
             core.end(trial, TrialState.FAILED, trial.limits.failure.message)
 
     def _evacuate(self, lane: LaneRecord, reason: str, *, culprit: str | None = None, blameless: bool = False) -> None:
-        """Sets the trials of a lane that is gone back to their newest checkpoint.
+        """Sets the trials of a lost lane back to their newest checkpoint.
 
         Args:
-            lane: it is no longer among the lanes.
+            lane: a lane that was removed.
             reason: why it is gone.
-            culprit: whose code killed it, if that is known.
+            culprit: the trial whose code killed it, if known.
             blameless: whether no trial is to blame.
         """
         core = self._core
@@ -202,19 +198,19 @@ class Failures:
             if not blameless and culprit in (None, trial_id):
                 self._calls.blame(trial, reason, self._max_failures)
             self._residency.lose_state(trial, reason)
-            if trial.state is TrialState.STARTING:  # elsewhere, or here; it waited for its state
+            if trial.state is TrialState.STARTING:  # here or elsewhere, and waits for its state
                 core.release(trial)
                 core.enqueue(trial, reason)
         if lane.trial_id is None or not core.trials[lane.trial_id].state.holds_devices:
             return
         trial = core.trials[lane.trial_id]
-        if trial.stopping:
+        if trial.state is TrialState.STOPPING:
             self._stopped_by_loss(trial, lane.lane_id, reason)
         elif not trial.placement.launched:
             core.release(trial)
             core.enqueue(trial, reason)
         elif lane.lane_id not in trial.placement.hosts:
-            self._resizing.call_off(trial)  # it was still to go there
+            self._resizing.call_off(trial)  # the trial had not moved there yet
             core.top_up(trial)
         elif self._resizing.survivors(trial, lane.lane_id) and self._may_go_on(trial, reason, culprit, blameless):
             self._resizing.go_on_without(trial, lane.lane_id, reason)
@@ -222,7 +218,7 @@ class Failures:
             self._killed(trial, lane.lane_id, reason, culprit=culprit, blameless=blameless)
 
     def _may_go_on(self, trial: TrialRecord, reason: str, culprit: str | None, blameless: bool) -> bool:
-        """Counts the loss of one of a trial's lanes; returns whether it has not had too many."""
+        """Counts the loss of one of a trial's lanes as a failure; returns whether the trial may still go on."""
         if blameless or culprit not in (None, trial.trial_id):
             return True
         if trial.limits.failures >= self._max_failures:
@@ -233,8 +229,9 @@ class Failures:
         return True
 
     def _stopped_by_loss(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
-        """The others may wait for the one that is gone: they leave when they can, and the trial is over."""
-        others = tuple(lane for lane in trial.placement.stopping_lanes if lane != lane_id and lane in self._core.lanes)
+        """STOPPING -> STOPPED: the other lanes may hang waiting for the lost one, and are drained."""
+        stopping = trial.placement.stopping_lanes
+        others = tuple(lane for lane in stopping if lane != lane_id and lane in self._core.lanes)
         self._core.release(trial)
         self._core.drain(trial, others, told=True)
         self._core.end(trial, TrialState.STOPPED, reason)
@@ -252,13 +249,17 @@ class Failures:
             core.enqueue(trial, reason)
             return
         if culprit is not None:
-            trial.limits.packing_cap = 1  # what kills a lane may kill its neighbours': it runs alone from now on
+            trial.limits.packing_cap = 1  # a trial that kills its lane may kill those of its neighbours
         self._count(trial, Failure("lane_lost", reason))
 
     # -- devices -------------------------------------------------------------------------------------------
 
+    def check_device(self, event: DeviceAdded, claims: Claims) -> None:
+        """Refuses a device whose index is taken."""
+        claims.claim("device", event.device.index, self._core.occupancy.residents)
+
     def device_added(self, event: DeviceAdded) -> None:
-        """A device can be used: it is planned with, and a lane is warmed on it."""
+        """Plans with a new device, and warms a lane on it."""
         core = self._core
         core.scheduling.add_device(event.device)
         self._why_nothing_starts = None
@@ -267,7 +268,7 @@ class Failures:
         core.changed = self._devices_changed = True
 
     def device_lost(self, event: DeviceLost) -> None:
-        """A device is gone, and every lane on it."""
+        """Removes a lost device and every lane on it."""
         core = self._core
         if event.device_id not in core.occupancy.residents:
             return
@@ -281,7 +282,7 @@ class Failures:
         core.changed = self._devices_changed = True
 
     def end_misfits(self) -> None:
-        """Ends queued trials that no device there is can hold, with an error that says so."""
+        """Fails queued trials that need more memory than any device has."""
         core = self._core
         waiting = list(core.arrivals.values())
         if self._devices_changed:
@@ -299,5 +300,5 @@ class Failures:
 
 
 def _is_final(trial: TrialRecord, failure: Failure) -> bool:
-    """Whether a trial that raised is not to be tried again."""
+    """Whether a failure ends its trial at once: the trial raised, and is not to be tried again."""
     return failure.kind == "error" and not trial.spec.retry_errors

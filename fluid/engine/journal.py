@@ -2,7 +2,7 @@
 
 An entry is a JSON object: ``v``, the version; ``what``, the class of an event or command; and that one's fields.
 
-* :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialAdded`, :class:`BudgetExtended`,
+* :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialsAdded`, :class:`BudgetExtended`,
   :class:`StopRequested`, :class:`TrialForgotten`: what the submitter asked for.
 * :class:`TrialSaved`: where a trial can be restored from.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
@@ -31,14 +31,15 @@ from fluid.engine.events import (
     GroupRecovered,
     GroupSubmitted,
     StopRequested,
-    TrialAdded,
     TrialForgotten,
     TrialHistory,
+    TrialsAdded,
     TrialSaved,
 )
 from fluid.errors import InvalidFieldError
 from fluid.planning.json_input import read_record
 from fluid.planning.profile import Profile
+from fluid.trialgroup import TrialState
 
 #: Version of the entries.
 VERSION = 2
@@ -83,7 +84,7 @@ class Recovered:
     failures: dict[str, Failure] = field(default_factory=dict)
     forgotten: dict[str, list[str]] = field(default_factory=dict)
     past: dict[str, PastTrial] = field(default_factory=dict)
-    outcomes: dict[str, str] = field(default_factory=dict)
+    outcomes: dict[str, TrialState] = field(default_factory=dict)
     places: list[DeviceAdded | NoteDeviceLost | NoteResize] = field(default_factory=list)
     profile: Profile | None = None
     at: float = 0.0
@@ -143,7 +144,7 @@ class ProfileSaved:
 _WRITTEN: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(GroupSubmitted, GroupRecovered, TrialAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
+        *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
         *(DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd, IterationReported, ProfileSaved),
     )
 }
@@ -219,7 +220,7 @@ class _Replay:
         self._handlers: dict[type, Callable[[Any], None]] = {
             GroupSubmitted: self._submitted,
             GroupRecovered: self._recovered,
-            TrialAdded: self._added,
+            TrialsAdded: self._added,
             BudgetExtended: self._extended,
             StopRequested: self._stopped,
             TrialForgotten: self._forgotten,
@@ -260,10 +261,11 @@ class _Replay:
             self._add(event.group_id, history)
         self.result.forgotten[event.group_id] = list(event.forgotten)
 
-    def _added(self, event: TrialAdded) -> None:
+    def _added(self, event: TrialsAdded) -> None:
         if event.group_id not in self.result.groups:
             raise InvalidFieldError("group_id", event.group_id, "is of no group submitted before")
-        self._add(event.group_id, TrialHistory(event.trial, budget=event.trial.budget))
+        for spec in event.trials:
+            self._add(event.group_id, TrialHistory(spec, budget=spec.budget))
 
     def _add(self, group_id: str, history: TrialHistory) -> None:
         self._group_of[history.trial.trial_id] = group_id
@@ -271,7 +273,7 @@ class _Replay:
 
     def _extended(self, event: BudgetExtended) -> None:
         history = self._history(event.trial_id)
-        if history is not None and history.ended in (None, "DONE"):
+        if history is not None and history.ended in (None, TrialState.DONE):
             self._change(event.trial_id, budget=history.budget + event.iterations, ended=None)
 
     def _stopped(self, event: StopRequested) -> None:
@@ -279,8 +281,8 @@ class _Replay:
         history = self._history(event.trial_id)
         if history is not None and event.outcome is not None:
             self.result.outcomes[event.trial_id] = event.outcome
-        if history is not None and history.ended in (None, "DONE"):
-            self._change(event.trial_id, ended="STOPPED")
+        if history is not None and history.ended in (None, TrialState.DONE):
+            self._change(event.trial_id, ended=TrialState.STOPPED)
 
     def _forgotten(self, event: TrialForgotten) -> None:
         trial_id = event.trial_id
@@ -306,7 +308,7 @@ class _Replay:
         if history is None:
             return
         # A trial that finished by itself may have run less than its budget.
-        budget = max(1, command.iteration) if command.state == "DONE" else history.budget
+        budget = max(1, command.iteration) if command.state is TrialState.DONE else history.budget
         self._change(command.trial_id, ended=command.state, budget=budget)
         if command.failure is not None:
             self.result.failures[command.trial_id] = command.failure

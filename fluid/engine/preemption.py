@@ -1,4 +1,4 @@
-"""Preempts running trials for waiting ones where all end earlier that way (:mod:`fluid.planning.preemption`)."""
+"""Chooses running trials to preempt for waiting ones, so that all end earlier (:mod:`fluid.planning.preemption`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fluid.trialgroup import TrialState
 
 
 class Preemptions:
-    """Who makes way for whom in a session, and when that is to be looked at again.
+    """Chooses which trial is preempted for which, and when to choose again.
 
     Args:
         core: the state of the session.
-        wanted: whether the planner has trials take turns.
+        wanted: whether the planner preempts.
     """
 
     def __init__(self, core: SessionState, wanted: bool) -> None:
@@ -26,11 +26,11 @@ class Preemptions:
         self._due = math.inf
 
     def is_due(self) -> bool:
-        """Whether a trial that waits may be pressed by now."""
+        """Whether it is time to choose again: a waiting trial may be late by now."""
         return self._core.now >= self._due
 
     def choose(self) -> list[tuple[TrialRecord, TrialRecord]]:
-        """Says which running trials are to make way now, and for whom."""
+        """Returns the running trials to preempt now, each with the trial that takes its device over."""
         core, scheduling = self._core, self._core.scheduling
         self._due = math.inf
         if not self._wanted or len(core.occupancy) < 2 or core.resizing:
@@ -39,7 +39,7 @@ class Preemptions:
             return []
         running = [core.trials.by_row[row] for row in core.allocations.running]
         waiting = [core.trials.by_row[row] for row in scheduling.queue]
-        if any(trial.preempting for trial in running):
+        if any(trial.placement.preemption is not None for trial in running):
             return []
         if not all(core.estimates.is_measured(trial) for trial in (*running, *waiting)):
             return []
@@ -66,7 +66,7 @@ class Preemptions:
         return Demand(trial.row, seconds, trial.progress.follow_up_iterations * usual_pace, step, width, cost, yields)
 
     def _may_be_preempted(self, trial: TrialRecord, first: float) -> bool:
-        if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting or trial.calls:
+        if trial.state is not TrialState.RUNNING or trial.placement.preemption is not None or trial.calls:
             return False
         if not trial.spec.can_save or trial.spec.priority > first or trial.placement.width > 1.0:
             return False
@@ -77,7 +77,7 @@ class Preemptions:
         return trial.placement.width <= 1.0 and trial.spec.priority == first and not trial.pinned and not trial.calls
 
     def _fits(self, leaving: TrialRecord, coming: TrialRecord) -> bool:
-        """Whether one fits beside what the other leaves on its device."""
+        """Whether a trial fits beside the state that a preempted one leaves on its device."""
         core = self._core
         (device,) = core.occupancy.held[leaving.row]
         usable, need = core.memory.usable_bytes(device), core.estimates.need(coming)

@@ -80,7 +80,7 @@ class Rebalancing:
 
     def _allowed(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial can be resized now, and a wider one ends sooner."""
-        if trial.state is not TrialState.RUNNING or trial.stopping or trial.preempting:
+        if trial.state is not TrialState.RUNNING or trial.placement.preemption is not None:
             return False
         if width > max(1.0, trial.placement.width) and not self._pays(trial, width):
             return False
@@ -121,8 +121,8 @@ class Rebalancing:
             trials = [self._trials.by_row[row] for row in reversed(rows) if row in self._table]
             many = [trial for trial in trials if self._packing_hurts(trial, len(rows))]
             self._check_packing |= bool(many)
-            if not any(trial.preempting for trial in many):
-                found += [trial for trial in many if trial.state is TrialState.RUNNING and not trial.stopping][:1]
+            if not any(trial.placement.preemption is not None for trial in many):
+                found += [trial for trial in many if trial.state is TrialState.RUNNING][:1]
         return found
 
     def _packing_hurts(self, trial: TrialRecord, residents: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the engine remembers about trials, lanes and groups. Plain data; the state machine changes it."""
+"""Records of trials, lanes and groups: plain data that the state machine changes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STORY_LENGTH = 20
 class Stage(Enum):
     """How far a resize has come."""
 
-    #: New lanes are not ready yet; the trial runs on where it was.
+    #: The new lanes are not ready yet; the trial runs on where it is.
     WARMING = "WARMING"
-    #: It was told to pause and has not answered.
+    #: The trial's lanes were told to pause it and have not answered.
     PAUSING = "PAUSING"
-    #: It was told to move and has not arrived.
+    #: The trial was told to move and has not arrived.
     MOVING = "MOVING"
 
 
@@ -30,14 +30,14 @@ class Move:
     """A resize under way.
 
     Attributes:
-        old_lanes: the lanes it leaves, rank 0 first.
+        old_lanes: the lanes that the trial comes from, rank 0 first.
         old_devices: their devices.
-        old_width: the width it had.
-        ghost: row that keeps the devices it leaves, until it has arrived.
+        old_width: the width it had there.
+        old_devices_row: row under which occupancy holds the devices that the trial leaves until it has arrived.
         old_need: the device memory with which it was placed there.
-        stage: how far it has come.
-        called_off: whether it stays where it was, once it has answered the Pause that is in flight.
-        after_loss: whether it goes on in the lanes that are left of those it had.
+        stage: how far the resize has come.
+        called_off: whether the trial stays where it is once its lanes have answered the Pause in flight.
+        after_loss: whether the trial lost a lane and goes on in the ones that are left.
     """
 
     old_lanes: tuple[int, ...]
@@ -51,14 +51,25 @@ class Move:
 
 
 @dataclass(slots=True)
+class PendingPreemption:
+    """A running trial was told to pause for others, and has not answered.
+
+    Attributes:
+        successor: row of the trial that takes its device over; ``None`` if the trials beside it keep the device.
+    """
+
+    successor: int | None = None
+
+
+@dataclass(slots=True)
 class PendingCall:
     """A call of a trial's method that has not been answered.
 
     Attributes:
-        after: iterations that had been reported when it was asked for, and must be done before it is made.
-        before: the budget the trial had then: what was added to it later is run after the call.
-        lane_id: lane that was told to make it; ``None`` while it waits.
-        losses: lanes that died and may have done so because of it.
+        after: iterations that had been reported when the call was requested; they must be done before it is made.
+        before: the trial's budget at that time; iterations added later run after the call.
+        lane_id: lane that was told to make the call; ``None`` while the call waits.
+        losses: lanes that died and may have died of this call.
     """
 
     call_id: int
@@ -105,8 +116,13 @@ class Progress:
         """Sets the trial back to a state it was in."""
         self.done = iteration
 
+    def restart(self, iteration: int) -> None:
+        """Sets the trial back to the state that a lane restored, from which it runs as many iterations as granted."""
+        self.granted -= self.done - iteration
+        self.done = iteration
+
     def grant(self, limit: int) -> int:
-        """Notes that the trial's lanes are told to run up to an iteration; returns how many that is from ``done``."""
+        """Records that lanes are told to run the trial up to an iteration; returns how many iterations those are."""
         self.granted = limit
         return limit - self.done
 
@@ -158,7 +174,8 @@ class Placement:
         lanes: lanes that the trial runs on or is to run on, rank 0 first; empty unless it holds devices.
         launched: whether those lanes were told to set the trial up or to go on.
         move: the resize under way; ``None`` unless there is one.
-        stopping_lanes: lanes that were told to stop the trial and have not answered.
+        preemption: set while the trial's lane was told to pause it for others; ``None`` otherwise.
+        stopping_lanes: lanes that were told to stop the trial and have not answered; empty unless it is STOPPING.
         lost_lanes: lanes that the trial lost and went on without; what they had reported may still arrive.
     """
 
@@ -166,6 +183,7 @@ class Placement:
     lanes: tuple[int, ...] = ()
     launched: bool = False
     move: Move | None = None
+    preemption: PendingPreemption | None = None
     stopping_lanes: set[int] = field(default_factory=set)
     lost_lanes: set[int] = field(default_factory=set)
 
@@ -231,11 +249,9 @@ class TrialRecord:
         limits: written by :mod:`fluid.engine.failures`.
         pace: written as iterations are observed.
         state: written by :meth:`fluid.engine.core.SessionState.set_state` alone.
-        preempting: whether the trial was told to pause, to make way for others, and has not answered.
-        successor: row of the trial that is to have its device then; ``None`` if those that are there are to.
         calls: calls of its methods, in the order asked for; those that a lane was told to make come first.
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
-        outcome: what the submitter says came of the trial; ``None`` if it did not say.
+        outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         story: the latest transitions, for error messages.
     """
 
@@ -248,11 +264,9 @@ class TrialRecord:
     residence: Residence = field(default_factory=Residence)
     limits: Limits = field(default_factory=Limits)
     pace: Pace = field(default_factory=Pace)
-    preempting: bool = False
-    successor: int | None = None
     calls: list[PendingCall] = field(default_factory=list)
     restored_for_call: bool = False
-    outcome: str | None = None
+    outcome: TrialState | None = None
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
     @property
@@ -275,11 +289,6 @@ class TrialRecord:
         return self.spec.max_width if cap is None else min(self.spec.max_width, cap)
 
     @property
-    def stopping(self) -> bool:
-        """Whether its lanes were told to stop it."""
-        return bool(self.placement.stopping_lanes)
-
-    @property
     def pinned(self) -> bool:
         """Whether the trial can go on only in the lane that keeps its state."""
         return self.residence.lane is not None and not self.spec.can_save
@@ -290,12 +299,12 @@ class LaneRecord:
     """One lane.
 
     Attributes:
-        ready: whether it has said so.
-        trial_id: the trial that holds it; ``None`` while it is idle.
-        draining: trial that was told to leave it and may still run there; nobody else runs in it until then.
-        residents: trials whose state it keeps though they do not run, least recently used first.
-        reserved: bytes of device memory by trial, for residents and for those about to leave.
-        own_bytes: device memory that it takes for itself, such as for a CUDA context.
+        ready: whether the lane has reported that it is warm.
+        trial_id: the trial that holds the lane; ``None`` while it is idle.
+        draining: trial that was told to leave and may still run here; no other trial runs here until it has left.
+        residents: trials whose state the lane keeps though they do not run, least recently used first.
+        reserved: bytes of device memory by trial, for residents and for trials about to leave.
+        own_bytes: device memory that the lane takes for itself, such as for a CUDA context.
     """
 
     lane_id: int
@@ -309,12 +318,12 @@ class LaneRecord:
 
     @property
     def usable(self) -> bool:
-        """Whether the trial that holds it can be told to run."""
+        """Whether the trial that holds the lane can be told to run."""
         return self.ready and self.draining is None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would be lost with it."""
+        """Whether the lane holds nothing that would be lost with it."""
         return self.trial_id is None and self.draining is None and not self.residents and not self.reserved
 
 
@@ -325,8 +334,8 @@ class GroupRecord:
     Attributes:
         trial_ids: its trials in order of arrival, as keys.
         open: trials that have not ended.
-        past: number of trials that were forgotten, by what came of them.
-        past_iterations: done by all that were forgotten.
+        past: number of trials that were forgotten, by outcome.
+        past_iterations: iterations done by those.
     """
 
     group_id: str

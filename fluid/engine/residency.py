@@ -1,7 +1,7 @@
-"""States of trials that do not run: kept in a lane, saved out of it, or let go.
+"""States of trials that do not run: kept resident in a lane, saved out of it, or dropped.
 
-A state stays on its device for as long as there is room: what decides are bytes, as they were measured or said. The
-least recently used one leaves first, to host memory, or to disk where that is full.
+A state stays on its device while there is room, which is counted in bytes where those are known. The least recently
+used one is evicted first, to host memory, or to disk where that is full.
 """
 
 from __future__ import annotations
@@ -16,29 +16,41 @@ from fluid.trialgroup import TrialState
 
 
 class Residency:
-    """Keeps, saves and lets go of the states of trials that do not run."""
+    """Keeps, saves and drops the states of trials that do not run; writes their :class:`Residence`."""
 
     def __init__(self, core: SessionState, calls: Calls) -> None:
         self._core = core
         self._calls = calls
 
     def keep(self, trial: TrialRecord, lane_id: int) -> None:
-        """Leaves a trial's state resident in its lane, and makes room if there are too many."""
-        core = self._core
-        trial.residence.lane, trial.residence.device = lane_id, core.lanes[lane_id].device_id
+        """Keeps a trial's state resident in its lane, and evicts others if the device keeps too many."""
+        core, device = self._core, self._core.lanes[lane_id].device_id
+        trial.residence.lane, trial.residence.device = lane_id, device
         core.lanes.keep(lane_id, trial.trial_id, core.estimates.kept_bytes(trial))
         self._calls.deliver(trial)
-        self._trim_residents(trial.residence.device)
+        self._trim_residents(device)
+
+    def leave_lane(self, trial: TrialRecord) -> None:
+        """Ends the residence of a trial that runs again in the lane that kept its state."""
+        assert trial.residence.lane is not None
+        self._core.lanes.remove_resident(trial.residence.lane, trial.trial_id)
+        trial.residence.leave_lane()
+
+    def restored(self, trial: TrialRecord, iteration: int) -> None:
+        """A lane has set the trial up from a checkpoint of that iteration, maybe not the newest one."""
+        if iteration != trial.progress.done:
+            trial.residence.checkpoint_is_current = False
 
     def answered(self, trial: TrialRecord) -> None:
-        """Has a resident whose last call was answered make room for others, if need be."""
-        if trial.residence.device is not None:
+        """Lets a resident whose last call was answered be evicted again."""
+        device = trial.residence.device
+        if device is not None:
             self._core.changed = True
-            self._core.memory.request_check(trial.residence.device)
-            self._trim_residents(trial.residence.device)
+            self._core.memory.request_check(device)
+            self._trim_residents(device)
 
     def _trim_residents(self, device: int) -> None:
-        """Evicts states of which a device keeps too many; where bytes decide (:meth:`evict_excess`), that is rare."""
+        """Evicts states if a device keeps too many: rare where their bytes are known (:meth:`evict_excess`)."""
         core = self._core
         bounded = core.memory.usable_bytes(device) is not None
         kept = core.lanes.kept_on(device)
@@ -53,7 +65,7 @@ class Residency:
         self._evict_oldest(pinned, len(pinned) - limit * tuning.PINNED_ALLOWANCE)
 
     def evict_excess(self) -> None:
-        """Evicts states that can be fetched back until what is known to be on devices fits there."""
+        """Evicts states that can be fetched back until the known bytes on each device fit there."""
         for device in self._core.memory.pop_grown():
             self._evict_excess(device)
 
@@ -73,14 +85,14 @@ class Residency:
                 self.evict(trial)
 
     def _evict_oldest(self, trials: list[TrialRecord], surplus: int) -> None:
-        """Evicts those that have been done for longest; a trial that waits to go on stays where it is."""
+        """Evicts the trials that have been done for longest; one that waits to go on stays where it is."""
         if surplus > 0:
             done = [trial for trial in trials if trial.state is TrialState.DONE and not trial.calls]
             for trial in sorted(done, key=_since)[:surplus]:
                 self.evict(trial)
 
     def _kept(self, device: int) -> dict[str, TrialRecord]:
-        """Trials whose state a device keeps and that are not on their way out."""
+        """Trials whose state a device keeps and that are not being saved out of it."""
         core = self._core
         kept = {trial_id: core.trials[trial_id] for _, trial_id in core.lanes.kept_on(device)}
         return {trial_id: trial for trial_id, trial in kept.items() if not trial.residence.saving}
@@ -90,7 +102,7 @@ class Residency:
         return {key: memory for lane in self._core.lanes.on(device) for key, memory in lane.reserved.items()}
 
     def evict(self, trial: TrialRecord) -> None:
-        """Has a resident leave its lane: saved, or given up where it cannot be."""
+        """Removes a resident from its lane: saved, or given up if it cannot be saved."""
         if trial.residence.lane is None or trial.residence.saving:
             return
         if trial.spec.can_save:
@@ -101,78 +113,79 @@ class Residency:
             self._core.log(trial, "its state was given up to make room")
 
     def save_out(self, trial: TrialRecord) -> None:
-        """Has a resident saved, and leave its lane."""
-        assert trial.residence.lane is not None and not trial.residence.saving
+        """Tells a resident's lane to save it and drop it."""
+        lane_id = trial.residence.lane
+        assert lane_id is not None and not trial.residence.saving
         trial.residence.saving = True
-        self._core.commands.append(Save(trial.trial_id, (trial.residence.lane,), drop=True))
-        self._core.log(trial, f"is saved out of lane {trial.residence.lane}")
+        self._core.commands.append(Save(trial.trial_id, (lane_id,), drop=True))
+        self._core.log(trial, f"is saved out of lane {lane_id}")
 
     def drop(self, trial: TrialRecord) -> None:
-        """Has a resident leave its lane unsaved."""
-        if trial.residence.lane is not None:
-            self._core.commands.append(StopTrial(trial.trial_id, (trial.residence.lane,)))
-            self._core.lanes.dismiss(trial.residence.lane, trial.trial_id)
-            trial.residence.lane = trial.residence.device = None
-            trial.residence.saving = False
+        """Tells a resident's lane to drop it unsaved."""
+        lane_id = trial.residence.lane
+        if lane_id is not None:
+            self._core.commands.append(StopTrial(trial.trial_id, (lane_id,)))
+            self._core.lanes.dismiss(lane_id, trial.trial_id)
+            trial.residence.leave_lane()
 
     def saved(self, event: TrialSaved) -> TrialRecord | None:
-        """Notes a checkpoint; returns the trial if its state has left the lane that kept it."""
+        """Records a checkpoint; returns the trial if its state has left the lane that kept it."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
             self._core.measuring.observe_save(trial, event.seconds)
-            self._note_checkpoint(trial, event.checkpoint)
+            self._add_checkpoint(trial, event.checkpoint)
         if not event.dropped:
             return None
         self._core.lanes.remove_resident(event.lane_id, event.trial_id)
-        self._core.changed = True  # memory that it held is free
+        self._core.changed = True  # the memory that it held is free
         if trial is None or trial.residence.lane != event.lane_id:
             return None
-        trial.residence.lane = trial.residence.device = None
-        trial.residence.saving = False
+        trial.residence.leave_lane()
         return trial
 
-    def _note_checkpoint(self, trial: TrialRecord, checkpoint: Checkpoint) -> None:
+    @staticmethod
+    def _add_checkpoint(trial: TrialRecord, checkpoint: Checkpoint) -> None:
         if checkpoint.iteration > trial.progress.reported:
-            return  # by a lane it has left, whose last reports do not count: those iterations are run again
-        if trial.residence.checkpoint is None or checkpoint.iteration >= trial.residence.checkpoint.iteration:
-            trial.residence.checkpoint = checkpoint
-            trial.residence.checkpoint_is_current = checkpoint.iteration == trial.progress.done
+            return  # of a lane that the trial has left, whose last reports do not count: those iterations run again
+        residence = trial.residence
+        if residence.checkpoint is None or checkpoint.iteration >= residence.checkpoint.iteration:
+            residence.checkpoint = checkpoint
+            residence.checkpoint_is_current = checkpoint.iteration == trial.progress.done
         if checkpoint.in_memory:
             return
-        if trial.residence.durable is None or checkpoint.iteration >= trial.residence.durable.iteration:
-            trial.residence.durable = checkpoint
+        if residence.durable is None or checkpoint.iteration >= residence.durable.iteration:
+            residence.durable = checkpoint
 
     def forget_later_checkpoints(self, trial: TrialRecord) -> None:
-        """Forgets checkpoints of iterations that a trial, run again from an older one, has not got to this time."""
-        if trial.residence.durable is not None and trial.residence.durable.iteration > trial.progress.done:
-            trial.residence.durable = None
-        if trial.residence.checkpoint is not None and trial.residence.checkpoint.iteration > trial.progress.done:
-            trial.residence.checkpoint, trial.residence.checkpoint_is_current = trial.residence.durable, False
+        """Forgets checkpoints beyond the last iteration of a trial that was set back and then finished earlier."""
+        residence, done = trial.residence, trial.progress.done
+        if residence.durable is not None and residence.durable.iteration > done:
+            residence.durable = None
+        if residence.checkpoint is not None and residence.checkpoint.iteration > done:
+            residence.checkpoint, residence.checkpoint_is_current = residence.durable, False
 
     def lose_state(self, trial: TrialRecord, why: str) -> None:
         """Sets a trial whose state is gone back to its newest checkpoint."""
         if trial.residence.lane is not None:
-            self._core.lanes.remove_resident(trial.residence.lane, trial.trial_id)
-        trial.residence.lane = trial.residence.device = None
-        trial.residence.saving = False
+            self.leave_lane(trial)
         if not trial.state.ended:
-            trial.progress.done = trial.residence.restart_at
+            trial.progress.go_back_to(trial.residence.restart_at)
         self._core.log(trial, f"lost its state: {why}")
         self._calls.recall(trial)
 
     def lose_host(self, host: str) -> None:
-        """Forgets checkpoints that were in the memory of a machine that is gone."""
+        """Forgets checkpoints that were in the memory of a lost machine."""
         for trial in self._core.trials.values():
-            checkpoint = trial.residence.checkpoint
+            residence = trial.residence
+            checkpoint = residence.checkpoint
             if checkpoint is not None and checkpoint.in_memory and checkpoint.host == host:
-                trial.residence.checkpoint, trial.residence.checkpoint_is_current = trial.residence.durable, False
+                residence.checkpoint, residence.checkpoint_is_current = residence.durable, False
 
     def make_room(self) -> list[TrialRecord]:
-        """Evicts residents where nothing but their memory keeps a queued trial from a device.
+        """Evicts residents from devices that a queued trial would get but for the memory of those residents.
 
         Returns:
-            Trials that can go on only on a device whose other residents can neither be saved nor let go: they are to
-            start in spite of those.
+            Trials that can go on only on a device whose other residents cannot be evicted: they start beside them.
         """
         core, occupancy = self._core, self._core.occupancy
         if not core.memory.reserved and not core.lanes.usual_bytes:
@@ -208,15 +221,15 @@ class Residency:
     def _empty(self, device: int, wanted: float, usable: float, trial: TrialRecord) -> bool:
         """Evicts residents and ends empty lanes of a device until so many of its usable bytes are free.
 
-        Where others run, only states that nobody waits for, and that can be fetched back, make way.
+        Where other trials run, only states of trials that are done and can be fetched back are evicted.
 
         Returns:
-            Whether there is room now, or some is being made.
+            Whether there is room now, or room is being made.
         """
         core, occupancy = self._core, self._core.occupancy
         staying, held = self._kept(device), self._held_bytes(device)
         leaving = [memory for key, memory in held.items() if key not in staying]
-        stays = trial.placement.width <= 1.0  # where its state is, which is then counted with it
+        stays = trial.placement.width <= 1.0  # the trial runs where its state is, so that is counted once
         own = held.get(trial.trial_id, 0.0) if stays else 0.0
         excess = core.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
         alone = not occupancy.residents[device]
@@ -227,7 +240,7 @@ class Residency:
         if not alone:
             going = [other for other in going if other.state is TrialState.DONE and other.spec.can_save]
             if sum(held.get(other.trial_id, 0.0) for other in going) < excess:
-                return False  # to be looked at again when somebody has left
+                return False  # another trial has to leave first
         evicted = False
         for other in sorted(going, key=_cost_of_eviction):
             if excess > 0.0:
@@ -237,9 +250,9 @@ class Residency:
         return evicted or bool(leaving) or excess <= 0.0
 
     def clear_for(self, trial: TrialRecord) -> None:
-        """Evicts what can be fetched back from devices that a trial just got, if nobody knows what it needs.
+        """Evicts states that can be fetched back from the devices of a trial whose need is unknown.
 
-        It runs alone there, and is to be measured: nothing that could be elsewhere is to be in its way.
+        The trial runs alone there to be measured, with as much memory as possible.
         """
         if self._core.estimates.need(trial) is not None:
             return
@@ -251,7 +264,7 @@ class Residency:
             self._core.clearing[trial.row] = trial
 
     def is_clear(self, trial: TrialRecord) -> bool:
-        """Whether all that was evicted for a trial has left, so that it may start."""
+        """Whether all states that were evicted for a trial have left, so that it may start."""
         clearing = self._core.clearing
         if trial.row in clearing and not self._leaving(trial):
             del clearing[trial.row]
@@ -261,7 +274,7 @@ class Residency:
         return any(other.residence.saving for other in self._neighbours_at_rest(trial))
 
     def _neighbours_at_rest(self, trial: TrialRecord) -> list[TrialRecord]:
-        """Trials that take memory on a trial's devices though they do not run; none where memory is no bound."""
+        """Trials whose kept state takes memory on a trial's devices; none where memory does not bound packing."""
         core, occupancy = self._core, self._core.occupancy
         return [
             core.trials[trial_id]
@@ -283,5 +296,5 @@ def _cost_of_eviction(trial: TrialRecord) -> tuple[bool, bool, float, int]:
 
 
 def _since(trial: TrialRecord) -> tuple[float, int]:
-    """When its latest transition was."""
+    """When the trial's latest transition was."""
     return trial.story[-1][0], trial.row

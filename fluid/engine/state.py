@@ -12,7 +12,7 @@ from typing import Any
 from fluid.engine.allocations import Allocations
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
-from fluid.engine.core import EngineError, SessionState
+from fluid.engine.core import Claims, EngineError, SessionState
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import (
     BudgetExtended,
@@ -25,15 +25,16 @@ from fluid.engine.events import (
     IterationDone,
     LaneLost,
     LaneReady,
+    PausePurpose,
     ResizeDone,
     StopRequested,
     Tick,
-    TrialAdded,
     TrialCalled,
     TrialFailed,
     TrialForgotten,
     TrialPaused,
     TrialReleased,
+    TrialsAdded,
     TrialSaved,
     TrialStarted,
 )
@@ -51,7 +52,7 @@ from fluid.engine.scheduling import Scheduling
 from fluid.engine.submissions import Submissions
 from fluid.engine.trials import Trials
 from fluid.engine.view import EngineView, seconds_left, view_of
-from fluid.errors import FluidError, require_integer
+from fluid.errors import require_integer
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.planner import Planner
@@ -66,11 +67,8 @@ DEFAULT_RESIDENT_LIMIT = 8
 
 __all__ = ["DEFAULT_MAX_FAILURES", "DEFAULT_RESIDENT_LIMIT", "EngineError", "EngineState"]
 
-#: Events that a submitter, or whoever adds devices, may get wrong.
-_REFUSABLE = (
-    *(GroupSubmitted, GroupRecovered, TrialAdded, BudgetExtended, StopRequested, CallRequested, TrialForgotten),
-    DeviceAdded,
-)
+_Check = Callable[[Any, Claims], None]
+_Handler = Callable[[Any], None]
 
 
 class EngineState:
@@ -131,9 +129,9 @@ class EngineState:
             allocations=self.allocations,
         )
         self._measuring = Measuring(self.profile, self.occupancy, self.estimates, self.allocations, self._rebalancing)
-        #: Whether a Tick is due, once the submitter has had its say.
+        #: Whether a Tick is due, once the submitter has had time to answer what ended.
         self.wants_tick = False
-        #: When what ticks are for changed last, seconds.
+        #: When that was last found, seconds.
         self.changed_at = 0.0
         self._core = SessionState(
             trials=self.trials,
@@ -154,27 +152,32 @@ class EngineState:
         self._submissions = Submissions(self._core, self._lifecycle)
         self._preemptions = Preemptions(self._core, planner.preempts)
         self._ticked = False
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
-            GroupSubmitted: self._submissions.group_submitted,
-            GroupRecovered: self._submissions.group_recovered,
-            TrialAdded: self._submissions.trial_added,
-            BudgetExtended: self._submissions.budget_extended,
-            StopRequested: self._submissions.stop_requested,
-            CallRequested: self._calls.requested,
-            TrialForgotten: self._submissions.trial_forgotten,
-            DeviceAdded: self._failures.device_added,
-            DeviceLost: self._failures.device_lost,
-            LaneReady: self._failures.lane_ready,
-            LaneLost: self._failures.lane_lost,
-            TrialStarted: self._lifecycle.started,
-            IterationDone: self._lifecycle.iteration_done,
-            TrialPaused: self._trial_paused,
-            TrialSaved: self._lifecycle.saved,
-            TrialReleased: self._lifecycle.released,
-            ResizeDone: self._resize_done,
-            TrialCalled: self._trial_called,
-            TrialFailed: self._failures.trial_failed,
-            Tick: self._tick,
+        self._table = self._event_table()
+
+    def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
+        """What checks and what handles each event; events of the backend are not checked."""
+        submissions, failures, lifecycle = self._submissions, self._failures, self._lifecycle
+        return {
+            GroupSubmitted: (submissions.check_group, submissions.group_submitted),
+            GroupRecovered: (submissions.check_recovered, submissions.group_recovered),
+            TrialsAdded: (submissions.check_added, submissions.trials_added),
+            BudgetExtended: (submissions.check_extension, submissions.budget_extended),
+            StopRequested: (submissions.check_stop, submissions.stop_requested),
+            CallRequested: (self._calls.check, self._calls.requested),
+            TrialForgotten: (submissions.check_forgotten, submissions.trial_forgotten),
+            DeviceAdded: (failures.check_device, failures.device_added),
+            DeviceLost: (None, failures.device_lost),
+            LaneReady: (None, failures.lane_ready),
+            LaneLost: (None, failures.lane_lost),
+            TrialStarted: (None, lifecycle.started),
+            IterationDone: (None, lifecycle.iteration_done),
+            TrialPaused: (None, self._trial_paused),
+            TrialSaved: (None, lifecycle.saved),
+            TrialReleased: (None, lifecycle.released),
+            ResizeDone: (None, self._resize_done),
+            TrialCalled: (None, self._trial_called),
+            TrialFailed: (None, failures.trial_failed),
+            Tick: (None, self._tick),
         }
 
     @property
@@ -199,7 +202,7 @@ class EngineState:
 
     @property
     def only_spreads(self) -> bool:
-        """Whether all that a tick could do is to spread trials over idle devices: nobody waits or is in the way."""
+        """Whether a tick could only widen trials onto idle devices: none waits, and none hinders another."""
         return not self.scheduling.queue and not self._rebalancing.has_overpacking
 
     @property
@@ -216,42 +219,50 @@ class EngineState:
         trials = map(self.trials.__getitem__, self.groups[group_id].trial_ids)
         return seconds_left(trials, self.occupancy, self.estimates)
 
-    def is_taken(self, trial_id: str) -> bool:
-        """Whether a trial has, or had, that id."""
-        return trial_id in self._core.trials or trial_id in self._core.forgotten
-
     def handle(self, *events: Event) -> list[Command]:
-        """Takes what happened, as one instant, and returns what to do.
+        """Handles events that happened at one instant; returns what the backend and the submitter are told.
+
+        What a submitter requests is checked against the state before the call. Requests that build on each other come
+        in calls of their own.
 
         Raises:
-            InvalidFieldError: an event of the submitter's cannot be (an id that is there already, an unknown one).
-                None of the events changed anything.
-            EngineError: any other event that cannot be. The session cannot go on.
+            InvalidFieldError: a request is refused (an id that is taken, an unknown one). Nothing has changed.
+            EngineError: the engine cannot explain an event. The session cannot go on.
         """
-        core = self._core
-        if any(isinstance(event, _REFUSABLE) for event in events):
-            self._submissions.check(events)
+        core, table = self._core, self._table
+        claims: Claims | None = None
+        # 1. Refuse bad requests, before anything changes.
+        for event in events:
+            check = table[type(event)][0]
+            if check is not None:
+                claims = claims or Claims()
+                check(event, claims)
+        # 2. Let every event change the records: all ends of this instant come before any start.
         core.commands = []
         for event in events:
             if event.at > core.now:
                 core.now = event.at
             try:
-                self._handlers[type(event)](event)
-            except FluidError:
+                table[type(event)][1](event)
+            except EngineError:
                 raise
             except Exception as error:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
-                raise core.error(trial, f"{event!r} cannot be: {error!r}") from error
+                raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
+        # 3. If devices or trials came or went, plan arrivals and start what fits; on a tick, preempt and resize.
         if core.changed or core.arrivals or self._ticked or self._measuring.has_ramp_changes:
             self._settle()
+        # 4. Ask for a tick when a waiting trial may have become urgent.
         self.wants_tick |= self._preemptions.is_due()
+        # 5. Evict kept states from devices whose known bytes do not fit any more.
         self._residency.evict_excess()
         return core.commands
 
     # -- transitions that two parts make together ----------------------------------------------------------
 
     def _trial_paused(self, event: TrialPaused) -> None:
-        if self._lifecycle.paused(event):
+        if event.purpose is PausePurpose.PREEMPT:
+            self._lifecycle.paused(event)
             return
         finished = self._resizing.paused(event)
         if finished is not None:
@@ -273,10 +284,10 @@ class EngineState:
     # -- after each instant --------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Plans what arrived and starts what fits; on a tick, resizes where that pays.
+        """Plans what arrived and starts what fits; on a tick, preempts and resizes where that pays.
 
-        Resizes wait for a tick so that whoever submits can first answer what ended: a device that falls idle
-        should go to its next trial before it widens another.
+        Resizes wait for a tick so that the submitter can first answer what ended: a device that falls idle should go
+        to the submitter's next trial before it widens another.
         """
         core, scheduling = self._core, self.scheduling
         if not self.occupancy:
@@ -320,7 +331,7 @@ class EngineState:
             for trial in self._residency.make_room():
                 if self.scheduling.start_where_kept(trial):
                     self._lifecycle.start(trial)
-            if len(self.lanes) < lanes:  # some were ended to make room, and there is room now
+            if len(self.lanes) < lanes:  # empty ones were ended, which made room
                 self._start_what_fits()
 
     def _start_what_fits(self) -> None:

@@ -27,7 +27,7 @@ class TrialView:
 
     trial_id: str
     state: TrialState
-    outcome: str | None
+    outcome: TrialState | None
     done: int
     budget: int
 

@@ -200,11 +200,12 @@ class ResidentIterated(NamedTuple):
 
 
 class ResidentPaused(NamedTuple):
-    """A trial has stopped running for now."""
+    """A trial has stopped running for now; ``may_move`` as in the PauseResident that this answers."""
 
     at: float
     trial_id: str
     iteration: int
+    may_move: bool
 
 
 class ResidentSaved(NamedTuple):

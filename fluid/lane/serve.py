@@ -190,7 +190,7 @@ class _Lane:
         resident = self._residents.get(message.trial_id)
         if resident is not None:
             self._residents.halt(resident)
-            self._send(ResidentPaused(self._clock.now(), resident.trial_id, resident.iteration))
+            self._send(ResidentPaused(self._clock.now(), resident.trial_id, resident.iteration, message.may_move))
             if message.may_move and resident.autosaves and resident.member is None:
                 self._save_if_due(resident)
 

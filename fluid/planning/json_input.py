@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.resources import MOST_DEVICES, Cluster, Device
+from fluid.trialgroup import TrialState
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -42,6 +43,7 @@ NonNegativeInteger = Annotated[int, Range(0)]
 Count = Annotated[int, Range(1)]
 #: Below any whole number that a file holds on purpose; records check the rest.
 _LEAST_INTEGER = -(2**63)
+_STATES = tuple(state.value for state in TrialState)
 
 
 def read_json_object(path: str | Path) -> dict[str, Any]:
@@ -107,6 +109,7 @@ def _converter() -> Converter:
     converter.register_structure_hook(float, lambda value, _: _number(value, float))
     converter.register_structure_hook(int, lambda value, _: _number(value, int))
     converter.register_structure_hook(str, lambda value, _: _require(str, value, "must be a string"))
+    converter.register_structure_hook(TrialState, lambda value, _: TrialState(require_one_of("", value, _STATES)))
     converter.register_structure_hook(bool, lambda value, _: _require(bool, value, "must be true or false"))
     converter.register_structure_hook_factory(
         lambda kind: _is_made_of(kind, Annotated),

@@ -147,9 +147,9 @@ class _TrialsReader:
         if trial not in self._journaled:
             return UNKNOWN
         ended = self._journal.outcomes.get(trial, self._journaled[trial].history.ended)
-        if ended == TrialState.DONE and search is not None and trial not in self._journal.outcomes:
+        if ended is TrialState.DONE and search is not None and trial not in self._journal.outcomes:
             return PAUSED
-        return ended or UNFINISHED
+        return ended.value if ended is not None else UNFINISHED
 
     def _iterations(self, trial: str) -> Iterator[FinishedIteration]:
         """The iterations of a submitted trial, numbered as in the trial it is shown as, with that trial's metrics."""

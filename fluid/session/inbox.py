@@ -189,7 +189,7 @@ class GroupInbox:
             self._call_listener(self.listener.on_result, result)
 
     def _take_end(self, end: ReportEnd) -> None:
-        state = TrialState(end.state)
+        state = end.state
         with self._changed:
             self._states[end.trial_id] = state
             if end.failure is not None and state is TrialState.FAILED:

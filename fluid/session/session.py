@@ -8,17 +8,19 @@ from typing import Any, TypeVar
 
 from fluid.backends.base import Backend
 from fluid.engine.events import (
+    OUTCOMES,
     BudgetExtended,
     CallRequested,
     DeviceAdded,
     DeviceLost,
     GroupSubmitted,
     StopRequested,
-    TrialAdded,
     TrialForgotten,
+    TrialsAdded,
     TrialSpec,
 )
 from fluid.engine.state import EngineState
+from fluid.errors import require_one_of
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.session.inbox import GroupInbox
@@ -95,16 +97,17 @@ class Session:
 
         def add() -> None:
             inbox, now = self._pump.inboxes[group_id], self._backend.now()
-            events = (TrialAdded(at=now, group_id=group_id, trial=spec) for spec in specs)
-            self._pump.handle(*events, accepted=lambda: self._take_in(inbox, payloads))
+            event = TrialsAdded(at=now, group_id=group_id, trials=specs)
+            self._pump.handle(event, accepted=lambda: self._take_in(inbox, payloads))
             self._pump.notify(*(partial(inbox.reopen, trial.id) for trial in trials))
 
         self._in_thread(add)
 
     def stop(self, trial_id: str, outcome: str | None) -> None:
         """Stops a trial."""
+        known = None if outcome is None else TrialState(require_one_of("outcome", outcome, OUTCOMES))
         self._in_thread(
-            lambda: self._pump.handle(StopRequested(at=self._backend.now(), trial_id=trial_id, outcome=outcome))
+            lambda: self._pump.handle(StopRequested(at=self._backend.now(), trial_id=trial_id, outcome=known))
         )
 
     def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
@@ -184,7 +187,7 @@ class Session:
             for event in left.events(self._backend.now()):
                 name, trials = left.groups[event.group_id]
                 inbox = GroupInbox(event.group_id, TrialGroup(trials.values(), name))
-                ended = {past.trial.trial_id: TrialState(past.ended) for past in event.trials if past.ended}
+                ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 inbox.take_over(ended, left.recovered.failures)
                 self._pump.inboxes[event.group_id] = inbox
                 self._pump.handle(event, accepted=partial(register, event.group_id))

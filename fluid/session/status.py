@@ -93,13 +93,13 @@ def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]
 def _group_status(state: EngineState, group: GroupView, name: str, search: Search | None) -> GroupStatus:
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
     for trial in group.trials:
-        stands = trial.state.value
+        shown = trial.state
         if trial.state.ended and trial.outcome is not None:
-            stands = trial.outcome
+            shown = trial.outcome
         elif trial.state is TrialState.DONE and search is not None:
-            stands = "PAUSED"  # Until its search algorithm has decided.
-        if not (trial.state.ended and trial.outcome == "PAUSED"):  # It comes back as another trial.
-            counts[stands] += 1
+            shown = TrialState.PAUSED  # Until its search algorithm has decided.
+        if not (trial.state.ended and trial.outcome is TrialState.PAUSED):  # It comes back as another trial.
+            counts[shown.value] += 1
         done += min(trial.done, trial.budget)
         stopped = trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED
         total += trial.done if stopped else trial.budget

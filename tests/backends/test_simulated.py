@@ -26,6 +26,7 @@ from fluid.engine.events import (
     Event,
     IterationDone,
     LaneReady,
+    PausePurpose,
     ResizeDone,
     TrialPaused,
     TrialReleased,
@@ -108,13 +109,13 @@ def test_a_pause_takes_effect_between_two_iterations_and_is_always_answered() ->
     made = backend()
     made.execute([StartTrial("a", (0,), iterations=5)])
     until(made, 0.0)
-    made.execute([Pause("a", (0,))])
+    made.execute([Pause("a", (0,), purpose=PausePurpose.PREEMPT)])
     assert until(made, 9.0) == [
         IterationDone(1.0, "a", 0, iteration=1, seconds=1.0),
-        TrialPaused(1.0, "a", 0, iteration=1),
+        TrialPaused(1.0, "a", 0, iteration=1, purpose=PausePurpose.PREEMPT),
     ]
-    made.execute([Pause("a", (0,))])
-    assert until(made, 9.0) == [TrialPaused(1.0, "a", 0, iteration=1)]
+    made.execute([Pause("a", (0,), purpose=PausePurpose.PREEMPT)])
+    assert until(made, 9.0) == [TrialPaused(1.0, "a", 0, iteration=1, purpose=PausePurpose.PREEMPT)]
     made.execute([RunIteration("a", (0,), 1)])
     assert until(made, 9.0) == [IterationDone(2.0, "a", 0, iteration=2, seconds=1.0)]
 
@@ -123,7 +124,7 @@ def test_a_resize_costs_epsilon() -> None:
     made = backend(2, epsilon=0.25)
     made.execute([StartTrial("a", (0,), iterations=5)])
     until(made, 0.0)
-    made.execute([Pause("a", (0,))])
+    made.execute([Pause("a", (0,), purpose=PausePurpose.PREEMPT)])
     until(made, 1.0)
     made.execute([Resize("a", (0, 1), (0,), iterations=2)])
     assert until(made, 9.0) == [
@@ -155,7 +156,7 @@ def test_the_other_lanes_of_a_wide_trial_let_go_and_the_first_goes_on_alone() ->
 
 def test_a_trial_that_is_not_there_is_not_answered_for() -> None:
     made = backend()
-    made.execute([StopTrial("a", (0,)), Pause("a", (0,)), Save("a", (0,))])
+    made.execute([StopTrial("a", (0,)), Pause("a", (0,), purpose=PausePurpose.PREEMPT), Save("a", (0,))])
     assert made.next_at() == float("inf")
 
 

@@ -26,8 +26,8 @@ from fluid.engine.events import (
     GroupSubmitted,
     StopRequested,
     Tick,
-    TrialAdded,
     TrialForgotten,
+    TrialsAdded,
     TrialSpec,
 )
 from fluid.engine.state import EngineState
@@ -242,7 +242,7 @@ def test_trials_and_groups_arrive_while_others_run(session: Session) -> None:
     session.run(lambda: bool(session.iterations("a")))
     session.submit("h", b=(2, 0.01), c=(2, 0.01))
     session.register("d", 0.01)
-    session.tell(TrialAdded(session.backend.now(), "g", TrialSpec("d", 2)))
+    session.tell(TrialsAdded(session.backend.now(), "g", (TrialSpec("d", 2),)))
     session.run_to_the_end()
     assert set(session.ends().values()) == {"DONE"} and len(session.ends()) == 4
 

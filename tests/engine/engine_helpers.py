@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from fluid.engine.commands import Command, Report, ReportCall, ReportEnd, StartLane
+from fluid.engine.commands import Command, Pause, Report, ReportCall, ReportEnd, StartLane
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
@@ -166,9 +166,10 @@ class Hand:
         return commands
 
     def paused(self, trial_id: str) -> list[Command]:
-        return self.do(
-            TrialPaused(self.now, trial_id, self.lane(trial_id), iteration=self.trial(trial_id).progress.done)
-        )
+        """Answers the latest Pause of a trial."""
+        pause = [item for item in self.log if isinstance(item, Pause) and item.trial_id == trial_id][-1]
+        done = self.trial(trial_id).progress.done
+        return self.do(TrialPaused(self.now, trial_id, self.lane(trial_id), iteration=done, purpose=pause.purpose))
 
     def saved(
         self, trial_id: str, lane_id: int, iteration: int, *, dropped: bool = False, **more: Any

@@ -17,8 +17,8 @@ from fluid.engine.events import (
     GroupSubmitted,
     StopRequested,
     Tick,
-    TrialAdded,
     TrialForgotten,
+    TrialsAdded,
     TrialSpec,
 )
 from fluid.engine.state import EngineState
@@ -31,6 +31,9 @@ from fluid.trialgroup import TrialState
 
 #: Steps after which what can end must have ended.
 _PATIENCE = 3000
+
+#: States of trials that can be neither extended nor called.
+GONE = (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED)
 
 
 def fingerprint(state: EngineState) -> str:
@@ -80,7 +83,8 @@ class Session:
         rng: decides.
         chances: of mishaps.
         planner: its name.
-        undivided: whether trials can neither be packed nor widened, so that they take turns.
+        undivided: whether trials can neither be packed nor widened, so that they preempt each other.
+        sparse: whether trials are few, long and wide, so that they are resized.
         options: of the engine.
     """
 
@@ -91,10 +95,11 @@ class Session:
         planner: str = "portfolio",
         *,
         undivided: bool = False,
+        sparse: bool = False,
         **options: Any,
     ) -> None:
         self.rng = rng
-        self.undivided = undivided
+        self.undivided, self.sparse = undivided, sparse
         if undivided:
             options["max_packing"] = 1
         self.backend = FakeBackend(rng, chances)
@@ -118,7 +123,7 @@ class Session:
         self._next_group = 0
         self._next_trial = 0
         self.memory = rng.choice([None, 100.0])
-        for _ in range(rng.choice([2, 3] if undivided else [1, 2, 4])):
+        for _ in range(rng.choice([2, 3] if undivided else [3, 4] if sparse else [1, 2, 4])):
             self.add_device()
 
     # -- steps ---------------------------------------------------------------------------------------------
@@ -165,10 +170,10 @@ class Session:
         memory = MemoryNeed(rng.choice([0.0, 20.0]), rng.choice([5.0, 30.0, 60.0])) if rng.random() < 0.3 else None
         return TrialSpec(
             f"t{self._next_trial}",
-            budget=rng.randint(1, 15 if self.undivided else 8),
+            budget=rng.randint(1, 30 if self.sparse else 15 if self.undivided else 8),
             priority=rng.choice([1.0, 1.0, 2.0]),
             profile_key=rng.choice(["a", "b"]),
-            max_width=1 if self.undivided else rng.choice([1, 1, 2, 4]),
+            max_width=1 if self.undivided else rng.choice([2, 4] if self.sparse else [1, 1, 2, 4]),
             memory=memory,
             can_save=rng.random() < (0.9 if self.undivided else 0.7),
             retry_errors=rng.random() < 0.8,
@@ -181,7 +186,7 @@ class Session:
 
     def add_trial(self) -> None:
         if self._next_group:
-            self.handle(TrialAdded(self.backend.now, f"g{self.rng.randint(1, self._next_group)}", self.spec()))
+            self.handle(TrialsAdded(self.backend.now, f"g{self.rng.randint(1, self._next_group)}", (self.spec(),)))
 
     def extend(self) -> None:
         """Extends a trial; it must be refused or go on, and a refusal must change nothing."""
@@ -192,13 +197,7 @@ class Session:
             event = BudgetExtended(
                 self.backend.now, trial_id, self.rng.randint(1, 5), follow_up_iterations=follow_up_iterations
             )
-            refuse = (
-                trial.stopping
-                or trial.state.value in ("STOPPED", "FAILED")
-                or trial.residence.given_up
-                or trial.progress.finished_early
-            )
-            if refuse:
+            if trial.state in GONE or trial.residence.given_up or trial.progress.finished_early:
                 self.refused(event)
                 return
             self.ends.pop(trial_id, None)
@@ -217,7 +216,7 @@ class Session:
         self._next_call += 1
         payload = f"{trial_id} {self._next_call}".encode()
         event = CallRequested(self.backend.now, trial_id, call_id=self._next_call, method="method", payload=payload)
-        if trial.stopping or trial.state.value in ("STOPPED", "FAILED") or trial.residence.given_up:
+        if trial.state in GONE or trial.residence.given_up:
             self.refused(event)
             return
         self.calls.setdefault(trial_id, {})[self._next_call] = (trial.progress.reported, trial.progress.budget)
@@ -235,7 +234,7 @@ class Session:
         self.handle(event)
         assert not self.calls.get(trial_id), "calls are left"
         self.forgotten.add(trial_id)
-        self.refused(TrialAdded(self.backend.now, f"g{self._next_group}", TrialSpec(trial_id, 1)))
+        self.refused(TrialsAdded(self.backend.now, f"g{self._next_group}", (TrialSpec(trial_id, 1),)))
 
     def refused(self, *events: Event) -> None:
         before = fingerprint(self.state)
@@ -254,8 +253,8 @@ class Session:
             GroupSubmitted(0.0, f"g{self._next_group}", (self.spec(),)),
             GroupSubmitted(0.0, "other", (TrialSpec("x", 1), TrialSpec("x", 1))),
             GroupSubmitted(0.0, "other", (taken,)),
-            TrialAdded(0.0, "nobody's", TrialSpec("x", 1)),
-            TrialAdded(0.0, good.group_id, TrialSpec("x", 1, priority=float("nan"))),
+            TrialsAdded(0.0, "nobody's", (TrialSpec("x", 1),)),
+            TrialsAdded(0.0, good.group_id, (TrialSpec("x", 1, priority=float("nan")),)),
             BudgetExtended(0.0, "nobody", 1),
             BudgetExtended(0.0, good.trials[0].trial_id, 0),
             StopRequested(0.0, "nobody"),
@@ -342,16 +341,19 @@ def random_session(seed: int, steps: int) -> Session:
         own_bytes=rng.choice([0.0, 4.0, 12.0]),
     )
     undivided = rng.random() < 0.3
-    planner = "portfolio" if undivided else rng.choice(["portfolio", "dynamic", "static", "fifo"])
-    session = Session(rng, chances, planner, undivided=undivided)
+    sparse = not undivided and rng.random() < 0.3
+    planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]
+    planner = rng.choice(planners)
+    session = Session(rng, chances, planner, undivided=undivided, sparse=sparse)
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense]
     for _ in range(steps):
-        # Where trials take turns, a step is more often one of the backend's, and ticks come as they do in life.
-        if undivided and session.state.wants_tick:
+        # Preemptions and resizes need ticks as a driver sends them, and fewer requests of the submitter.
+        lively = not (undivided or sparse)
+        if not lively and session.state.wants_tick:
             session.tick()
-        pick = rng.random() if not undivided or rng.random() < 0.3 else rng.uniform(0.3, 0.9)
+        pick = rng.random() if lively or rng.random() < 0.3 else rng.uniform(0.3, 0.9)
         if pick < 0.04:
-            session.submit(rng.randint(1, 6))
+            session.submit(1 if sparse else rng.randint(1, 6))
         elif pick < 0.06:
             session.add_trial()
         elif pick < 0.12:

@@ -184,7 +184,7 @@ class FakeBackend:
             hosted.left += command.iterations
         elif isinstance(command, Pause) and hosted.lanes[0] == lane_id:
             hosted.left = 0
-            lane.outbox.append(TrialPaused(self.now, trial_id, lane_id, iteration=hosted.done))
+            lane.outbox.append(TrialPaused(self.now, trial_id, lane_id, iteration=hosted.done, purpose=command.purpose))
         elif isinstance(command, StopTrial):
             del lane.hosted[trial_id]
             lane.outbox.append(TrialReleased(self.now, trial_id, lane_id))

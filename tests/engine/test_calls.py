@@ -244,7 +244,7 @@ def test_unknown_trials_and_those_that_were_let_go_are_not_called() -> None:
     hand.submit("a", budget=1, can_save=False)
     hand.started("a")
     hand.iterate("a")
-    with pytest.raises(InvalidFieldError, match="let go"):
+    with pytest.raises(InvalidFieldError, match="dropped"):
         hand.call("a")
 
 

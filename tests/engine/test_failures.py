@@ -348,12 +348,26 @@ def test_requests_that_cannot_be_change_nothing_not_even_those_before_them() -> 
         with pytest.raises(InvalidFieldError):
             hand.do(good, bad)
         assert not hand.state.trials and not hand.state.groups
-    with pytest.raises(InvalidFieldError, match="stopped"):
-        hand.do(good, StopRequested(0.0, "a"), BudgetExtended(0.0, "a", 1))
-    with pytest.raises(InvalidFieldError, match="there already"):
+    with pytest.raises(InvalidFieldError, match="unknown"):
+        hand.do(good, BudgetExtended(0.0, "a", 1))
+    assert not hand.state.trials and not hand.state.groups, "requests that build on each other need calls of their own"
+    with pytest.raises(InvalidFieldError, match="taken"):
         hand.add_device(0)
-    hand.do(good, BudgetExtended(0.0, "a", 1))
+    hand.do(good)
+    hand.do(BudgetExtended(0.0, "a", 1))
     assert hand.trial("a").progress.budget == 2
+    hand.stop("a")
+    with pytest.raises(InvalidFieldError, match="is STOPPING and cannot be extended"):
+        hand.extend("a")
+
+
+def test_a_trial_that_is_extended_in_the_call_that_stops_it_stops() -> None:
+    hand = Hand()
+    hand.submit("a", budget=1)
+    hand.started("a")
+    hand.do(StopRequested(0.0, "a"), BudgetExtended(0.0, "a", 1))
+    hand.released("a", 0)
+    assert hand.end("a") == "STOPPED" and hand.trial("a").progress.budget == 1
 
 
 def test_where_no_lane_starts_on_any_device_what_waits_fails_with_the_reason() -> None:

@@ -8,7 +8,7 @@ import pytest
 from engine_helpers import Hand, Known, only
 
 from fluid.engine.commands import Pause, RunIteration, StartLane, StartTrial
-from fluid.engine.events import BudgetExtended, DeviceAdded, GroupSubmitted, IterationDone, Tick, TrialAdded, TrialSpec
+from fluid.engine.events import BudgetExtended, DeviceAdded, GroupSubmitted, IterationDone, Tick, TrialsAdded, TrialSpec
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 
@@ -48,7 +48,7 @@ def test_a_higher_priority_starts_first() -> None:
 def test_a_trial_can_join_a_group() -> None:
     hand = Hand(devices=2, profile=Known(packing=1))
     hand.submit("a", group="g")
-    commands = hand.do(TrialAdded(0.0, "g", TrialSpec("b", 2)))
+    commands = hand.do(TrialsAdded(0.0, "g", (TrialSpec("b", 2),)))
     assert only(commands, StartTrial).trial_id == "b"
     assert hand.state.groups["g"].trial_ids.keys() == {"a", "b"}
 

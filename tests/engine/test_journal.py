@@ -20,8 +20,8 @@ from fluid.engine.events import (
     GroupSubmitted,
     StopRequested,
     Tick,
-    TrialAdded,
     TrialForgotten,
+    TrialsAdded,
     TrialSaved,
     TrialSpec,
 )
@@ -64,7 +64,7 @@ def test_what_was_asked_for_and_how_far_it_came_is_recovered() -> None:
     recovered = replay(
         lines(
             GroupSubmitted(0.0, "g", (SPEC, TrialSpec("b", 2))),
-            TrialAdded(1.0, "g", TrialSpec("c", 3)),
+            TrialsAdded(1.0, "g", (TrialSpec("c", 3),)),
             report(1),
             TrialSaved(1.5, "a", 0, Checkpoint(1, "a/1", "here")),
             report(2),
@@ -194,7 +194,7 @@ def test_a_field_that_cannot_be_read_is_named_with_its_line() -> None:
     with pytest.raises(InvalidFieldError, match=r"^trials\[0\]\.budget='five': must be a number \(line 2\)"):
         replay([second, json.dumps(wrong)])
     with pytest.raises(InvalidFieldError, match=r"^group_id='g': is of no group .*\(line 1\)"):
-        replay(lines(TrialAdded(1.0, "g", TrialSpec("c", 3))))
+        replay(lines(TrialsAdded(1.0, "g", (TrialSpec("c", 3),))))
 
 
 def test_devices_and_resizes_are_told_in_order() -> None:
@@ -301,5 +301,7 @@ def test_a_driver_killed_at_any_moment_loses_no_trial(seed: int) -> None:
     after.handle(*recovered.events(session.backend.now))
     assert after.state.trials.keys() == session.state.trials.keys()
     assert isinstance(after.state, EngineState)
-    assert all(after.state.is_taken(trial_id) for trial_id in session.forgotten)
+    for group_id, trial_ids in recovered.forgotten.items():
+        for trial_id in trial_ids:
+            after.refused(TrialsAdded(session.backend.now, group_id, (TrialSpec(trial_id, 1),)))
     after.drain()

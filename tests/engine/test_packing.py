@@ -9,7 +9,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Notice, Pause, RunIteration
-from fluid.engine.events import DeviceAdded, GroupSubmitted, Tick, TrialPaused, TrialSpec
+from fluid.engine.events import DeviceAdded, GroupSubmitted, PausePurpose, Tick, TrialPaused, TrialSpec
 from fluid.engine.state import EngineState
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
@@ -99,7 +99,7 @@ def too_many(**options: Any) -> Hand:
 def test_one_after_the_other_makes_way_and_goes_on_where_it_was() -> None:
     hand = too_many()
     for trial_id, lane in (("c", 2), ("b", 1)):
-        assert only(hand.tick(), Pause) == Pause(trial_id, (lane,))
+        assert only(hand.tick(), Pause) == Pause(trial_id, (lane,), purpose=PausePurpose.PREEMPT)
         assert none(hand.tick(), Pause), "the others are looked at when it has answered"
         hand.iterate(trial_id)
         hand.paused(trial_id)
@@ -130,7 +130,7 @@ def test_one_that_is_stopped_or_dies_meanwhile_does_not_wait() -> None:
     assert hand.end("c") == "STOPPED"
     hand.tick()
     hand.lose(1)
-    assert hand.trial("b").limits.failures == 1 and not hand.trial("b").preempting
+    assert hand.trial("b").limits.failures == 1 and hand.trial("b").placement.preemption is None
 
 
 def test_one_that_is_extended_meanwhile_runs_on_later() -> None:
@@ -147,4 +147,4 @@ def test_an_answer_that_does_not_fit_is_an_error() -> None:
     hand = too_many()
     hand.tick()
     with pytest.raises(Exception, match="paused at iteration 9 after 1"):
-        hand.do(TrialPaused(hand.now, "c", 2, iteration=9))
+        hand.do(TrialPaused(hand.now, "c", 2, iteration=9, purpose=PausePurpose.PREEMPT))

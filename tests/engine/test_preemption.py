@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Pause, RunIteration, StartTrial
-from fluid.engine.events import BudgetExtended, GroupSubmitted, TrialSpec
+from fluid.engine.events import BudgetExtended, GroupSubmitted, PausePurpose, TrialSpec
 from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
 
@@ -32,7 +32,7 @@ def test_it_makes_way_when_the_other_is_pressed_and_goes_on_from_its_checkpoint(
     pause = only(hand.tick(), Pause)
     leaving, staying = pause.trial_id, "b" if pause.trial_id == "a" else "a"
     lane = hand.lane(leaving)
-    assert pause == Pause(leaving, (lane,)), "it is not to be moved"
+    assert pause == Pause(leaving, (lane,), purpose=PausePurpose.PREEMPT), "it is not to be moved"
     assert none(hand.tick(), Pause), "one at a time"
     hand.iterate(leaving)
     assert only(hand.paused(leaving), StartTrial) == StartTrial("c", (lane,), iterations=4)
@@ -69,7 +69,7 @@ def test_it_goes_on_in_its_lane_if_the_other_has_gone_meanwhile() -> None:
     hand.iterate(leaving)
     lane = hand.lane(leaving)
     assert only(hand.paused(leaving), RunIteration) == RunIteration(leaving, (lane,), 2)
-    assert hand.trial(leaving).successor is None
+    assert hand.trial(leaving).placement.preemption is None
 
 
 def test_one_that_ends_before_it_has_paused_has_ended() -> None:

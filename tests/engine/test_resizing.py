@@ -4,7 +4,7 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import NoteResize, Pause, Report, Resize, RunIteration, StartLane, StartTrial, StopTrial
-from fluid.engine.events import TrialPaused
+from fluid.engine.events import PausePurpose, TrialPaused
 from fluid.engine.records import Stage
 from fluid.engine.state import EngineError
 from fluid.planning.profile import Profile
@@ -199,7 +199,7 @@ def test_what_cannot_be_saved_is_not_resized() -> None:
 def test_a_pause_out_of_order_is_an_error() -> None:
     hand = widening()
     with pytest.raises(EngineError, match="paused at iteration 7"):
-        hand.do(TrialPaused(hand.now, "a", 0, iteration=7))
+        hand.do(TrialPaused(hand.now, "a", 0, iteration=7, purpose=PausePurpose.RESIZE))
 
 
 def test_the_cost_of_a_resize_is_measured() -> None:

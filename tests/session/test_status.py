@@ -10,7 +10,7 @@ from engine_helpers import Hand, Known
 
 from fluid.engine.events import StopRequested
 from fluid.session.status import GroupStatus, status_of
-from fluid.trialgroup import Search
+from fluid.trialgroup import Search, TrialState
 
 
 def group_of(hand: Hand, search: Search | None = None) -> GroupStatus:
@@ -71,9 +71,9 @@ def test_a_trial_of_a_search_waits_until_it_is_decided_about() -> None:
 
 def test_a_trial_that_comes_back_as_another_is_counted_once() -> None:
     hand, search = running(), Search()
-    hand.do(StopRequested(hand.now, "b", "PAUSED"))
+    hand.do(StopRequested(hand.now, "b", TrialState.PAUSED))
     assert group_of(hand, search).trials == {"RUNNING": 1, "QUEUED": 1}
     hand.forget("b")
     assert group_of(hand, search).trials == {"RUNNING": 1, "QUEUED": 1}
-    hand.do(StopRequested(hand.now, "a", "STOPPED"))
-    assert group_of(hand, search).trials["RUNNING"] == 1, "until it has stopped"
+    hand.do(StopRequested(hand.now, "a", TrialState.STOPPED))
+    assert group_of(hand, search).trials["STOPPING"] == 1, "until it has left its lane"

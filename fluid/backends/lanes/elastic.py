@@ -138,5 +138,5 @@ def _is_wide(command: OfTrial) -> bool:
     if isinstance(command, Resize):
         return len(command.lane_ids) > 1 or len(command.old_lane_ids) > 1
     if isinstance(command, Pause):
-        return len(command.then) > 1 or len(command.lane_ids) > 1
+        return len(command.next_lane_ids) > 1 or len(command.lane_ids) > 1
     return len(command.lane_ids) > 1 and not isinstance(command, StopTrial)

@@ -20,6 +20,7 @@ from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, Start
 from fluid.engine.events import (
     Failure,
     IterationDone,
+    PausePurpose,
     ResizeDone,
     TrialFailed,
     TrialPaused,
@@ -151,7 +152,7 @@ class ElasticTrial:
         if self._lost_a_lane:
             return  # It stands still, and the loss of the lane answers.
         self._set_pending(command)
-        for lane_id in command.then:
+        for lane_id in command.next_lane_ids:
             if self._is_up(lane_id) and lane_id not in self._lanes:
                 self._prepare(lane_id)
 
@@ -283,11 +284,14 @@ class ElasticTrial:
         if self._alone is not None:
             if not self._halt_sent and (self._newcomers_are_ready() or not self.left):
                 self._halt_sent = True
-                self._outbox.to_lane(self._alone, m.PauseResident(self.trial_id, may_move=not pending.then))
+                may_move = pending.purpose is PausePurpose.PREEMPT
+                self._outbox.to_lane(self._alone, m.PauseResident(self.trial_id, may_move=may_move))
             return
         self._pending, self.left, self._since = None, 0, self._clock.now()
-        iteration = self._controller.iteration
-        self._outbox.report(TrialPaused(self._since, self.trial_id, self._lanes[0], iteration=iteration))
+        iteration, purpose = self._controller.iteration, pending.purpose
+        self._outbox.report(
+            TrialPaused(self._since, self.trial_id, self._lanes[0], iteration=iteration, purpose=purpose)
+        )
         self._catch_up()
 
     def _newcomers_are_ready(self) -> bool:

@@ -14,6 +14,7 @@ from fluid.engine.events import (
     Failure,
     IterationDone,
     LaneReady,
+    PausePurpose,
     TrialCalled,
     TrialFailed,
     TrialPaused,
@@ -58,7 +59,7 @@ def message_of(
     if isinstance(command, RunIteration):
         return m.RunResident(command.trial_id, command.iterations)
     if isinstance(command, Pause):
-        return m.PauseResident(command.trial_id, may_move=not command.then)
+        return m.PauseResident(command.trial_id, may_move=command.purpose is PausePurpose.PREEMPT)
     if isinstance(command, Save):
         return m.SaveResident(command.trial_id, command.drop)
     if isinstance(command, Call):
@@ -103,6 +104,11 @@ def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -
     )
 
 
+def _paused(message: m.ResidentPaused, lane_id: int, host: str, at: float) -> TrialPaused:
+    purpose = PausePurpose.PREEMPT if message.may_move else PausePurpose.RESIZE
+    return TrialPaused(at, message.trial_id, lane_id, iteration=message.iteration, purpose=purpose)
+
+
 def _saved(message: m.ResidentSaved, lane_id: int, host: str, at: float) -> TrialSaved:
     checkpoint = Checkpoint(message.iteration, message.path, host=host, in_memory=message.in_memory)
     return TrialSaved(at, message.trial_id, lane_id, checkpoint, dropped=message.dropped, seconds=message.seconds)
@@ -127,7 +133,7 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
         at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds
     ),
     m.ResidentIterated: _iterated,
-    m.ResidentPaused: lambda x, lane_id, host, at: TrialPaused(at, x.trial_id, lane_id, iteration=x.iteration),
+    m.ResidentPaused: _paused,
     m.ResidentSaved: _saved,
     m.ResidentReleased: lambda x, lane_id, host, at: TrialReleased(at, x.trial_id, lane_id),
     m.ResidentFailed: _failed,

@@ -214,7 +214,7 @@ class SimulatedBackend:
                     self._devices.vacate(trial)
                 left = tuple(lane for lane in trial.lanes if lane != lane_id and lane in parts)
                 if left and not trial.stopping:  # They stand still until the engine says how they go on.
-                    trial.lanes, trial.left, trial.work, trial.pausing = left, 0, 0.0, False
+                    trial.lanes, trial.left, trial.work, trial.pausing = left, 0, 0.0, None
                     continue
                 del self._trials[trial.trial_id]
                 ended.append(trial)
@@ -247,7 +247,7 @@ class SimulatedBackend:
     def _pause(self, command: Pause) -> None:
         trial = self._trials.get(command.trial_id)
         if trial is not None:
-            trial.pausing = True
+            trial.pausing = command.purpose
             if not trial.busy:
                 self._answer(trial)
 
@@ -301,9 +301,12 @@ class SimulatedBackend:
 
     def _answer(self, trial: SimulatedTrial) -> None:
         """Answers what was asked of a trial while it was busy."""
-        if trial.pausing:
-            trial.pausing, trial.left = False, 0
-            self._ready.append(TrialPaused(self.now(), trial.trial_id, trial.lanes[0], iteration=trial.done))
+        if trial.pausing is not None:
+            paused = TrialPaused(
+                self.now(), trial.trial_id, trial.lanes[0], iteration=trial.done, purpose=trial.pausing
+            )
+            trial.pausing, trial.left = None, 0
+            self._ready.append(paused)
         if trial.stopping:
             self._release(trial.trial_id, trial.stopping)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fluid._clock import Clock
-from fluid.engine.events import ResizeDone
+from fluid.engine.events import PausePurpose, ResizeDone
 from fluid.planning.rollout import Segment
 from fluid.planning.runtime_model import stretch_of
 from fluid.resources import Device
@@ -43,7 +43,7 @@ class SimulatedTrial:
         rate: work done per second.
         began: when that iteration began.
         version: changes whenever what was predicted for the trial no longer holds; no number is used twice.
-        pausing: whether it is to pause at the end of the iteration.
+        pausing: why it is to pause at the end of the iteration; ``None`` if it is not.
         stopping: lanes that it is to leave then.
         opened: when it began to hold these devices, seconds.
         pause: seconds of that time lost to a resize.
@@ -61,7 +61,7 @@ class SimulatedTrial:
     since: float = 0.0
     began: float = 0.0
     version: int = -1
-    pausing: bool = False
+    pausing: PausePurpose | None = None
     stopping: tuple[int, ...] = ()
     opened: float = 0.0
     pause: float = 0.0

@@ -21,6 +21,7 @@ from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, Start
 from fluid.engine.events import (  # noqa: E402
     IterationDone,
     LaneLost,
+    PausePurpose,
     ResizeDone,
     TrialCalled,
     TrialFailed,
@@ -300,7 +301,7 @@ def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
     done = train(three, "a", 3)
     three.do(Call("a", (a,), call_id=1, method="tell", payload=dump_arguments((7,), {})))
     assert three.of(TrialCalled, "a").failure is None
-    three.do(Pause("a", (a, b)))
+    three.do(Pause("a", (a, b), purpose=PausePurpose.PREEMPT))
     paused = three.of(TrialPaused, "a")
     done += seen(three)
     assert paused.iteration == len(done) and paused.lane_id == a
@@ -323,7 +324,7 @@ def test_a_trial_moves_between_lanes_that_have_nothing_in_common(three: Any, ahe
     three.backend.register("a", payload_of(Paced, {}))
     three.do(StartTrial("a", (a,), iterations=MANY))
     done = train(three, "a", 2)
-    three.do(Pause("a", (a,), (b, c) if ahead else ()))
+    three.do(Pause("a", (a,), purpose=PausePurpose.RESIZE, next_lane_ids=(b, c) if ahead else ()))
     iteration = three.of(TrialPaused, "a").iteration
     done += seen(three)
     assert iteration == len(done)
@@ -342,7 +343,8 @@ def test_a_trial_is_fetched_although_a_widening_of_it_was_called_off(three: Any)
     three.backend.register("a", payload_of(Paced, {}))
     three.do(StartTrial("a", (a,), iterations=2))
     three.of(TrialStarted, "a")
-    three.do(Pause("a", (a,), (a, b)))  # as it comes to its end; it is done, and nobody resizes it
+    # As it comes to its end: it is done, and the engine does not resize it.
+    three.do(Pause("a", (a,), purpose=PausePurpose.RESIZE, next_lane_ids=(a, b)))
     iteration = three.of(TrialPaused, "a").iteration
     done = seen(three)
     assert iteration == len(done)

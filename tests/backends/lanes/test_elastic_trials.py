@@ -11,7 +11,15 @@ from fluid.backends.lanes.elastic import ElasticTrials
 from fluid.backends.lanes.elastic_actions import PoolAction, SetUpMember, ToLane
 from fluid.elastic.messages import Broken, Halted, Join, Joined, Leave, Left, MemberIterated, Prepared, RendezvousOpened
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, StartTrial, StopTrial
-from fluid.engine.events import Failure, IterationDone, ResizeDone, TrialFailed, TrialPaused, TrialReleased
+from fluid.engine.events import (
+    Failure,
+    IterationDone,
+    PausePurpose,
+    ResizeDone,
+    TrialFailed,
+    TrialPaused,
+    TrialReleased,
+)
 from fluid.lane import messages as m
 
 
@@ -64,7 +72,7 @@ def test_only_wide_commands_of_elastic_trials_concern_it(table: Table) -> None:
 
 def test_a_command_waits_for_the_one_under_way(table: Table) -> None:
     table.trials.execute(StartTrial("a", (0, 1), iterations=5))
-    assert table.trials.execute(Pause("a", (0, 1))) == []
+    assert table.trials.execute(Pause("a", (0, 1), purpose=PausePurpose.PREEMPT)) == []
     assert table.trials.execute(Call("a", (0,), call_id=1, method="tell", payload=b"")) == []
     for lane in (0, 1):
         table.say(lane, Prepared(0, "127.0.0.1", 0.1))
@@ -78,7 +86,7 @@ def test_the_loss_of_a_lane_answers_a_pause(table: Table) -> None:
     table.start(0, 1, 2)
     table.up.discard(1)
     table.trials.lane_lost(1)
-    assert table.trials.execute(Pause("a", (0, 1, 2))) == []
+    assert table.trials.execute(Pause("a", (0, 1, 2), purpose=PausePurpose.PREEMPT)) == []
     for lane in (0, 2):
         table.say(lane, Broken(1, 0, "lane 1 is gone"))
     table.trials.execute(Resize("a", (0, 2), (0, 2), iterations=3))
@@ -110,7 +118,7 @@ def test_every_lane_that_a_stopped_trial_leaves_is_told_of_once(table: Table) ->
 
 def test_a_trial_that_fails_is_given_up_in_lanes_the_engine_does_not_know_of(table: Table) -> None:
     table.trials.count(StartTrial("a", (0,), iterations=5))
-    actions = table.trials.execute(Pause("a", (0,), then=(0, 1)))
+    actions = table.trials.execute(Pause("a", (0,), purpose=PausePurpose.RESIZE, next_lane_ids=(0, 1)))
     assert [action.lane_id for action in actions if isinstance(action, SetUpMember)] == [1]
     actions = table.trials.follow(TrialFailed(1.0, "a", 0, Failure("error", "ValueError: on purpose")))
     assert kinds(actions) == [(1, Leave)]

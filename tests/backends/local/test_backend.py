@@ -36,6 +36,7 @@ from fluid.engine.events import (
     IterationDone,
     LaneLost,
     LaneReady,
+    PausePurpose,
     ResizeDone,
     TrialFailed,
     TrialPaused,
@@ -153,11 +154,11 @@ def test_pause_takes_effect_between_iterations_and_resume_goes_on(drive: Any) ->
     (lane,) = drive.lanes(0)
     start(drive, "a", lane, MANY)
     drive.of(IterationDone, "a", iteration=5)
-    drive.do(Pause("a", (lane,)))
+    drive.do(Pause("a", (lane,), purpose=PausePurpose.PREEMPT))
     paused = drive.of(TrialPaused, "a")
     drive.do(RunIteration("a", (lane,), 1))
     drive.of(IterationDone, "a", iteration=paused.iteration + 1)
-    drive.do(Pause("a", (lane,)))
+    drive.do(Pause("a", (lane,), purpose=PausePurpose.PREEMPT))
     assert drive.of(TrialPaused, "a").iteration == paused.iteration + 1
 
 
