@@ -1,4 +1,4 @@
-"""What a backend is: it starts and stops things, and reports what happened. It decides nothing."""
+"""The interface of a backend, which carries out and reports but never decides, and of what starts its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sharing(NamedTuple):
 
     Attributes:
         way: ``"mps"`` (at the same time) or ``"timeslice"`` (in turns).
-        why: why it is not MPS, though that was asked for where it can be had; empty otherwise.
+        why: why it is not MPS, though that was asked for; empty otherwise.
     """
 
     way: str
@@ -26,9 +26,23 @@ class Sharing(NamedTuple):
 
 @runtime_checkable
 class Backend(Protocol):
-    """What runs the engine's commands.
+    """Carries the engine's commands out, and reports what happens as events.
 
-    One thread calls it, but for ``wake``, which may be called from any.
+    The contract: one thread calls it, except for ``wake``, which any thread may call. :meth:`execute` never waits for
+    a lane; :meth:`poll` waits. The events that a command's class names (:mod:`fluid.engine.commands`) answer it. Times
+    of events never go back. No method is called after :meth:`close`. ``docs/backends.md`` has a backend in 60 lines.
+
+    Example:
+        >>> from fluid.backends.simulated import SimulatedBackend, Truth
+        >>> from fluid.engine.commands import StartLane, StartTrial
+        >>> backend: Backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
+        >>> backend.execute([StartLane(lane_id=0, device_id=0)])
+        >>> backend.poll(timeout=1.0)
+        [LaneReady(at=0.0, lane_id=0, own_bytes=0.0)]
+        >>> backend.execute([StartTrial("a", lane_ids=(0,), iterations=1)])
+        >>> [type(event).__name__ for event in (*backend.poll(), *backend.poll())]
+        ['TrialStarted', 'IterationDone']
+        >>> backend.close()
     """
 
     @property
@@ -41,10 +55,10 @@ class Backend(Protocol):
         ...
 
     def add_devices(self, devices: Iterable[Device]) -> None:
-        """Makes further devices known, before a command names them.
+        """Adds devices, before a command names them.
 
         Raises:
-            InvalidFieldError: there is no such device.
+            InvalidFieldError: the backend does not have such a device.
         """
         ...
 
@@ -53,31 +67,31 @@ class Backend(Protocol):
         ...
 
     def register(self, trial_id: str, payload: TrialPayload) -> None:
-        """Says what a trial is, before a command names it."""
+        """Takes what a trial is, before a command names the trial."""
         ...
 
     def forget(self, trial_id: str) -> None:
-        """Says that no command will name a trial any more; its checkpoints are deleted."""
+        """Drops a trial that no command will name again, and deletes its checkpoints."""
         ...
 
     def execute(self, commands: Sequence[Command]) -> None:
         """Carries commands out, per lane in the order given. Never waits for a lane.
 
         Raises:
-            FluidError: a command cannot be carried out by this backend; then none of them was.
+            FluidError: this backend cannot carry out one of the commands; then it has carried out none.
         """
         ...
 
     def poll(self, timeout: float | None = None) -> list[Event]:
-        """Waits until something has happened, :meth:`wake` is called or ``timeout`` seconds have passed.
+        """Waits for an event, for :meth:`wake`, or for ``timeout`` seconds; ``None`` sets no limit.
 
         Returns:
-            What happened, in order; of times that never go back. An empty list if nothing did.
+            The events since the last call, in order of time; often empty.
         """
         ...
 
     def wake(self) -> None:
-        """Makes :meth:`poll`, the one in progress or else the next, return."""
+        """Makes :meth:`poll`, the one in progress or else the next, return; from any thread."""
         ...
 
     def close(self) -> None:
@@ -98,7 +112,7 @@ class LaneConnected(NamedTuple):
 
 
 class LaneExited(NamedTuple):
-    """A lane is gone, or could not be launched.
+    """A lane has ended, or could not be launched.
 
     Attributes:
         reason: what happened to it, to be read after "lane 3".
@@ -118,7 +132,7 @@ class Watchdog(Protocol):
 
     @property
     def is_checking(self) -> bool:
-        """Whether a look was asked for and its outcome is not known yet."""
+        """Whether a check that was requested is not finished."""
         ...
 
     @property
@@ -127,15 +141,15 @@ class Watchdog(Protocol):
         ...
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Begins to watch, and calls ``wake``, in another thread, whenever there is something to look at."""
+        """Begins to watch, and calls ``wake``, in another thread, whenever one of these properties has changed."""
         ...
 
     def request_check(self) -> None:
-        """Has it looked after now, as a lane has died."""
+        """Requests a check from now on, as a lane has died."""
         ...
 
     def restart(self) -> None:
-        """Says that all lanes were ended, and what they depend on is to be started again."""
+        """Starts again what lanes depend on; all of them were ended."""
         ...
 
     def close(self) -> None:
@@ -144,35 +158,35 @@ class Watchdog(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, but ``close``."""
+    """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, except for ``close``."""
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether to call :meth:`news` also when :meth:`fileno` becomes writable."""
+        """Whether to call :meth:`poll` also when :meth:`fileno` becomes writable."""
         ...
 
     def launch(self, lane_id: int, device: Device) -> LaneConnected | None:
-        """Starts a lane; ``None`` if it connects later, which :meth:`news` tells."""
+        """Starts a lane; ``None`` if it connects later, which :meth:`poll` reports."""
         ...
 
     def kill(self, lane_id: int) -> None:
-        """Kills a lane; :meth:`news` tells when it is gone."""
+        """Kills a lane; :meth:`poll` reports its end."""
         ...
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Says what trials are going to import, so that lanes launched later need not."""
+        """Loads modules ahead, so that lanes launched later need not."""
         ...
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is news; -1 if there is none at present. May change."""
+        """A descriptor that is readable when :meth:`poll` has something to report; -1 for none. It may change."""
         ...
 
-    def news(self) -> list[LaneConnected | LaneExited]:
-        """Returns what has happened since it was last asked."""
+    def poll(self) -> list[LaneConnected | LaneExited]:
+        """Returns the lanes that have connected or ended since the last call."""
         ...
 
     def culprit(self, lane_id: int) -> str | None:
-        """Returns the trial whose code ran when a lane that is gone died, if that is known."""
+        """Returns the trial whose code ran when a lane died, if that is known."""
         ...
 
     def close(self) -> None:
@@ -180,5 +194,5 @@ class Launcher(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Called in a process forked from the driver: lets go of descriptors that are not its own."""
+        """Closes descriptors in a process forked from the driver, which does not own them."""
         ...

@@ -70,7 +70,7 @@ class LaneBackend:
 
 
 def require_lane_options(*, grace: float, lane_policy: str, process_group: str) -> None:
-    """Checks what every such backend is told about its lanes.
+    """Checks the options of lanes that every such backend has.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
@@ -87,7 +87,7 @@ def modules_to_load(preload: Sequence[str] | None, likely: Sequence[str]) -> lis
 
 
 def make_run_folder(run_dir: str | os.PathLike[str] | None) -> str:
-    """Returns the run's folder, which is there then: the one given, or a new temporary one."""
+    """Makes the run's folder, the one given or a new temporary one, and returns it."""
     folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
     os.makedirs(folder, exist_ok=True)
     return folder

@@ -1,4 +1,4 @@
-"""The driver's links to its lanes: what is to be sent to each, and waiting for all of them at once."""
+"""The driver's connections to its lanes: what is to be sent to each, and one selector that waits for all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Watched(Protocol):
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether to tell also when it becomes writable."""
+        """Whether to wait also until it becomes writable."""
         ...
 
     def fileno(self) -> int:
@@ -50,7 +50,7 @@ class WakeableSelector:
         self._known: dict[Any, tuple[int, int]] = {}
 
     def watch(self, key: Any, watched: Watched) -> None:
-        """Puts something in, or notes that its descriptor, or what it waits for, has changed."""
+        """Adds a descriptor, or updates it after it, or what to wait for, has changed."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if watched.wants_to_write else 0)
         wanted = (watched.fileno(), events)
         if self._known.get(key) == wanted:
@@ -61,7 +61,7 @@ class WakeableSelector:
             self._known[key] = wanted
 
     def drop(self, key: Any) -> None:
-        """Takes something out, before or after its descriptor was closed; it need not be there."""
+        """Removes a descriptor, before or after it was closed; it need not be there."""
         known = self._known.pop(key, None)
         if known is not None:
             with suppress(KeyError, ValueError, OSError):
@@ -83,13 +83,13 @@ class WakeableSelector:
 
     def wake(self) -> None:
         """Ends the waiting, in progress or the next; may be called from any thread, also after the end."""
-        with suppress(OSError):  # The pipe is full: it is awake. Or closed: nobody waits.
+        with suppress(OSError):  # The pipe is full: poll() will return. Or closed: the pool is.
             os.write(self._writer, b"x")
 
     def close(self) -> None:
-        """Closes what is its own."""
+        """Closes the selector and its pipe."""
         self._selector.close()
-        # Closed last and not reused by wake(), which may run in another thread at this moment.
+        # Closed last: wake() may run in another thread at this moment, and must not write to a descriptor used again.
         reader, writer, self._reader, self._writer = self._reader, self._writer, -1, -1
         os.close(reader)
         os.close(writer)
@@ -104,8 +104,8 @@ class LaneConnection:
         outbox: messages not yet given to the socket.
         known: keys of the trainables it has been sent.
         offset: seconds by which its clock is behind the driver's.
-        leaving: it was told to end, and is not missed.
-        kill_at: when to kill it if it is still there.
+        leaving: whether it was told to end; its end is then no loss to report.
+        kill_at: when to kill it if it has not ended, seconds.
     """
 
     lane_id: int
@@ -122,21 +122,21 @@ class Waited(NamedTuple):
     """What came of waiting.
 
     Attributes:
-        news: the launcher has something to say.
-        readable: links on which something has come.
+        launcher: whether the launcher has something to report.
+        readable: connections on which messages have arrived.
         woken: :meth:`LaneConnections.wake` was called.
     """
 
-    news: bool
+    launcher: bool
     readable: list[LaneConnection]
     woken: bool
 
 
 class LaneConnections:
-    """The links to all lanes there are, by number of the lane.
+    """The connections to all lanes, by number of the lane.
 
     Args:
-        launcher: it is waited for together with the lanes.
+        launcher: polled when its descriptor is ready.
     """
 
     def __init__(self, launcher: Launcher) -> None:
@@ -159,16 +159,16 @@ class LaneConnections:
         return len(self._connections)
 
     def get(self, lane_id: int) -> LaneConnection | None:
-        """The link to a lane, if it is there."""
+        """The connection to a lane, if the lane is there."""
         return self._connections.get(lane_id)
 
     def add(self, lane_id: int) -> LaneConnection:
-        """Notes that a lane is being started; what is sent to it waits until it has connected."""
+        """Adds a lane that is being started; messages for it wait until it has connected."""
         connection = self._connections[lane_id] = LaneConnection(lane_id)
         return connection
 
     def connect(self, connected: LaneConnected) -> None:
-        """Takes the connection of a lane; closes it if the lane is not there any more."""
+        """Takes the connection of a lane; closes it if the lane is gone."""
         connection = self._connections.get(connected.lane_id)
         if connection is None:
             connected.socket.close()
@@ -186,13 +186,13 @@ class LaneConnections:
             connection.socket = None
 
     def remove(self, connection: LaneConnection) -> None:
-        """Notes that a lane is gone."""
+        """Removes a lane that is gone."""
         self._connections.pop(connection.lane_id, None)
         self._dirty.pop(connection.lane_id, None)
         self.disconnect(connection)
 
     def is_up(self, lane_id: int) -> bool:
-        """Whether a lane is there, or being started, and was not told to end."""
+        """Whether a lane runs, or is being started, and was not told to end."""
         connection = self._connections.get(lane_id)
         return connection is not None and not connection.leaving
 
@@ -202,7 +202,7 @@ class LaneConnections:
             self.put(self._connections[lane_id], message)
 
     def put(self, connection: LaneConnection, message: Any) -> None:
-        """Has a message sent with the next :meth:`flush`."""
+        """Sends a message with the next :meth:`flush`."""
         connection.outbox.append(message)
         self._dirty[connection.lane_id] = connection
 
@@ -219,24 +219,24 @@ class LaneConnections:
         """Waits once for lanes, the launcher and :meth:`wake`, and sends on what could not be sent before."""
         self._selector.watch(_LAUNCHER, self._launcher)
         ready, woken = self._selector.wait(seconds)
-        news, readable = False, []
+        launcher, readable = False, []
         for key, can_read, can_write in ready:
             if key is _LAUNCHER:
-                news = True
+                launcher = True
             elif (connection := self._connections.get(key)) is not None and connection.socket is not None:
                 if can_write:
                     connection.socket.flush()
                     self._selector.watch(key, connection.socket)
                 if can_read:
                     readable.append(connection)
-        return Waited(news, readable, woken)
+        return Waited(launcher, readable, woken)
 
     def wake(self) -> None:
         """Ends the waiting, in progress or the next; may be called from any thread, also after the end."""
         self._selector.wake()
 
     def close(self) -> None:
-        """Lets go of every descriptor."""
+        """Closes every descriptor."""
         for connection in self._connections.values():
             if connection.socket is not None:
                 connection.socket.close()

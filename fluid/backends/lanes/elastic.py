@@ -105,7 +105,7 @@ class ElasticTrials:
         return []
 
     def lane_lost(self, lane_id: int) -> list[PoolAction]:
-        """Takes note that a lane is gone, of which the engine is told by the pool."""
+        """Goes on without a lane that is gone; the pool reports the loss."""
         self._leaving -= {key for key in self._leaving if key[1] == lane_id}
         lost = [self._kept(trial, trial.lane_lost(lane_id)) for trial in list(self._trials.values())]
         return list(itertools.chain.from_iterable(lost))

@@ -62,7 +62,7 @@ class Outbox:
         self._actions: list[PoolAction] = []
 
     def take(self) -> list[PoolAction]:
-        """Returns what was put in since it was last asked."""
+        """Returns the actions since the last call."""
         actions, self._actions = self._actions, []
         return actions
 

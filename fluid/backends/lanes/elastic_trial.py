@@ -117,7 +117,7 @@ class ElasticTrial:
         return self._outbox.take()
 
     def lane_lost(self, lane_id: int) -> list[PoolAction]:
-        """Takes note that a lane is gone, of which the engine is told by the pool."""
+        """Goes on without a lane that is gone; the pool reports the loss."""
         self._outbox.latest = self._clock.now()
         if lane_id == self._alone:
             self._fall_apart()
@@ -179,7 +179,7 @@ class ElasticTrial:
             self._set_pending(command)
 
     def _save(self, command: Save) -> None:
-        """Has the first lane save it. If it is to leave, it leaves the other lanes first; the engine is not told."""
+        """Saves it in the first lane. If it is to leave, it leaves the other lanes first; the engine is not told."""
         if not command.drop:
             self._outbox.to_lane(self._lanes[0], m.SaveResident(self.trial_id, drop=False))
             return

@@ -46,12 +46,12 @@ class Exited(NamedTuple):
 
 
 class ForkServerProcess:
-    """Forks lanes from a process that has loaded what they need. Started at once, and again should it die.
+    """The driver's end of a fork server, which is started at once, and again if it dies.
 
     Args:
         run_folder: folder of the run; logs of the server and of the lanes go to ``logs`` there.
         memory_folder: folder of the checkpoints in host memory; empty if there is none.
-        temporary: whether nobody needs these folders once the driver is gone.
+        temporary: whether both folders are deleted once the driver is gone.
         preload: modules to load first.
     """
 
@@ -84,11 +84,11 @@ class ForkServerProcess:
         return bool(self._requests) and self._control is not None
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is news; -1 while the server does not run."""
+        """A descriptor that is readable when lanes have ended; -1 while the server does not run."""
         return -1 if self._control is None else self._control.fileno()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has modules loaded before the next lane is forked. Those that cannot be are left out."""
+        """Loads modules before the next lane is forked. Those that cannot be loaded are left out."""
         with self._lock:
             new = [name for name in dict.fromkeys(modules) if name not in self._modules]
             if new:
@@ -115,8 +115,8 @@ class ForkServerProcess:
         with self._lock:
             self._request("kill", lane_id)
 
-    def news(self) -> list[Exited]:
-        """Returns the lanes that have ended since it was last asked."""
+    def poll(self) -> list[Exited]:
+        """Returns the lanes that have ended since the last call."""
         ended: list[Exited] = []
         with self._lock:
             self._flush()
@@ -128,7 +128,7 @@ class ForkServerProcess:
                 except OSError:
                     answer = b""
                 if not answer:
-                    return ended + self._bury()
+                    return ended + self._lose_server()
                 ended += self._read(pickle.loads(answer))
         return ended
 
@@ -150,7 +150,7 @@ class ForkServerProcess:
                 process.wait()
 
     def abandon(self) -> None:
-        """Called in a process forked from the driver: lets go of the server, which is not its own."""
+        """Called in a process forked from the driver: closes the connection, and leaves the server alone."""
         self._closed = True
         self._disconnect()
         if self._process is not None:
@@ -201,7 +201,7 @@ class ForkServerProcess:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                return  # It is gone; news() will find out.
+                return  # It is gone; poll() will notice.
             self._requests.popleft()
             if connection is not None:
                 connection.close()
@@ -219,8 +219,8 @@ class ForkServerProcess:
                 _log.debug("%s was loaded for all lanes in %.3f s", name, seconds)
         return []
 
-    def _bury(self) -> list[Exited]:
-        """Takes note that the server has died: its lanes have died with it."""
+    def _lose_server(self) -> list[Exited]:
+        """Returns all lanes: the server has died, and they with it."""
         self._disconnect()
         process, self._process = self._process, None
         reason = "lost the fork server it came from"
@@ -245,6 +245,6 @@ class ForkServerProcess:
 
 
 def _python_path() -> str:
-    """Makes sure that the server finds the very same Fluid."""
+    """The server's ``PYTHONPATH``, by which it finds the same Fluid."""
     root = str(Path(fluid._version.__file__).resolve().parents[1])
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

@@ -1,11 +1,12 @@
-"""The fork server: a process that has loaded what trials import, and forks a lane whenever it is asked.
+"""The fork server: a process that has loaded what trials import, and forks a lane at each request.
 
 Run by :mod:`fluid.backends.lanes.forkserver` with its state, as JSON, in the environment. It never touches CUDA: a
 process forked from one that did cannot use it. Should a module that it loads do so, or start a thread (which
 the lanes would not have), then the server replaces itself, by ``exec``, with one that leaves that module out.
 
-It is the parent of all lanes, so it can tell how they end, and of whatever processes they leave behind, which
-it kills. It ends, and everything below it, as soon as the driver is gone.
+It is the parent of all lanes, so it knows how they end, and it adopts the processes they leave behind, which it kills.
+When the driver dies, it ends with everything below it. The server of ``multiprocessing.forkserver`` cannot do this: it
+loads modules only before it starts, does not say how its children end, and does not follow its driver.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from fluid.processes.children import (
 
 #: Seconds that processes left behind by a lane have to end by themselves.
 _ORPHAN_GRACE_S = 0.5
-#: Seconds between two looks for the driver while a module is loaded.
+#: Seconds between two checks for the driver while a module is loaded.
 _DRIVER_CHECK_S = 1.0
 _LARGEST_REQUEST = 1 << 20
 
@@ -70,7 +71,7 @@ class ForkServer:
             os.set_blocking(descriptor, False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._driver_fd = self._watch_driver()
-        # Held by the lanes too, so that nobody sweeps the folder up while one of them is still ending.
+        # Lanes hold it too, so that no other session clears the folder while one of them is still ending.
         self._memory_lock = self._enter_memory()
         #: When to kill processes that lanes have left behind.
         self._orphans_at: float | None = None
@@ -100,7 +101,7 @@ class ForkServer:
     # -- requests --------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Does what was asked. What is to be loaded is, before lanes are forked, which would load it once each."""
+        """Serves the requests; modules are loaded before lanes are forked, which would each load them again."""
         modules = self._read_requests()
         while modules:
             self._load(modules)
@@ -108,13 +109,13 @@ class ForkServer:
         self._fork_waiting()
 
     def _read_requests(self) -> list[str]:
-        """Reads all there is; returns the modules to load."""
+        """Reads all requests that have arrived; returns the modules to load."""
         modules: list[str] = []
         while self._asked.poll(0):
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
             except ConnectionResetError:
-                data = b""  # The driver died with news unread.
+                data = b""  # The driver died before it had read everything.
             if not data:
                 self.end()
             name, argument = pickle.loads(data)
@@ -129,9 +130,9 @@ class ForkServer:
                     os.kill(process, signal.SIGKILL)
         return modules
 
-    def _tell(self, *news: Any) -> None:
+    def _tell(self, *report: Any) -> None:
         try:
-            self._control.send(pickle.dumps(news))
+            self._control.send(pickle.dumps(report))
         except OSError:
             self.end()
 
@@ -191,7 +192,7 @@ class ForkServer:
             os._exit(1)
         os.close(connection)
         self._state.lanes[process] = options.lane_id
-        with suppress(OSError):  # The child does the same; whoever comes first.
+        with suppress(OSError):  # The child does the same; one of the two comes first.
             os.setpgid(process, process)
 
     def _be_lane(self, options: LaneOptions, connection: int) -> NoReturn:
@@ -216,10 +217,10 @@ class ForkServer:
         lane.run_as_process(Connection(connection), options)
 
     def _reap(self) -> None:
-        """Tells the driver of every lane that has ended, and buries it."""
+        """Reports every lane that has ended to the driver, and reaps it."""
         while (found := self._next_dead()) is not None:
             if found in self._state.lanes:
-                # While it is not buried, its number and its group's stand for nobody else.
+                # Until it is reaped, no other process or group gets its number.
                 with suppress(OSError):
                     os.killpg(found, signal.SIGTERM)
                 self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S
@@ -246,7 +247,7 @@ class ForkServer:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _watch_driver(self) -> int:
-        """Watches for the driver's death; the socket tells too, unless some other process holds a copy of it."""
+        """Watches for the driver's death. The socket ends then, too, unless another process holds a copy of it."""
         descriptor = open_process(self._state.driver)
         if descriptor is None:
             return -1
@@ -264,7 +265,7 @@ class ForkServer:
 
     @contextmanager
     def _watching_driver(self) -> Iterator[None]:
-        """Looks for the driver from time to time, while the loop cannot: loading a module may take long."""
+        """Checks for the driver's death while the loop cannot: loading a module may take long."""
 
         def check(*_: object) -> None:
             if os.getppid() != self._state.driver:
@@ -281,10 +282,10 @@ class ForkServer:
         """Kills everything below this process, and ends.
 
         Args:
-            closing: the driver said so, and sees to the run's folders itself.
+            closing: the driver asked for it, and clears the run's folders itself.
         """
         if os.getpid() != self._pid:
-            os._exit(1)  # A lane that is told to end before it has become one.
+            os._exit(1)  # A signal in a forked process that is not a lane yet.
         for process in self._state.lanes:
             with suppress(OSError):
                 os.killpg(process, signal.SIGKILL)
@@ -300,7 +301,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Modules make many objects that stay: looking through them for cycles takes a quarter of the time."""
+    """Switches the garbage collector off: a quarter of the time would go into looking for cycles among what stays."""
     gc.disable()
     try:
         yield

@@ -101,7 +101,7 @@ class FramedSocket:
             self._incoming += data
             budget -= len(data)
             if len(data) < _CHUNK:
-                break  # Nearly always all there is; if not, the caller is told again.
+                break  # Nearly always all there is; if not, the selector says so again.
         return self._messages()
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class FramedSocket:
         return messages
 
     def _frame(self, start: int) -> tuple[int, int] | None:
-        """Returns where the body of the message at ``start`` begins and ends, once it is there in full."""
+        """Returns where the body of the message at ``start`` begins and ends, once it has arrived in full."""
         begin = start + _SHORT.size
         if len(self._incoming) < begin:
             return None

@@ -15,11 +15,11 @@ WAYS = ("auto", "mps", "timeslice")
 
 
 class LaneSharing:
-    """What lanes are told so that they share their devices as was asked for; starts MPS if need be.
+    """Decides how lanes share their devices, and starts MPS if need be.
 
     Args:
         wanted: one of :data:`WAYS`.
-        tokens: UUIDs of the GPUs in use, by device index; there is none for a CPU core.
+        tokens: UUIDs of the GPUs in use, by device index; CPU cores have none.
         program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
 
     Attributes:
@@ -55,7 +55,7 @@ class LaneSharing:
         return self.watchdog.lane_environment(self._tokens[index])
 
     def close(self) -> None:
-        """Ends what was started, where nobody else has taken that over."""
+        """Ends the daemon, for a caller that has not handed the watchdog on."""
         if self.watchdog is not None:
             self.watchdog.close()
 

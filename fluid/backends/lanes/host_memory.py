@@ -1,8 +1,8 @@
-"""A session's folder in host memory: who uses it, and what becomes of one that nobody uses any more.
+"""A session's folder in host memory: which processes use it, and how it is cleared when none does.
 
-Everybody who uses such a folder holds a lock there, which goes with the process, however that ends. So what killed
-processes left behind is recognised, and cleared away, by whoever comes next. A lock, because numbers of processes are
-used again, and mean something else in another container that has the same RAM disk.
+Each process that uses such a folder holds a lock there, which ends with the process. So the next session recognises
+what killed processes left behind, and clears it. Locks, because numbers of processes are used again, and mean something
+else in another container with the same RAM disk.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from fluid.lane.checkpoint_store import persist_checkpoints
 RAM_DISK = "/dev/shm"
 #: What their names begin with.
 _PREFIX = "fluid-"
-#: Locked by all who use the folder; holds what is needed to clear it away.
+#: Locked by every process that uses the folder; holds what is needed to clear it.
 _LOCK = ".session"
 #: Share of what is free on the RAM disk that checkpoints may take, all lanes of a machine together.
 MEMORY_SHARE = 0.5
-#: Seconds between two looks whether others have left.
+#: Seconds between two checks whether others have left.
 _LOOK_S = 0.01
 
 
 def enter(folder: str, run_folder: str, *, temporary: bool) -> int:
-    """Begins to use a folder, which is made if need be.
+    """Begins to use a folder, and makes it if need be.
 
     Args:
-        folder: on the RAM disk; nobody else may read it.
-        run_folder: the run's folder on disk, to which checkpoints go once nobody uses this one.
-        temporary: whether nobody needs either of them then.
+        folder: on the RAM disk; only this user may read it.
+        run_folder: the run's folder on disk, to which checkpoints go when no process uses this one any more.
+        temporary: whether both are deleted then.
 
     Returns:
-        The descriptor of the lock. To close it is to use the folder no more.
+        The descriptor of the lock. Close it to stop using the folder.
 
     Raises:
-        OSError: there can be no such folder, or it is somebody else's.
+        OSError: the folder cannot be made, or another user owns it.
     """
     while True:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -53,7 +53,7 @@ def enter(folder: str, run_folder: str, *, temporary: bool) -> int:
         with suppress(OSError):
             if os.stat(path).st_ino == os.fstat(lock).st_ino:
                 break
-        os.close(lock)  # Somebody was just clearing it away.
+        os.close(lock)  # Another process was just clearing it.
     if os.fstat(lock).st_size == 0:
         os.pwrite(lock, json.dumps({"run_folder": run_folder, "temporary": temporary}).encode(), 0)
     return lock
@@ -70,11 +70,11 @@ def checkpoint_bytes(folder: str) -> float:
 
 
 def is_last(lock: int, patience: float = 0.0) -> bool:
-    """Whether nobody else uses the folder of this lock; nobody can begin to until it is closed.
+    """Whether no other process uses the folder of this lock; none can begin to until it is closed.
 
     Args:
         lock: as :func:`enter` returned it.
-        patience: seconds that others, who are ending, have to leave.
+        patience: seconds to wait for processes that are ending.
     """
     clock = MonotonicClock()
     deadline = clock.now() + patience
@@ -90,7 +90,7 @@ def is_last(lock: int, patience: float = 0.0) -> bool:
 
 
 def sweep() -> None:
-    """Clears away what sessions of this user left in host memory that nobody uses any more."""
+    """Clears what earlier sessions of this user left in host memory."""
     try:
         names = os.listdir(RAM_DISK)
     except OSError:

@@ -77,7 +77,7 @@ class ForkLauncher:
         return self._server.wants_to_write
 
     def launch(self, lane_id: int, device: Device) -> LaneConnected:
-        """Forks a lane; its connection is there at once, the process soon after."""
+        """Forks a lane; the connection can be used at once, before the process runs."""
         is_gpu = device.kind == "gpu"
         cores = available_cores()
         options = LaneOptions(
@@ -97,7 +97,7 @@ class ForkLauncher:
         return LaneConnected(lane_id, self._server.fork(options))
 
     def kill(self, lane_id: int) -> None:
-        """Kills a lane; :meth:`news` tells when it is gone."""
+        """Kills a lane; :meth:`poll` reports its end."""
         self._server.kill(lane_id)
 
     def preload(self, modules: Sequence[str]) -> None:
@@ -105,12 +105,12 @@ class ForkLauncher:
         self._server.preload(_with_late(modules))
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is news; -1 while the server does not run."""
+        """A descriptor that is readable when lanes have ended; -1 while the server does not run."""
         return self._server.fileno()
 
-    def news(self) -> list[LaneConnected | LaneExited]:
-        """Returns the lanes that have ended since it was last asked."""
-        return [LaneExited(lane_id, reason + self._hint(lane_id)) for lane_id, reason in self._server.news()]
+    def poll(self) -> list[LaneConnected | LaneExited]:
+        """Returns the lanes that have ended since the last call."""
+        return [LaneExited(lane_id, reason + self._hint(lane_id)) for lane_id, reason in self._server.poll()]
 
     def culprit(self, lane_id: int) -> str | None:
         """Returns the trial whose code ran when a lane died, if any."""

@@ -1,4 +1,4 @@
-"""Moving a trial from one lane to another: saved and dropped there, restored here, told as one resize."""
+"""Migration of a trial in one lane to another: saved and dropped there, restored here, reported as one resize."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Migrations:
         self._migrations: dict[str, _Migration] = {}
 
     def begin(self, command: Resize, now: float) -> Save:
-        """Begins a move; returns the command for the old lane."""
+        """Begins a migration; returns the command for the old lane."""
         self._migrations[command.trial_id] = _Migration(command, now)
         return Save(command.trial_id, command.old_lane_ids, drop=True)
 
@@ -69,7 +69,7 @@ class Migrations:
             start = StartTrial(
                 command.trial_id, command.lane_ids, iterations=command.iterations, checkpoint=event.checkpoint
             )
-            # For the engine it has not left: it is saved, and that is worth knowing.
+            # The engine is told of the checkpoint, but not of the departure.
             return replace(event, dropped=False), [start, *migration.waiting]
         if event.lane_id != command.lane_ids[0] or not migration.restoring:
             return event, ()
@@ -77,7 +77,7 @@ class Migrations:
         return ResizeDone(event.at, event.trial_id, event.at - migration.begun), ()
 
     def lane_lost(self, lane_id: int) -> None:
-        """Gives up the moves from or to a lane that is gone: the engine hears of the lane."""
+        """Gives up the migrations from or to a lane that is gone; the engine hears of the lane."""
         for trial_id, migration in list(self._migrations.items()):
             here = migration.command.lane_ids if migration.restoring else migration.command.old_lane_ids
             if lane_id in here:

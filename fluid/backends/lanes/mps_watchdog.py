@@ -1,7 +1,7 @@
 """Watches the MPS daemon that a node's lanes are clients of, and starts it again after a fault.
 
-The daemon answers through a program that takes a moment to run and may hang, so all of that is done in a thread of its
-own. The pool of lanes only looks at what was found: it ends the lanes, and has the daemon started again.
+The daemon answers through a program that takes a moment to run and may hang, so a thread of its own does that. The pool
+of lanes only reads what the thread has found: it ends the lanes, and requests a restart of the daemon.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from fluid.mps import MpsDaemon
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at a daemon of which nobody complains.
+#: Seconds between two checks of a daemon without a request.
 _CHECK_S = 5.0
-#: Times the daemon is started again; lanes share GPUs by time slices from then on, where no fault is contagious.
+#: Most restarts of the daemon; then lanes share GPUs by time slices, where no fault spreads.
 _MOST_RESTARTS = 5
 
 
 class MpsWatchdog:
-    """The guard of one daemon, which it owns from now on. One thread calls it.
+    """Watches one daemon, which it owns from now on. One thread calls it.
 
     Args:
-        daemon: runs.
+        daemon: a running one.
     """
 
     def __init__(self, daemon: MpsDaemon) -> None:
         self._daemon = daemon
         self._condition = threading.Condition()
         self._problem = ""
-        #: Looks that were asked for and not taken yet.
+        #: Checks that were requested and are not done.
         self._wanted = 0
         self._restarting = False
         self._closed = False
@@ -44,10 +44,10 @@ class MpsWatchdog:
         """Begins to watch.
 
         Args:
-            wake: called in another thread whenever there is something to look at.
+            wake: called in another thread whenever one of the properties has changed.
         """
         self._wake = wake
-        self._thread = threading.Thread(target=self._run, name="fluid-mps-guard", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fluid-mps-watchdog", daemon=True)
         self._thread.start()
 
     @property
@@ -57,21 +57,21 @@ class MpsWatchdog:
 
     @property
     def is_checking(self) -> bool:
-        """Whether a look was asked for and its outcome is not known yet."""
+        """Whether a check that was requested is not finished."""
         return self._wanted > 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether lanes may be started: as clients, or, where it was given up, without it."""
+        """Whether lanes may be started: as clients, or, once MPS was given up, without it."""
         return not self._problem and not self._restarting
 
     @property
     def given_up(self) -> str:
-        """Why lanes are no clients any more; empty as long as they are."""
+        """Why lanes are not clients any more; empty as long as they are."""
         return self._given_up
 
     def request_check(self) -> None:
-        """Has it looked after now, as a lane has died."""
+        """Requests a check from now on, as a lane has died."""
         with self._condition:
             if self._given_up or self._closed:
                 return
@@ -79,14 +79,14 @@ class MpsWatchdog:
             self._condition.notify()
 
     def restart(self) -> None:
-        """Has the daemon started again; all lanes were ended, or are about to."""
+        """Requests a restart of the daemon; all lanes were ended, or are about to be."""
         with self._condition:
             self._problem = ""
             self._restarting = True
             self._condition.notify()
 
     def lane_environment(self, device: str) -> tuple[tuple[str, str], ...]:
-        """What makes a lane on a GPU, named by its UUID, a client; nothing where lanes are none."""
+        """The environment of a client on a GPU, named by its UUID; empty once MPS was given up."""
         if self._given_up or device not in self._daemon.devices:
             return ()
         return tuple(self._daemon.lane_environment(device).items())
@@ -109,18 +109,18 @@ class MpsWatchdog:
                     self._condition.wait(_CHECK_S)
                 if self._closed:
                     return
-                looks, restarting = self._wanted, self._restarting
+                checks, restarting = self._wanted, self._restarting
             if restarting:
                 self._start_again()
-                looks = 0
+                checks = 0
             elif not self._problem:
                 self._check()
             with self._condition:
-                self._wanted = max(0, self._wanted - looks)
-                news = bool(self._problem) or restarting or looks > 0
+                self._wanted = max(0, self._wanted - checks)
+                changed = bool(self._problem) or restarting or checks > 0
                 if self._given_up:
                     self._wanted = 0
-            if news:
+            if changed:
                 self._wake()
             if self._given_up:
                 return

@@ -35,7 +35,7 @@ from fluid.trainables.payload import TrialPayload
 
 #: Seconds a lane has to end by itself before it is killed.
 DEFAULT_GRACE_S = 2.0
-#: Seconds to wait for the launcher to say what became of a lane whose connection has ended.
+#: Seconds to wait for the launcher to report a lane whose connection has ended.
 _POST_MORTEM_S = 2.0
 
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
@@ -86,7 +86,7 @@ class LanePool:
         return [self._devices[index] for index in sorted(self._devices)]
 
     def add_devices(self, devices: Iterable[Device]) -> None:
-        """Makes further devices known, before lanes are started on them."""
+        """Adds devices, before lanes are started on them."""
         self._devices |= {device.index: device for device in devices}
 
     def now(self) -> float:
@@ -94,11 +94,11 @@ class LanePool:
         return self._clock.now()
 
     def register(self, trial_id: str, payload: TrialPayload) -> None:
-        """Says what a trial is: see :meth:`fluid.backends.base.Backend.register`."""
+        """Takes what a trial is: see :meth:`fluid.backends.base.Backend.register`."""
         self._registry.register(trial_id, payload)
 
     def forget(self, trial_id: str) -> None:
-        """Says that no command will name a trial any more; its checkpoints are deleted."""
+        """Drops a trial that no command will name again, and deletes its checkpoints."""
         self._registry.forget(trial_id)
         self._router.forget(trial_id)
         one_per_host = {lane.host: lane for lane in self._lanes if not lane.leaving}
@@ -121,7 +121,7 @@ class LanePool:
         self._lanes.flush()
 
     def poll(self, timeout: float | None = None) -> list[Event]:
-        """Waits for something to happen: see :meth:`fluid.backends.base.Backend.poll`."""
+        """Waits for events: see :meth:`fluid.backends.base.Backend.poll`."""
         self._check_open()
         deadline = None if timeout is None else self._clock.now() + timeout
         woken = False
@@ -215,8 +215,8 @@ class LanePool:
     def _turn(self, wait: float | None) -> bool:
         """Waits once and deals with what comes; returns whether :meth:`wake` was called."""
         waited = self._lanes.wait(self._until_next_kill(wait))
-        if waited.news:
-            self._read_news()
+        if waited.launcher:
+            self._poll_launcher()
         for lane in waited.readable:
             self._receive(lane)
         self._kill_overdue()
@@ -225,15 +225,15 @@ class LanePool:
         self._lanes.flush()
         return waited.woken
 
-    def _read_news(self) -> None:
-        for news in self._launcher.news():
-            if isinstance(news, LaneExited):
-                lane = self._lanes.get(news.lane_id)
+    def _poll_launcher(self) -> None:
+        for report in self._launcher.poll():
+            if isinstance(report, LaneExited):
+                lane = self._lanes.get(report.lane_id)
                 if lane is not None:
                     self._drain(lane)
-                    self._lost(lane, news.reason)
+                    self._lost(lane, report.reason)
             else:
-                self._lanes.connect(news)
+                self._lanes.connect(report)
 
     def _receive(self, lane: LaneConnection) -> None:
         sock = lane.socket
@@ -241,7 +241,7 @@ class LanePool:
             return
         try:
             messages = sock.receive()
-        except Exception as error:  # Not in our format: whatever wrote this is not to be trusted any further.
+        except Exception as error:  # Not in our format: this lane cannot be trusted any further.
             sock.close()
             self._launcher.kill(lane.lane_id)
             self._lost(lane, f"sent what cannot be read: {error}")
@@ -249,7 +249,7 @@ class LanePool:
         for message in messages:
             self._take_in(lane, message)
         if sock.ended and lane.socket is not None:
-            # The launcher knows what became of it, and will tell soon.
+            # The launcher will report soon how it ended.
             self._lanes.disconnect(lane)
             lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
 

@@ -23,7 +23,7 @@ from fluid.resources import Device
 
 #: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
 _LIKELY = ("numpy", "torch", "torchvision")
-#: Seconds to wait for devices that others use.
+#: Seconds to wait for devices that other jobs use.
 DEFAULT_TIMEOUT_S = 30.0
 
 
@@ -36,7 +36,7 @@ class RayBackend(LaneBackend):
 
     Fluid must be installed on all nodes. Trials see the driver's modules by ``sys.path`` and, on its machine, its
     working directory; the environment is what Ray gives its workers. Machines need not share a file system:
-    checkpoints are fetched from where they were written. What a machine that is gone kept is not used.
+    checkpoints are fetched from where they were written. Those of a machine that is gone are lost.
 
     Args:
         devices: what to reserve: all that is free, so many, or those given, on any node unless their ``host`` is
@@ -45,7 +45,7 @@ class RayBackend(LaneBackend):
             is added when they are registered.
         run_dir: folder for the trials' output and checkpoints; kept. ``None`` for a temporary one.
         grace: seconds a lane has to end by itself before it is killed.
-        timeout: seconds to wait for devices that others use.
+        timeout: seconds to wait for devices that other jobs use.
         spares: whether to keep a process ready beside each GPU, or on each machine without, for the next lane there.
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
@@ -84,7 +84,7 @@ class RayBackend(LaneBackend):
         self._launcher.on_change(self._pool.wake)
         #: No event may be older than this: lanes may report what happened before a device was lost.
         self._floor = 0.0
-        # Before Ray ends itself, which is told so later on but was told so first.
+        # Exit handlers run last in, first out: this one runs before that of Ray, which was imported before.
         atexit.register(self._finalizer)
 
     @property
@@ -98,7 +98,7 @@ class RayBackend(LaneBackend):
         return Sharing("timeslice", "the Ray backend does not start it")
 
     def discover(self) -> list[Device]:
-        """Reserves what else the cluster has free by now, as after a node has joined.
+        """Reserves the devices that are free by now, as after a node has joined.
 
         Returns:
             The new devices, for :meth:`fluid.executor.FluidExecutor.add_device`.
@@ -108,7 +108,7 @@ class RayBackend(LaneBackend):
         return found
 
     def add_devices(self, devices: Iterable[Device]) -> None:
-        """Makes further devices known: those :meth:`discover` has found.
+        """Adds devices: those that :meth:`discover` has found.
 
         Raises:
             InvalidFieldError: a device was not reserved.
@@ -116,7 +116,7 @@ class RayBackend(LaneBackend):
         chosen = list(devices)
         for device in chosen:
             if device.index not in self._devices:
-                raise InvalidFieldError("devices", device, "Ray has not given it; see discover()")
+                raise InvalidFieldError("devices", device, "Ray has not reserved it; see discover()")
         super().add_devices(chosen)
 
     def execute(self, commands: Sequence[Command]) -> None:
@@ -127,14 +127,14 @@ class RayBackend(LaneBackend):
         """Waits for something to happen: see :meth:`fluid.backends.base.Backend.poll`."""
         events = super().poll(timeout)
         if self._devices.hosts != {HERE}:
-            events = [_with_fate(event) for event in events]
+            events = [_bound_to_machine(event) for event in events]
         deaths = [event for event in events if isinstance(event, LaneLost)]
         lost, back = self._launcher.changes(probe=bool(deaths) and self._devices.spread)
         if not lost and not back:
             return not_before(events, self._floor)
         self._floor = now = max(self.now(), events[-1].at if events else 0.0)
         self._pool.add_devices(back)
-        # A device that is lost is reported before its lanes: nobody is to try another lane there.
+        # A lost device is reported before its lanes, so that the engine starts no other lane there.
         rest = [event for event in events if not isinstance(event, LaneLost)]
         changes = [*(DeviceLost(now, index) for index in lost), *(DeviceAdded(now, device) for device in back)]
         return not_before(rest, now) + changes + [replace(event, at=now) for event in deaths]
@@ -145,7 +145,7 @@ class RayBackend(LaneBackend):
         atexit.unregister(self._finalizer)
 
     def _without_lost_checkpoint(self, command: Command) -> Command:
-        """Has a trial begin afresh whose checkpoint has just been lost: the engine did not know that yet."""
+        """Starts a trial afresh whose checkpoint was just lost, which the engine does not know yet."""
         if isinstance(command, StartTrial) and command.checkpoint is not None:
             host = command.checkpoint.host
             if host != HERE and command.checkpoint.in_memory and self._devices.is_gone(host):
@@ -153,8 +153,8 @@ class RayBackend(LaneBackend):
         return command
 
 
-def _with_fate(event: Event) -> Event:
-    """Says of a checkpoint that goes with its machine that it does so, be it in memory or on a disk of its own."""
+def _bound_to_machine(event: Event) -> Event:
+    """Marks a checkpoint on another machine's own disk like one in its memory: both are lost with the machine."""
     if not isinstance(event, TrialSaved) or event.checkpoint.in_memory or host_of(event.checkpoint.path) == HERE:
         return event
     return replace(event, checkpoint=replace(event.checkpoint, in_memory=True))

@@ -1,4 +1,4 @@
-"""What Ray is asked for: a connection, devices, and which of their nodes are alive."""
+"""Devices of a Ray cluster: the connection, their reservation in placement groups, and which nodes are alive."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _LANE_SHARE = 0.001
 PIN_SHARE = 0.001
 #: Seconds for a node to answer before it is taken for dead.
 _ANSWER_S = 1.0
-#: Seconds for a process to start and look at its GPU.
+#: Seconds for a process to start and report its GPU.
 _LOOK_S = 60.0
-#: Seconds for Ray to notice that what somebody gave back is free.
+#: Seconds for Ray to notice that devices which were given back are free.
 _NOTICE_S = 3.0
 _LOOK_AGAIN_S = 0.05
 
@@ -68,7 +68,7 @@ class RayDevices:
 
     Args:
         devices: see :class:`fluid.backends.ray.backend.RayBackend`.
-        timeout: seconds to wait for devices that others use.
+        timeout: seconds to wait for devices that other jobs use.
 
     Raises:
         InvalidFieldError: the cluster cannot give as many.
@@ -153,7 +153,7 @@ class RayDevices:
         return {**share, "scheduling_strategy": strategy}
 
     def discover(self) -> list[Device]:
-        """Reserves what else is free by now, of the same kind; waits a little for it.
+        """Reserves the devices of the same kind that are free by now; waits a little for them.
 
         Returns:
             The devices that have joined, often none.
@@ -163,21 +163,21 @@ class RayDevices:
         first = max(self._slots) + 1
         known = set(self._slots)
         for index in range(first, first + free):
-            with suppress(InvalidFieldError):  # Somebody was faster.
+            with suppress(InvalidFieldError):  # Another job was faster.
                 self._take([Device(index, kind=kind)])
         return [device for device in self.devices if device.index not in known]
 
     # -- nodes that come and go ----------------------------------------------------------------------------
 
     def check(self, *, probe: bool = False) -> tuple[list[int], list[Device]]:
-        """Looks which nodes are alive.
+        """Checks which nodes are alive.
 
         Args:
             knock: whether to ask them, too: Ray takes up to half a minute to notice that one is gone.
 
         Returns:
-            Devices that were lost, and devices that can be used again: Ray makes up for a node that is gone with
-            another one, if it has it.
+            Devices that were lost, and devices that can be used again: Ray replaces a node that is gone by another
+            one, if it has one.
         """
         lost: list[int] = []
         back: list[Device] = []
@@ -217,7 +217,7 @@ class RayDevices:
         due = self._free(kind) + sum(slot.device.kind == kind and not slot.lost for slot in self._slots.values())
         for group in self._groups:
             remove_placement_group(group)
-        # Whoever comes next is to find them free: Ray takes a moment to notice.
+        # The next job is to find them free: Ray takes a moment to notice.
         clock = MonotonicClock()
         until = clock.now() + _NOTICE_S
         while _our_job is None and self._free(kind) < due and clock.now() < until:
@@ -240,10 +240,10 @@ class RayDevices:
         return _alike(free, kind)
 
     def _take(self, devices: list[Device]) -> None:
-        """Reserves devices and finds out where they are.
+        """Reserves devices, and looks up where they are.
 
         Raises:
-            InvalidFieldError: there are not as many, or others do not give them back in time.
+            InvalidFieldError: there are not as many, or other jobs do not give them back in time.
         """
         for kind in ("gpu", "cpu"):
             asked = sum(device.kind == kind for device in devices)
@@ -263,11 +263,11 @@ class RayDevices:
         looks = {bundle: _look(slot) for bundle, slot in enumerate(slots) if slot.device.kind == "gpu"}
         for bundle, slot in enumerate(slots):
             self._complete(slot, nodes[slot.node], looks.get(bundle))
-        # Another dictionary, so that whoever goes through this one in another thread can.
+        # A new dictionary, as another thread may be iterating over the old one.
         self._slots = {**self._slots, **{slot.device.index: slot for slot in slots}}
 
     def _complete(self, slot: _DeviceSlot, node: dict[str, Any], look: Any) -> None:
-        """Notes what is known of a device by now."""
+        """Fills in the host, memory and visible name of a device."""
         memory = slot.device.memory_bytes
         if look is not None:
             try:
@@ -280,7 +280,7 @@ class RayDevices:
         slot.device = replace(slot.device, host=HERE if address == self.ip else address, memory_bytes=memory)
 
     def _moved(self, slot: _DeviceSlot, nodes: dict[str, Any]) -> bool:
-        """Whether a device that was lost is there again; notes where it is."""
+        """Whether a lost device can be used again; updates where it is."""
         node = _bundles(slot.group).get(slot.bundle, "")
         if not _is_alive(nodes.get(node), {}):
             return False
@@ -294,7 +294,7 @@ class RayDevices:
         return {str(node["NodeID"]): node for node in ray.nodes()}
 
     def _free(self, kind: str) -> int:
-        """How many whole devices of a kind nobody has reserved."""
+        """How many whole devices of a kind are not reserved."""
         name = kind.upper()
         try:
             from ray._private.state import available_resources_per_node
@@ -341,7 +341,7 @@ def _is_alive(node: dict[str, Any] | None, awake: dict[str, bool] | None) -> boo
 
 
 def _look(slot: _DeviceSlot) -> Any:
-    """Has a process see which GPU Ray gives it, all of it, and how much memory that has."""
+    """Starts a process that reports which GPU Ray gives it, all of it, and how much memory that has."""
     strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
     return call(_see_gpu, num_gpus=1, scheduling_strategy=strategy)
 

@@ -1,7 +1,7 @@
-"""Where the lanes on a machine keep what they write, and who clears it away.
+"""Where the lanes on a machine keep what they write, and which process clears it.
 
 Checkpoints are kept in host memory or on disk (:mod:`fluid.lane.checkpoint_store`). Their paths tell which machine
-wrote them and are never the same on two machines, so a lane that is told to restore one finds that very one or none.
+wrote them and never occur on two machines, so a lane finds the very checkpoint that it is to restore, or none.
 The driver's machine uses the run's folder itself; so do others that share it with the driver.
 """
 
@@ -32,12 +32,12 @@ _LEAVE_S = 3.0
 
 
 class SessionFolders(NamedTuple):
-    """What the processes of a session have in common.
+    """The folder that the processes of a session have in common.
 
     Attributes:
         token: its name, in hexadecimal digits.
         run_folder: folder of the run, on the driver's machine.
-        temporary: whether nobody needs it after the session.
+        temporary: whether it is deleted after the session.
     """
 
     token: str
@@ -46,7 +46,7 @@ class SessionFolders(NamedTuple):
 
     @property
     def marker(self) -> str:
-        """A file the driver makes, by which others tell whether they share the run's folder."""
+        """A file that the driver makes; a machine that sees it shares the run's folder."""
         return os.path.join(self.run_folder, f".{_PREFIX}{self.token}")
 
 
@@ -91,7 +91,7 @@ class HostFolders:
         return os.path.join(_on_disk(self.run_folder, folder_name(trial_id)), name)
 
     def leave(self, *, clear: bool) -> None:
-        """Uses the folders no more.
+        """Stops using the folders.
 
         Args:
             clear: whether the session is over; then the last one to leave empties host memory.

@@ -29,12 +29,12 @@ with try_import("Ray", extra="ray"):
 
 #: Seconds for a checkpoint to come from another machine.
 _FETCH_S = 600.0
-#: Seconds in which a driver that is there answers.
+#: Seconds in which a driver that is alive answers.
 _DRIVER_S = 1.0
 
 
 class LaneStart(NamedTuple):
-    """What an actor is told.
+    """What an actor needs to become a lane.
 
     Attributes:
         number: which actor it is.
@@ -48,7 +48,7 @@ class LaneStart(NamedTuple):
         visible: what ``CUDA_VISIBLE_DEVICES`` is set to; ``None`` leaves it as Ray has set it.
         threads: threads that PyTorch and numeric libraries may use.
         share: of its machine's memory for checkpoints: one over the number of devices there.
-        modules: to load before it says that it is there.
+        modules: to load before it connects.
         folder: the driver's working directory.
         policy: which trial runs next if several have iterations left.
     """
@@ -92,7 +92,7 @@ def run_lane(start: LaneStart) -> None:
         os.chdir(start.folder)
     if start.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = start.visible
-    # Not by the lane, which would say in which order to count them, too. That is Ray's to say.
+    # The lane does not set it, as it would also set the order of the GPUs, which is Ray's.
     options = LaneOptions(
         -1, kind=start.kind, visible=None, threads=start.threads, policy=start.policy, bounded=start.bounded
     )
@@ -119,16 +119,16 @@ def run_lane(start: LaneStart) -> None:
         # The connection ends now, and Ray ends the process; it complains of those that end themselves.
         over.set()
     finally:
-        # Others may want its checkpoints; the driver has the folders cleared away in the end.
+        # Other lanes may need its checkpoints; the driver has the folders cleared in the end.
         home.leave(clear=False)
 
 
 class FetchingConnection:
-    """A connection that has a checkpoint fetched from another machine before the lane is told to restore it.
+    """A connection that fetches a checkpoint from another machine before the lane reads that it is to restore it.
 
     Args:
         connection: to the driver.
-        start: what this actor was told.
+        start: the options of this actor.
         home: its folders.
     """
 
@@ -194,9 +194,9 @@ def _load(modules: Sequence[str]) -> None:
 
 
 def _hang_up(start: LaneStart, home: HostFolders) -> None:
-    """Ends the process in the middle of whatever it does, and those that a trial started."""
+    """Ends the process at once, and those that a trial started."""
     try:
-        # The driver may just have had enough of this lane.
+        # The driver may be alive, and have closed this connection only.
         if not is_reachable(start.address, _DRIVER_S):
             home.leave(clear=True)
     finally:

@@ -109,7 +109,7 @@ class RayLauncher:
         return False
 
     def launch(self, lane_id: int, device: Device) -> LaneConnected | None:
-        """Makes a lane of a spare on the device, or starts an actor, which :meth:`news` tells of later."""
+        """Makes a lane of a spare on the device, or starts an actor, which :meth:`poll` tells of later."""
         place = self._devices.place_of(device.index)
         with self._lock:
             self._device_ids[lane_id] = device.index
@@ -122,7 +122,7 @@ class RayLauncher:
         return None
 
     def kill(self, lane_id: int) -> None:
-        """Kills a lane; :meth:`news` tells when it is gone."""
+        """Kills a lane; :meth:`poll` tells when it is gone."""
         with self._lock:
             actor = self._by_lane.get(lane_id)
             if actor is not None:
@@ -142,7 +142,7 @@ class RayLauncher:
         """A descriptor that is readable when there is news."""
         return self._selector.fileno()
 
-    def news(self) -> list[LaneConnected | LaneExited]:
+    def poll(self) -> list[LaneConnected | LaneExited]:
         """Returns the lanes that have connected, and those that have ended, since the last call."""
         with self._lock:
             for key, _ in self._selector.select(0):

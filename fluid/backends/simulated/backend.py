@@ -120,7 +120,7 @@ class SimulatedBackend:
         return self._devices.all()
 
     def add_devices(self, devices: Iterable[Device]) -> None:
-        """Makes further devices known, before a command names them."""
+        """Adds devices, before a command names them."""
         self._devices.add(devices)
 
     def now(self) -> float:
@@ -128,11 +128,11 @@ class SimulatedBackend:
         return self.clock.now()
 
     def register(self, trial_id: str, payload: TrialPayload) -> None:
-        """Says what a trial is. Its config tells ``truth`` how it behaves; the trainable is never loaded."""
+        """Takes what a trial is. Its config tells ``truth`` how it behaves; the trainable is never loaded."""
         self._configs[trial_id] = pickle.loads(payload.config)
 
     def forget(self, trial_id: str) -> None:
-        """Says that no command will name a trial any more."""
+        """Drops a trial that no command will name again."""
         self._configs.pop(trial_id, None)
 
     def execute(self, commands: Sequence[Command]) -> None:

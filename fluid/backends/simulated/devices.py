@@ -96,7 +96,7 @@ class VirtualDevices:
         return [self._devices[index] for index in sorted(self._devices)]
 
     def add(self, devices: Iterable[Device]) -> None:
-        """Makes devices known; one of a known index replaces it."""
+        """Adds devices; one of a known index replaces the other."""
         for device in devices:
             self._devices[device.index] = device
             self._busy.setdefault(device.index, {})

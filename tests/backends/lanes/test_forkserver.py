@@ -27,14 +27,14 @@ class Exits:
         os._exit(7)
 
 
-def news(server: ForkServerProcess) -> list[Exited]:
-    """Waits for news."""
+def exits_of(server: ForkServerProcess) -> list[Exited]:
+    """Waits for lanes that have ended."""
     found: list[Exited] = []
     poller = select.poll()
     poller.register(server.fileno(), select.POLLIN)
     while not found:
         assert poller.poll(PATIENCE_MS)
-        found = server.news()
+        found = server.poll()
     return found
 
 
@@ -100,7 +100,7 @@ def test_what_is_to_be_loaded_comes_before_lanes_that_wait(
         assert lane.ask(**wanted) == dict.fromkeys(wanted, server.pid)
         assert lane.ask(threaded="'threaded_module' in sys.modules") == {"threaded": False}
     lanes[0].wire.close()
-    assert [exited.lane_id for exited in news(server)] == [0], "nobody else held its connection"
+    assert [exited.lane_id for exited in exits_of(server)] == [0], "no other process held its connection"
 
 
 @pytest.mark.parametrize("text", ["raise SystemExit(1)", "raise KeyboardInterrupt", "1/0", "syntax error"])
@@ -132,9 +132,9 @@ def test_a_module_that_starts_a_thread_is_left_to_the_lanes(
     assert after.ask(parent="os.getppid()") == before.ask(parent="os.getppid()") == {"parent": server.pid}
     # It is another program now, and still knows its children.
     os.kill(pid, signal.SIGKILL)
-    assert news(server) == [Exited(0, "was killed by SIGKILL")]
+    assert exits_of(server) == [Exited(0, "was killed by SIGKILL")]
     after.wire.send([Shutdown()])
-    assert news(server) == [Exited(1, "exited with status 0")]
+    assert exits_of(server) == [Exited(1, "exited with status 0")]
 
 
 def test_it_tells_how_lanes_end(make_server: Any, fork: Any) -> None:
@@ -144,11 +144,11 @@ def test_it_tells_how_lanes_end(make_server: Any, fork: Any) -> None:
     os.kill(pid, signal.SIGINT)  # Means nothing to a lane.
     assert lane.ask(alive="1") == {"alive": 1}
     server.kill(5)
-    assert news(server) == [Exited(5, "was killed by SIGKILL")]
+    assert exits_of(server) == [Exited(5, "was killed by SIGKILL")]
     server.kill(5)
     other = fork(server, 6)
     other.start("end", Exits, {}, 1)
-    assert news(server) == [Exited(6, "exited with status 7")]
+    assert exits_of(server) == [Exited(6, "exited with status 7")]
 
 
 def test_what_a_lane_prints_itself_is_in_its_log(make_server: Any, fork: Any, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes:
     lane = fork(server, 0)
     processes.watch(server.pid, lane.receive(LaneWarm).pid)
     os.kill(server.pid, signal.SIGKILL)
-    (lost,) = news(server)
+    (lost,) = exits_of(server)
     assert lost.lane_id == 0
     assert lost.reason.startswith("lost the fork server it came from, which was killed by SIGKILL")
     assert processes.have_ended(within=30.0)
@@ -178,6 +178,6 @@ def test_a_closed_server_starts_nothing(make_server: Any, processes: Any) -> Non
     assert processes.have_ended()
     server.close()
     server.preload(["colorsys"])
-    assert server.news() == []
+    assert server.poll() == []
     with pytest.raises(FluidError, match="closed"):
         server.fork(LaneOptions(0))
