@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Public names that have no example yet. A name that gets one must be taken off this list.
 NO_EXAMPLE = {
     "fluid.backends.ray.RayBackend",
-    "fluid.backends.simulated.Truth",
 }
 #: Packages that a name's module needs, by the start of its name.
 NEEDS = {

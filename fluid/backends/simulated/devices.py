@@ -22,6 +22,12 @@ class Truth:
         seconds: seconds per iteration at width 1, alone on a device of speed 1.
         alpha, beta: its overheads.
         row: its number in the recorded segments.
+
+    Example:
+        >>> from fluid.planning.runtime_model import stretch_of
+        >>> truth = Truth(seconds=2.0, alpha=1.25)
+        >>> truth.seconds * stretch_of(truth.alpha, truth.beta, 0.5)  # An iteration, with two trials on the device.
+        2.5
     """
 
     seconds: float

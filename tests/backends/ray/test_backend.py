@@ -476,7 +476,7 @@ def test_a_checkpoint_is_fetched_from_the_machine_that_wrote_it(
     start: Any = type("Start", (), {"session": session, "driver_ip": "192.0.2.1"})
 
     def received(checkpoint: str) -> Any:
-        message = lane_actor.Start("a", 0, b"", 1, checkpoint, 7)
+        message = lane_actor.StartResident("a", 0, b"", 1, checkpoint, 7)
         connection: Any = Wire(lane_actor.encode([message]))
         return lane_actor.decode(lane_actor.FetchingConnection(connection, start, here).recv_bytes())[0].checkpoint
 
