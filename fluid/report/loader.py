@@ -13,7 +13,7 @@ from fluid.engine.journal import PastTrial, Recovered
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
-from fluid.report.run import PAUSED, UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, RecordedRun, TrialRun
+from fluid.report.run import UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, RecordedRun, TrialRun
 from fluid.report.run_files import RunFiles, device_from
 from fluid.report.segments import (
     FinishedIteration,
@@ -148,7 +148,7 @@ class _TrialsReader:
             return UNKNOWN
         ended = self._journal.outcomes.get(trial, self._journaled[trial].history.ended)
         if ended is TrialState.DONE and search is not None and trial not in self._journal.outcomes:
-            return PAUSED
+            return TrialState.PAUSED.value
         return ended.value if ended is not None else UNFINISHED
 
     def _iterations(self, trial: str) -> Iterator[FinishedIteration]:

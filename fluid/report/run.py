@@ -17,9 +17,8 @@ from fluid.report.segments import FinishedIteration
 from fluid.report.timeline import Timeline
 from fluid.trialgroup import Search
 
-#: States that only a report has: the trial had not ended when the folder was read; the trial was waiting for its search
-#: algorithm then; the journal does not mention the trial.
-UNFINISHED, PAUSED, UNKNOWN = "UNFINISHED", "PAUSED", "UNKNOWN"
+#: States that only a report has: the trial had not ended when the folder was read; the journal does not mention it.
+UNFINISHED, UNKNOWN = "UNFINISHED", "UNKNOWN"
 #: Words in the names of metrics for which less is better.
 _LESS_IS_BETTER = frozenset(
     {"loss", "err", "error", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "cost", "regret", "latency"}
