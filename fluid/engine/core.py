@@ -11,13 +11,18 @@ from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
+from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import GroupRecord, Stage, TrialRecord
+from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.transitions import LEGAL
 from fluid.engine.trials import Trials
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.occupancy import Occupancy
+from fluid.planning.planner import Planner
+from fluid.planning.profile import Profile
+from fluid.planning.start_queue import StartQueue
 from fluid.trialgroup import TrialState
 
 
@@ -56,12 +61,15 @@ class SessionState:
         now: time of the latest event, seconds.
     """
 
+    profile: Profile
     trials: Trials
+    queue: StartQueue
     lanes: Lanes
     occupancy: Occupancy
     memory: MemoryLedger
     estimates: Estimates
     allocations: Allocations
+    rebalancing: Rebalancing
     measuring: Measuring
     scheduling: Scheduling
     groups: dict[str, GroupRecord] = field(default_factory=dict)
@@ -275,3 +283,27 @@ class SessionState:
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)
         trial.calls.clear()
+
+
+def make_session_state(
+    planner: Planner, profile: Profile, *, max_packing: int, max_width: int, resident_limit: int, watermark: float
+) -> SessionState:
+    """The state of a session without devices and trials (arguments: see :class:`fluid.engine.state.EngineState`)."""
+    trials, queue, table, occupancy = Trials(), StartQueue(), RunningTable(), Occupancy(watermark=watermark)
+    lanes = Lanes(resident_limit, occupancy.memory)
+    estimates = Estimates(profile, occupancy, table, max_packing=max_packing, max_width=max_width)
+    allocations = Allocations(trials, occupancy, estimates, table)
+    rebalancing = Rebalancing(trials, queue, occupancy, estimates, table, allocations)
+    return SessionState(
+        profile=profile,
+        trials=trials,
+        queue=queue,
+        lanes=lanes,
+        occupancy=occupancy,
+        memory=occupancy.memory,
+        estimates=estimates,
+        allocations=allocations,
+        rebalancing=rebalancing,
+        measuring=Measuring(profile, occupancy, estimates, allocations, rebalancing),
+        scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations),
+    )

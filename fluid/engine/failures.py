@@ -176,7 +176,7 @@ class Failures:
         core, reason = self._core, self._why_nothing_starts
         if reason is None:
             return
-        waiting = [*core.arrivals.values(), *(core.trials.by_row[row] for row in core.scheduling.queue)]
+        waiting = [*core.arrivals.values(), *(core.trials.by_row[row] for row in core.queue)]
         for trial in waiting:
             core.unqueue(trial)
             self._residency.drop(trial)
@@ -286,7 +286,7 @@ class Failures:
         core = self._core
         waiting = list(core.arrivals.values())
         if self._devices_changed:
-            waiting += [core.trials.by_row[row] for row in core.scheduling.queue]
+            waiting += [core.trials.by_row[row] for row in core.queue]
         self._devices_changed = False
         for trial in waiting:
             if not core.estimates.could_hold(trial.spec.memory):

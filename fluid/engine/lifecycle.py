@@ -217,9 +217,9 @@ class Lifecycle:
 
     def _take_over(self, row: int, device: int) -> None:
         """Starts the trial for which another one was preempted, if it still waits."""
-        scheduling = self._core.scheduling
-        if row in scheduling.queue and scheduling.start_on(self._core.trials.by_row[row], device):
-            self.start(self._core.trials.by_row[row])
+        core = self._core
+        if row in core.queue and core.scheduling.start_on(core.trials.by_row[row], device):
+            self.start(core.trials.by_row[row])
 
     # -- stop ----------------------------------------------------------------------------------------------
 

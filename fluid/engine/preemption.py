@@ -31,14 +31,14 @@ class Preemptions:
 
     def choose(self) -> list[tuple[TrialRecord, TrialRecord]]:
         """Returns the running trials to preempt now, each with the trial that takes its device over."""
-        core, scheduling = self._core, self._core.scheduling
+        core = self._core
         self._due = math.inf
         if not self._wanted or len(core.occupancy) < 2 or core.resizing:
             return []
-        if not 0 < len(scheduling.queue) <= tuning.MOST_WAITING * len(core.occupancy):
+        if not 0 < len(core.queue) <= tuning.MOST_WAITING * len(core.occupancy):
             return []
         running = [core.trials.by_row[row] for row in core.allocations.running]
-        waiting = [core.trials.by_row[row] for row in scheduling.queue]
+        waiting = [core.trials.by_row[row] for row in core.queue]
         if any(trial.placement.preemption is not None for trial in running):
             return []
         if not all(core.estimates.is_measured(trial) for trial in (*running, *waiting)):

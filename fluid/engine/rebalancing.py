@@ -30,7 +30,6 @@ class Rebalancing:
 
     def __init__(
         self,
-        *,
         trials: Trials,
         queue: StartQueue,
         occupancy: Occupancy,

@@ -191,7 +191,7 @@ class Residency:
         if not core.memory.reserved and not core.lanes.usual_bytes:
             return []
         cramped = []
-        for position, row in enumerate(core.scheduling.queue):
+        for position, row in enumerate(core.queue):
             trial = core.trials.by_row[row]
             if position > 0 and not trial.pinned:
                 continue

@@ -28,7 +28,7 @@ class Resizing:
         need = core.estimates.need(trial)
         old_devices = occupancy.held[trial.row]
         # While others wait, a trial that is narrowed below its device lets them in; it does not join others elsewhere.
-        stays = width < 1.0 and place.width == 1.0 and bool(core.scheduling.queue)
+        stays = width < 1.0 and place.width == 1.0 and bool(core.queue)
         devices = old_devices if stays else occupancy.devices_for(trial.row, width, need)
         if devices is None or (devices != old_devices and not trial.spec.can_save):
             return
@@ -105,7 +105,7 @@ class Resizing:
         core.invalidate_timing(trial)
         core.allocations.mark_running(trial)
         core.note_resize(trial, event.seconds)
-        core.changed |= bool(core.scheduling.queue) or core.occupancy.free_count > 0
+        core.changed |= bool(core.queue) or core.occupancy.free_count > 0
         if trial.state is TrialState.STOPPING:
             return None
         core.set_state(trial, TrialState.RUNNING, f"resized in {event.seconds:.3f} s")

@@ -46,7 +46,6 @@ class Scheduling:
     def __init__(
         self,
         planner: Planner,
-        *,
         trials: Trials,
         queue: StartQueue,
         occupancy: Occupancy,
@@ -56,7 +55,7 @@ class Scheduling:
         allocations: Allocations,
     ) -> None:
         self.replanner: Replanner = planner.replanner()
-        self.queue = queue
+        self._queue = queue
         self._planner = planner
         self._trials = trials
         self._occupancy = occupancy
@@ -94,8 +93,8 @@ class Scheduling:
 
     def plan_queue_again(self) -> None:
         """Gives queued trials widths by the present estimates."""
-        waiting = [self._trials.by_row[row] for row in self.queue]
-        self.queue.clear()
+        waiting = [self._trials.by_row[row] for row in self._queue]
+        self._queue.clear()
         for trial in waiting:
             self._work.forget(trial.row)
         self.arrive(waiting)
@@ -140,12 +139,12 @@ class Scheduling:
         fits_alone = trial.pinned or (trial.residence.device is not None and need is not None)
         kind: Hashable = trial.row if fits_alone else need
         critical = self._planner.preempts and (early or self._is_critical(trial))
-        self.queue.push(trial.row, trial.placement.width, trial.spec.priority, kind, critical=critical, in_front=again)
+        self._queue.push(trial.row, trial.placement.width, trial.spec.priority, kind, critical=critical, in_front=again)
 
     def withdraw(self, trial: TrialRecord) -> None:
         """Takes a trial out of the queue; one that is not queued is passed over."""
-        if trial.row in self.queue:
-            self.queue.remove(trial.row)
+        if trial.row in self._queue:
+            self._queue.remove(trial.row)
         self._work.forget(trial.row)
 
     def _set_paths(self, trials: Sequence[TrialRecord]) -> None:
@@ -180,9 +179,9 @@ class Scheduling:
 
     def dispatch(self) -> list[TrialRecord]:
         """Places every queued trial that fits; returns them."""
-        if not self.queue:
+        if not self._queue:
             return []
-        started = [self._trials.by_row[row] for row in self.queue.start(self._place)]
+        started = [self._trials.by_row[row] for row in self._queue.start(self._place)]
         for trial in started:
             self._allocations.mark_running(trial)
         return started
@@ -192,7 +191,7 @@ class Scheduling:
         device = trial.residence.device
         if device is None or self._occupancy.residents[device] or self._lane_is_busy(trial):
             return False
-        self.queue.remove(trial.row)
+        self._queue.remove(trial.row)
         self._allocations.hold(trial, device)
         self._allocations.mark_running(trial)
         return True
@@ -201,7 +200,7 @@ class Scheduling:
         """Places a queued trial on this device, ahead of those that have waited longer; returns whether it fits."""
         if not self._place_near(trial, device, only=True):
             return False
-        self.queue.remove(trial.row)
+        self._queue.remove(trial.row)
         self._allocations.mark_running(trial)
         return True
 
@@ -235,8 +234,8 @@ class Scheduling:
         self._cluster = None
         self._occupancy.remove_device(device_id)
         most = max(1, len(self._occupancy))
-        for row in list(self.queue):
+        for row in list(self._queue):
             trial = self._trials.by_row[row]
             if trial.placement.width > most:
-                self.queue.remove(row)
+                self._queue.remove(row)
                 self.enqueue(trial, float(most))

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fluid.engine.allocations import Allocations
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
-from fluid.engine.core import Claims, EngineError, SessionState
-from fluid.engine.estimates import Estimates
+from fluid.engine.core import Claims, EngineError, make_session_state
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
@@ -39,26 +37,17 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.failures import Failures
-from fluid.engine.lanes import Lanes
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.measuring import Measuring
 from fluid.engine.preemption import Preemptions
-from fluid.engine.rebalancing import Rebalancing
-from fluid.engine.records import GroupRecord, TrialRecord
+from fluid.engine.records import TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
-from fluid.engine.running_table import RunningTable
-from fluid.engine.scheduling import Scheduling
 from fluid.engine.submissions import Submissions
-from fluid.engine.trials import Trials
 from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.errors import require_integer
-from fluid.planning.memory_ledger import MemoryLedger
-from fluid.planning.occupancy import Occupancy
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
-from fluid.planning.start_queue import StartQueue
 from fluid.resources import DEFAULT_MEMORY_WATERMARK, Device
 from fluid.trialgroup import TrialState
 
@@ -96,53 +85,22 @@ class EngineState:
         resident_limit: int = DEFAULT_RESIDENT_LIMIT,
         watermark: float = DEFAULT_MEMORY_WATERMARK,
     ) -> None:
-        self.planner = planner
-        self.profile = profile if profile is not None else Profile()
-        self.trials = Trials()
-        self.occupancy = Occupancy(watermark=watermark)
-        self.lanes = Lanes(require_integer("resident_limit", resident_limit, at_least=0), self.occupancy.memory)
-        table, queue = RunningTable(), StartQueue()
-        self.estimates = Estimates(
-            self.profile,
-            self.occupancy,
-            table,
+        self._core = core = make_session_state(
+            planner,
+            profile if profile is not None else Profile(),
             max_packing=require_integer("max_packing", max_packing, at_least=1),
             max_width=planner.d if max_width is None else require_integer("max_width", max_width, at_least=1),
+            resident_limit=require_integer("resident_limit", resident_limit, at_least=0),
+            watermark=watermark,
         )
-        self.allocations = Allocations(self.trials, self.occupancy, self.estimates, table)
-        self.scheduling = Scheduling(
-            planner,
-            trials=self.trials,
-            queue=queue,
-            occupancy=self.occupancy,
-            lanes=self.lanes,
-            estimates=self.estimates,
-            table=table,
-            allocations=self.allocations,
-        )
-        self._rebalancing = Rebalancing(
-            trials=self.trials,
-            queue=queue,
-            occupancy=self.occupancy,
-            estimates=self.estimates,
-            table=table,
-            allocations=self.allocations,
-        )
-        self._measuring = Measuring(self.profile, self.occupancy, self.estimates, self.allocations, self._rebalancing)
+        self.planner = planner
+        self.profile, self.trials, self.groups, self.queue = core.profile, core.trials, core.groups, core.queue
+        self.lanes, self.occupancy, self.memory = core.lanes, core.occupancy, core.memory
+        self.estimates, self.allocations, self.clearing = core.estimates, core.allocations, core.clearing
         #: Whether a Tick is due, once the submitter has had time to answer what ended.
         self.wants_tick = False
         #: When that was last found, seconds.
         self.changed_at = 0.0
-        self._core = SessionState(
-            trials=self.trials,
-            lanes=self.lanes,
-            occupancy=self.occupancy,
-            memory=self.memory,
-            estimates=self.estimates,
-            allocations=self.allocations,
-            measuring=self._measuring,
-            scheduling=self.scheduling,
-        )
         self._calls = Calls(self._core)
         self._residency = Residency(self._core, self._calls)
         self._resizing = Resizing(self._core, self._calls)
@@ -181,34 +139,19 @@ class EngineState:
         }
 
     @property
-    def memory(self) -> MemoryLedger:
-        """What trials, kept states and lanes take of the devices' memory."""
-        return self.occupancy.memory
-
-    @property
-    def groups(self) -> dict[str, GroupRecord]:
-        """The groups of the session by id."""
-        return self._core.groups
-
-    @property
     def arrivals(self) -> list[TrialRecord]:
         """Queued trials that have no width yet: there is no device."""
         return list(self._core.arrivals.values())
 
     @property
-    def clearing(self) -> dict[int, TrialRecord]:
-        """Trials that wait to start until states that were kept on their devices have left, by row."""
-        return self._core.clearing
-
-    @property
     def only_spreads(self) -> bool:
         """Whether a tick could only widen trials onto idle devices: none waits, and none hinders another."""
-        return not self.scheduling.queue and not self._rebalancing.has_overpacking
+        return not self.queue and not self._core.rebalancing.has_overpacking
 
     @property
     def devices(self) -> list[Device]:
         """The devices in use, in order of their index."""
-        return list(self.occupancy.devices)
+        return self.occupancy.devices
 
     def view(self) -> EngineView:
         """Returns how groups and devices stand, for displays."""
@@ -250,7 +193,7 @@ class EngineState:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
         # 3. If devices or trials came or went, plan arrivals and start what fits; on a tick, preempt and resize.
-        if core.changed or core.arrivals or self._ticked or self._measuring.has_ramp_changes:
+        if core.changed or core.arrivals or self._ticked or self._core.measuring.has_ramp_changes:
             self._settle()
         # 4. Ask for a tick when a waiting trial may have become urgent.
         self.wants_tick |= self._preemptions.is_due()
@@ -289,12 +232,12 @@ class EngineState:
         Resizes wait for a tick so that the submitter can first answer what ended: a device that falls idle should go
         to the submitter's next trial before it widens another.
         """
-        core, scheduling = self._core, self.scheduling
+        core, scheduling = self._core, self._core.scheduling
         if not self.occupancy:
             self._failures.fail_what_waits()
             self._ticked = self.wants_tick = False
             return
-        ramped = self._measuring.pop_ramp_changes()
+        ramped = self._core.measuring.pop_ramp_changes()
         if core.changed or core.arrivals or ramped:
             self._failures.end_misfits()
             if ramped:
@@ -312,11 +255,11 @@ class EngineState:
 
     def _rebalance(self) -> None:
         self.wants_tick = False
-        for trial in self._rebalancing.overpacked():
+        for trial in self._core.rebalancing.overpacked():
             self._lifecycle.preempt(trial)
-        for trial, width in self._rebalancing.rebalance(self.scheduling.replanner):
+        for trial, width in self._core.rebalancing.rebalance(self._core.scheduling.replanner):
             self._resizing.begin(trial, width)
-        if self.scheduling.queue:
+        if self.queue:
             self._dispatch()
         for leaving, coming in self._preemptions.choose():
             self._lifecycle.preempt(leaving, coming)
@@ -324,17 +267,17 @@ class EngineState:
 
     def _dispatch(self) -> None:
         self._start_what_fits()
-        while self.scheduling.queue and self._resizing.give_way():
+        while self.queue and self._resizing.give_way():
             self._start_what_fits()
-        if self.scheduling.queue:
+        if self.queue:
             lanes = len(self.lanes)
             for trial in self._residency.make_room():
-                if self.scheduling.start_where_kept(trial):
+                if self._core.scheduling.start_where_kept(trial):
                     self._lifecycle.start(trial)
             if len(self.lanes) < lanes:  # empty ones were ended, which made room
                 self._start_what_fits()
 
     def _start_what_fits(self) -> None:
-        for trial in self.scheduling.dispatch():
+        for trial in self._core.scheduling.dispatch():
             if trial.state is TrialState.QUEUED:
                 self._lifecycle.start(trial)

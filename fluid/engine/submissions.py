@@ -138,14 +138,14 @@ class Submissions:
             core.groups[trial.group_id].open += 1
             core.enqueue(trial, "extended")
         else:
-            if trial.state is not TrialState.QUEUED or trial.row in core.scheduling.queue:
+            if trial.state is not TrialState.QUEUED or trial.row in core.queue:
                 core.allocations.update_work(trial)
             core.top_up(trial)
 
     def _set_follow_up(self, trial: TrialRecord, iterations: int) -> None:
         """Sets what follows from a trial; one that waits is sorted in again, as that decides the order."""
         before, trial.progress.follow_up_iterations = trial.progress.follow_up_iterations, iterations
-        if iterations != before and trial.row in self._core.scheduling.queue:
+        if iterations != before and trial.row in self._core.queue:
             self._core.unqueue(trial)
             self._core.enqueue(trial, "extended")
 

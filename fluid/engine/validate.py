@@ -102,11 +102,10 @@ def _groups(state: EngineState) -> Iterator[str]:
 
 def _queue(state: EngineState) -> Iterator[str]:
     """A QUEUED trial has either a width and a place in the queue, or, while there is no device, neither."""
-    scheduling = state.scheduling
-    queued = set(scheduling.queue)
+    queued = set(state.queue)
     arrivals = {trial.row for trial in state.arrivals}
     waiting = {trial.row for trial in state.trials.values() if trial.state is TrialState.QUEUED}
-    if len(queued) != len(scheduling.queue):
+    if len(queued) != len(state.queue):
         yield "the queue does not know its length"
     if queued & arrivals:
         yield f"rows {queued & arrivals} arrive though they are in the queue"
@@ -123,9 +122,7 @@ def _queue(state: EngineState) -> Iterator[str]:
 
 def _work(state: EngineState) -> Iterator[str]:
     known, total = state.allocations.work.by_row, state.allocations.work.total
-    expected = {
-        trial.row for trial in state.trials.values() if trial.state.holds_devices or trial.row in state.scheduling.queue
-    }
+    expected = {trial.row for trial in state.trials.values() if trial.state.holds_devices or trial.row in state.queue}
     if known.keys() != expected:
         yield f"work left is known of rows {set(known)}, and {expected} run or wait"
     if abs(total - sum(known.values())) > _ROUNDING * max(1.0, total):

@@ -41,7 +41,7 @@ def fingerprint(state: EngineState) -> str:
     trials = [repr(trial) for trial in state.trials.values()]
     lanes = [repr(lane) for lane in state.lanes]
     occupancy = state.occupancy
-    rest = (state.groups, list(state.scheduling.queue), occupancy.held, occupancy.residents, state.memory.reserved)
+    rest = (state.groups, list(state.queue), occupancy.held, occupancy.residents, state.memory.reserved)
     return repr((trials, lanes, rest, state.allocations.running, state.wants_tick))
 
 
