@@ -11,6 +11,7 @@ from fluid.engine.records import Move, TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
+from fluid.planning.arrangement import Running
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.runtime_model import TOLERANCE
 from fluid.resources import MemoryNeed
@@ -40,6 +41,10 @@ class Allocations:
     def running(self) -> list[int]:
         """Rows of the trials that run, or are about to, and are not being resized; ascending."""
         return sorted(self._table)
+
+    def snapshot(self) -> Running:
+        """What a re-planner sees: the trials that run and are not being resized, by ascending row."""
+        return self._table.snapshot(self._occupancy, self._estimates.epsilon)
 
     # -- devices and width ---------------------------------------------------------------------------------
 

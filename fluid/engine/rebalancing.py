@@ -9,7 +9,7 @@ from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
-from fluid.planning.arrangement import Replanner, Running, WidthChange
+from fluid.planning.arrangement import Replanner, WidthChange
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.runtime_model import stretch_of
 from fluid.planning.start_queue import StartQueue
@@ -57,7 +57,7 @@ class Rebalancing:
         if not changes and self._queue:
             changes = self._make_room(replanner)
         elif not changes:
-            changes = replanner.replan(self._snapshot())
+            changes = replanner.replan(self._allocations.snapshot())
         by_row = self._trials.by_row
         return [
             (by_row[change.row], change.width) for change in changes if self._allowed(by_row[change.row], change.width)
@@ -71,11 +71,7 @@ class Rebalancing:
         if not self._table.can_narrow():
             return []
         waiting = np.array([self._allocations.work.by_row[row] for row in self._queue])
-        return replanner.make_room(self._snapshot(), waiting)
-
-    def _snapshot(self) -> Running:
-        """What a re-planner sees: the trials that run and are not being resized."""
-        return self._table.snapshot(self._occupancy, self._estimates.epsilon)
+        return replanner.make_room(self._allocations.snapshot(), waiting)
 
     def _allowed(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial can be resized now, and a wider one ends sooner."""

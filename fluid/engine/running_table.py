@@ -142,7 +142,7 @@ class RunningTable:
         return [(self._rows[position], int(limit[position])) for position in np.flatnonzero(widths > limit).tolist()]
 
     def snapshot(self, occupancy: Occupancy, epsilon: float) -> Running:
-        """What a re-planner sees, by ascending row."""
+        """The columns, by ascending row."""
         count, n = len(self._rows), len(occupancy)
         order = np.argsort(self._row.values[:count])
         key, width = self._key.values[order], self._width.values[order]

@@ -20,7 +20,7 @@ def validate_state(state: EngineState) -> None:
     Raises:
         EngineError: some are broken; it names them, with the stories of the trials concerned.
     """
-    broken = [*_devices(state), *_groups(state), *_queue(state), *_work(state)]
+    broken = [*_devices(state), *_groups(state), *_queue(state), *_work(state), *_copies(state)]
     for lane in state.lanes:
         broken += [f"lane {lane.lane_id}: {what}" for what in _lane(state, lane)]
     for trial in state.trials.values():
@@ -127,6 +127,22 @@ def _work(state: EngineState) -> Iterator[str]:
         yield f"work left is known of rows {set(known)}, and {expected} run or wait"
     if abs(total - sum(known.values())) > _ROUNDING * max(1.0, total):
         yield f"work left adds up to {sum(known.values())}, and {total} is counted"
+
+
+def _copies(state: EngineState) -> Iterator[str]:
+    """Every copy of a width, and of the work left, says the same as the trial's record."""
+    records, work, running = state.trials.by_row, state.allocations.work.by_row, state.allocations.snapshot()
+    columns = zip(running.rows.tolist(), running.widths.tolist(), running.remaining.tolist(), strict=True)
+    for row, width, left in columns:
+        if (width, left) != (records[row].placement.width, work[row]):
+            yield f"row {row} runs at width {width:g} with {left} s left for planners, and {work[row]} s in all work"
+    for row in state.queue:
+        if state.queue.width(row) != records[row].placement.width:
+            yield f"row {row} is queued for width {state.queue.width(row):g}, and its record says otherwise"
+    for device, rows in state.occupancy.residents.items():
+        tolerated = [residents_at(records[row].placement.width) for row in rows if row in records]
+        if rows and len(tolerated) == len(rows) and state.occupancy.limit(device) != min(tolerated):
+            yield f"device {device} tolerates {state.occupancy.limit(device)}, and its trials {min(tolerated)}"
 
 
 def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
