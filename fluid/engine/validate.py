@@ -134,11 +134,12 @@ def _copies(state: EngineState) -> Iterator[str]:
     records, work, running = state.trials.by_row, state.allocations.work.by_row, state.allocations.snapshot()
     columns = zip(running.rows.tolist(), running.widths.tolist(), running.remaining.tolist(), strict=True)
     for row, width, left in columns:
-        if (width, left) != (records[row].placement.width, work[row]):
-            yield f"row {row} runs at width {width:g} with {left} s left for planners, and {work[row]} s in all work"
+        recorded = records[row].placement.width
+        if (width, left) != (recorded, work[row]):
+            yield f"row {row}: width {recorded:g} and {work[row]:g} s of work; planners see {width:g} and {left:g} s"
     for row in state.queue:
         if state.queue.width(row) != records[row].placement.width:
-            yield f"row {row} is queued for width {state.queue.width(row):g}, and its record says otherwise"
+            yield f"row {row}: width {records[row].placement.width:g}, and it is queued for {state.queue.width(row):g}"
     for device, rows in state.occupancy.residents.items():
         tolerated = [residents_at(records[row].placement.width) for row in rows if row in records]
         if rows and len(tolerated) == len(rows) and state.occupancy.limit(device) != min(tolerated):

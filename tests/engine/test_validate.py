@@ -1,0 +1,35 @@
+"""Copies of one fact that disagree are found by validate_state."""
+
+from __future__ import annotations
+
+import pytest
+from engine_helpers import Hand
+
+from fluid.engine.core import EngineError
+from fluid.engine.validate import validate_state
+
+
+def test_a_width_that_was_not_written_everywhere_is_found() -> None:
+    hand = Hand(max_packing=1)
+    hand.submit("a", "b")
+    hand.started("a")
+    running, waiting = hand.trial("a"), hand.trial("b")
+    running.placement.width = 0.5
+    with pytest.raises(EngineError, match=r"row 1: width 0\.5 and 3 s of work; planners see 1 and 3 s"):
+        validate_state(hand.state)
+    hand.state.allocations.set_width(running, 0.5)
+    validate_state(hand.state)
+    waiting.placement.width = 2.0
+    with pytest.raises(EngineError, match="row 2: width 2, and it is queued for 1"):
+        validate_state(hand.state)
+
+
+def test_work_that_planners_do_not_know_of_is_found() -> None:
+    hand = Hand()
+    hand.submit("a", budget=10)
+    hand.started("a")
+    hand.state.allocations.work.set(hand.trial("a").row, 99.0)
+    with pytest.raises(EngineError, match="row 1: width 1 and 99 s of work; planners see 1 and 10 s"):
+        validate_state(hand.state)
+    hand.state.allocations.update_work(hand.trial("a"))
+    validate_state(hand.state)
