@@ -30,7 +30,7 @@ def started(commands: list[Any]) -> list[str]:
 
 
 def ready(hand: Hand, commands: list[Any], own_bytes: float = 0.0) -> list[Any]:
-    """Has the lanes that were asked for become ready."""
+    """Makes the requested lanes ready."""
     lanes = [command.lane_id for command in commands if isinstance(command, StartLane)]
     return hand.do(*(LaneReady(hand.now, lane_id, own_bytes) for lane_id in lanes))
 
@@ -38,8 +38,8 @@ def ready(hand: Hand, commands: list[Any], own_bytes: float = 0.0) -> list[Any]:
 # --- What is learnt after a trial was placed
 
 
-def test_a_trial_that_was_measured_since_leaves_others_no_more_than_the_rest() -> None:
-    """10 GB, and trials that turn out to need 6: the second is not let on beside the first."""
+def test_a_need_that_was_measured_while_the_trial_runs_counts_against_others() -> None:
+    """10 GB, and trials that turn out to need 6: the second is not placed beside the first."""
     hand = Hand(memory=10 * GB, profile=Profile(), max_packing=4)
     hand.submit("a", "b", budget=20)
     hand.started("a")
@@ -53,7 +53,7 @@ def test_a_trial_that_was_measured_since_leaves_others_no_more_than_the_rest() -
     assert hand.states() == {"a": "DONE", "b": "STARTING"}
 
 
-def test_trials_that_need_little_still_join() -> None:
+def test_trials_with_small_needs_are_still_packed() -> None:
     hand = Hand(memory=10 * GB, profile=Profile(), max_packing=4)
     hand.submit("a", "b", budget=20)
     hand.started("a")
@@ -63,7 +63,7 @@ def test_trials_that_need_little_still_join() -> None:
     assert hand.states() == {"a": "RUNNING", "b": "STARTING"}
 
 
-def test_a_need_that_grows_counts_for_all_of_its_key_and_lets_nobody_else_on() -> None:
+def test_a_need_that_grows_counts_for_all_trials_of_its_key_and_keeps_others_off_the_device() -> None:
     hand = Hand(memory=10 * GB, profile=Learns(packing=4))
     specs = [TrialSpec(trial_id, 9) for trial_id in "ab"]
     specs.append(TrialSpec("c", 9, profile_key="other", memory=MemoryNeed(2 * GB)))
@@ -77,7 +77,7 @@ def test_a_need_that_grows_counts_for_all_of_its_key_and_lets_nobody_else_on() -
     hand.tick()
     assert hand.states()["d"] == "QUEUED"
     hand.iterate("b", memory=MemoryNeed(4 * GB, 0.5 * GB))
-    assert occupancy.memory.running_bytes(0) == 11 * GB, "more than there is, and nobody is thrown out"
+    assert occupancy.memory.running_bytes(0) == 11 * GB, "more than the device has, and no trial is evicted"
     assert [hand.states()[trial_id] for trial_id in "abc"] == ["RUNNING"] * 3
 
 
@@ -99,7 +99,7 @@ def test_what_was_learnt_is_kept_when_a_resize_is_called_off() -> None:
 
 
 def lane_bytes(hand: Hand, device: int = 0) -> float:
-    """What counts of them, if one more trial came to the device."""
+    """Bytes that count for lanes if one more trial came to the device."""
     occupancy = hand.state.occupancy
     return occupancy.memory.lane_bytes(device, len(occupancy.residents[device]) + 1)
 
@@ -109,11 +109,11 @@ def test_a_lane_takes_memory_for_as_long_as_it_lives() -> None:
     hand.do(LaneReady(0.0, 0, 0.5 * GB))
     assert lane_bytes(hand) == 0.0, "room for one lane is beyond the watermark"
     ready(hand, hand.submit("a", "b", budget=1, memory=MemoryNeed(1 * GB)))
-    assert lane_bytes(hand) == 1 * GB, "that of the second, which has not said so yet, and of one more"
+    assert lane_bytes(hand) == 1 * GB, "the second lane, which is not ready yet, and one more"
     for trial_id in "ab":
         hand.started(trial_id)
         hand.iterate(trial_id)
-    assert lane_bytes(hand) == 0.5 * GB, "both are there, and the next trial finds them so"
+    assert lane_bytes(hand) == 0.5 * GB, "both lanes exist, and the next trial can use one"
     ready(hand, hand.lose(1), 0.25 * GB)
     assert lane_bytes(hand) == 0.25 * GB
     hand.lose_device(0)
@@ -122,7 +122,7 @@ def test_a_lane_takes_memory_for_as_long_as_it_lives() -> None:
 
 
 def test_contexts_count_among_trials_that_share_a_device() -> None:
-    """9 GB usable: four trials of 2 would fit, and do not with the lanes that they need, be they there or not yet."""
+    """9 GB usable: four trials of 2 would fit, but not with the lanes that they need, ready or not."""
     for own_bytes, expected in ((0.0, 4), (0.5 * GB, 3)):
         hand = Hand(memory=10 * GB, ready=False)
         hand.do(LaneReady(0.0, 0, own_bytes))
@@ -157,7 +157,7 @@ def test_empty_lanes_are_ended_for_a_trial_that_needs_their_memory() -> None:
     hand = three_idle_lanes()
     commands = hand.submit("d", memory=MemoryNeed(7.5 * GB))
     assert [command.lane_id for command in commands if isinstance(command, StopLane)] == [1]
-    assert hand.states()["d"] == "STARTING", "at once: nobody had to be saved"
+    assert hand.states()["d"] == "STARTING", "at once: no state had to be saved"
     assert none(commands, Save)
 
 
@@ -177,13 +177,13 @@ def test_memory_that_ran_out_while_ended_lanes_were_still_there_is_no_final_fail
     hand.submit("d", memory=MemoryNeed(8.5 * GB))
     hand.started("d")
     hand.failed("d", hand.lane("d"), "out_of_memory")
-    assert hand.end("d") is None, "what is left of them was ended, and it is tried again"
+    assert hand.end("d") is None, "the remaining empty lanes were ended, and the trial is tried again"
     hand.started("d")
     hand.failed("d", hand.lane("d"), "out_of_memory")
-    assert hand.end("d") == "FAILED", "they are gone by now"
+    assert hand.end("d") == "FAILED", "no lane is left to end"
 
 
-# --- Trials of which nothing is known
+# --- Trials of unknown need
 
 
 def kept_state(**spec: Any) -> Hand:
@@ -215,7 +215,7 @@ def test_an_unknown_trial_starts_also_if_the_state_is_lost(loss: str) -> None:
     assert started(commands) == ["b"]
 
 
-def test_an_unknown_trial_that_is_stopped_waits_for_nobody() -> None:
+def test_an_unknown_trial_that_is_stopped_does_not_wait_for_the_save() -> None:
     hand = kept_state()
     save = only(hand.submit("b"), Save)
     hand.stop("b")
@@ -232,7 +232,7 @@ def test_a_state_that_cannot_be_fetched_back_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("memory", "need"), [(None, None), (10 * GB, MemoryNeed(1 * GB))])
-def test_where_memory_is_no_bound_or_the_need_is_known_nobody_has_to_leave(
+def test_no_state_is_evicted_where_memory_is_no_bound_or_the_need_is_known(
     memory: float | None, need: MemoryNeed | None
 ) -> None:
     hand = Hand(memory=memory, profile=Known(packing=1))

@@ -1,8 +1,8 @@
-"""Who is let onto a device, by memory (docs/theory.md, section 8), against books of what lanes really hold there.
+"""Admission by memory (docs/theory.md, section 8), against a model of what lanes really hold on a device.
 
-The books know lanes: each has a CUDA context, hosts residents of which at most one runs, and holds the persistent
-bytes of all and the ephemeral bytes of the one that runs. Placement knows trials that run, and one number of reserved
-bytes for a device. What it lets on must fit by the books.
+In the model, each lane has a CUDA context, hosts residents of which at most one runs, and holds the persistent bytes
+of all and the ephemeral bytes of the one that runs. Placement knows trials that run, and one number of reserved bytes
+for a device. What it admits must fit by the model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_a_device_takes_just_what_fits_under_the_watermark(
         assert occupancy.memory.filled_bytes(0) == filled
 
 
-def test_the_watermark_is_nine_tenths_if_nobody_says_so() -> None:
+def test_the_default_watermark_is_nine_tenths() -> None:
     occupancy = one_device(100.0)
     assert occupancy.place(0, 0.5, MemoryNeed(60.0, 30.1)) is None
     assert occupancy.place(0, 0.5, MemoryNeed(60.0, 30.0)) == (0,)
@@ -136,8 +136,8 @@ def test_what_was_learnt_is_forgotten_with_the_row() -> None:
     assert occupancy.memory.filled_bytes(0) == 0.0
 
 
-def test_more_than_fits_is_counted_and_lets_nobody_in() -> None:
-    """It is there, whatever the watermark says; and what leaves makes room again."""
+def test_more_than_fits_is_counted_and_keeps_others_off_the_device() -> None:
+    """It is in use, whatever the watermark says; and what leaves makes room again."""
     occupancy = one_device(10.0)
     occupancy.place(0, 0.25, MemoryNeed(1.0))
     occupancy.place(1, 0.25, MemoryNeed(1.0))
@@ -228,10 +228,9 @@ class Admission(RuleBasedStateMachine):
         """A kept state runs again where it is; its bytes are then counted with it and not twice."""
         lane = data.draw(st.sampled_from([lane for lane in self.lanes if lane.running is None]))
         row = data.draw(st.sampled_from(sorted(lane.persistent)))
-        self.occupancy.memory.reserve(0, -lane.persistent[row])
-        if self.occupancy.place(row, 1 / 8, self.needs[row], near=0, only=True) is None:
-            self.occupancy.memory.reserve(0, lane.persistent[row])
-        else:
+        state = lane.persistent[row]
+        if self.occupancy.place(row, 1 / 8, self.needs[row], near=0, only=True, own_state=state) is not None:
+            self.occupancy.memory.reserve(0, -state)
             lane.running = row, self.needs[row].ephemeral_bytes
 
     @precondition(lambda self: self.running())
@@ -255,7 +254,7 @@ class Admission(RuleBasedStateMachine):
         assert self.occupancy.memory.filled_bytes(0) == pytest.approx(truth)
 
     @invariant()
-    def nobody_was_admitted_over_the_watermark(self) -> None:
+    def no_trial_was_admitted_over_the_watermark(self) -> None:
         if hasattr(self, "occupancy") and self.running():
             assert self.occupancy.memory.filled_bytes(0) <= self.MEMORY * self.WATERMARK
 

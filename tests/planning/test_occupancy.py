@@ -85,7 +85,7 @@ def test_a_newcomer_does_not_join_more_than_it_tolerates() -> None:
     assert occupancy.place(6, THIRD) == (1,)
 
 
-def test_a_trial_of_width_one_shares_with_nobody() -> None:
+def test_a_trial_of_width_one_has_its_device_alone() -> None:
     occupancy = alike(2)
     assert place_all(occupancy, [1.0, QUARTER, QUARTER, 1.0]) == [(0,), (1,), (1,), None]
     occupancy.release(0)
@@ -494,7 +494,7 @@ class OccupancyMachine(RuleBasedStateMachine):
         for index in self.devices:
             rows = self.there(index)
             assert len(rows) <= self.limit(rows)
-            assert len(rows) <= 1 or all(self.width[row] < 1.0 for row in rows), "wide trials share with nobody"
+            assert len(rows) <= 1 or all(self.width[row] < 1.0 for row in rows), "wide trials do not share devices"
             assert self.filled(rows) <= self.usable(index)
             open_slots = self.limit(rows) - len(rows) if rows else 0
             assert self.occupancy.open_slots(index) == open_slots
