@@ -59,7 +59,7 @@ class KeyEstimate:
             profile: what was measured.
             trying_pays: whether the work left repays trying one more co-resident.
         """
-        self.memory = profile.memory(self.key)
+        self.update_memory(profile)
         self.pace = profile.seconds_per_iteration(self.key)
         if self.pace is None:
             return False
@@ -68,6 +68,10 @@ class KeyEstimate:
         self.packing = self._packing(profile, self.pace, trying_pays)
         self.width = self._width(profile)
         return before != (self.packing, self.width)
+
+    def update_memory(self, profile: Profile) -> None:
+        """Copies the memory from the profile."""
+        self.memory = profile.memory(self.key)
 
     def _packing(self, profile: Profile, pace: float, trying_pays: bool) -> int:
         if pace < tuning.TOO_SHORT_TO_PACK_S:

@@ -74,7 +74,7 @@ class Measuring:
         estimate = self._estimates.of_key(trial)
         if _exceeds(memory, estimate.memory):
             self._profile.observe_memory(estimate.key, memory)
-            estimate.memory = self._profile.memory(estimate.key)
+            estimate.update_memory(self._profile)
             self._allocations.update_needs(estimate.key)
 
     def observe_start(self, trial: TrialRecord, seconds: float) -> None:
