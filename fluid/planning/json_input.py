@@ -37,11 +37,10 @@ class Range:
 
 
 NonNegative = Annotated[float, Range(0.0)]
-Share = Annotated[float, Range(0.0, 1.0)]
 AtLeastOne = Annotated[float, Range(1.0)]
 NonNegativeInteger = Annotated[int, Range(0)]
 Count = Annotated[int, Range(1)]
-#: Below any whole number that a file holds on purpose; records check the rest.
+#: No bound that a file meets; :class:`Range` and the records have the real ones.
 _LEAST_INTEGER = -(2**63)
 _STATES = tuple(state.value for state in TrialState)
 
@@ -103,7 +102,7 @@ def _converter() -> Converter:
     with try_import("cattrs", install="pip install cattrs") as imports:
         from cattrs import Converter
         from cattrs.cols import homogenous_tuple_structure_factory, is_mapping, is_sequence, list_structure_factory
-        from cattrs.gen import make_dict_structure_fn, mapping_structure_factory, override
+        from cattrs.gen import make_dict_structure_fn, mapping_structure_factory
     imports.check()
     converter = Converter(detailed_validation=True)
     converter.register_structure_hook(float, lambda value, _: _number(value, float))
@@ -119,16 +118,14 @@ def _converter() -> Converter:
         lambda kind: _is_made_of(kind, Literal), lambda value, kind: require_one_of("", value, get_args(kind))
     )
 
-    def record_reader(kind: type, converter: Converter) -> Any:
-        # cattrs overlooks Annotated where annotations are strings.
-        hints = get_type_hints(kind, include_extras=True)
-        hooks: dict[str, Any] = {
-            field.name: override(struct_hook=converter.get_structure_hook(hints[field.name]))
-            for field in dataclasses.fields(kind)
-        }
-        return make_dict_structure_fn(kind, converter, **hooks)
+    def record_reader(kind: Any, converter: Converter) -> Any:
+        # cattrs would drop Annotated where annotations are strings, and fail on KW_ONLY under Python 3.10.
+        hints = get_type_hints(kind, localns={"KW_ONLY": object}, include_extras=True)
+        for field in dataclasses.fields(kind):
+            field.type = hints[field.name]
+        return make_dict_structure_fn(kind, converter)
 
-    # By itself cattrs reads any iterable as a list, and anything with items as a record.
+    # By default cattrs reads any iterable as a list, and any container as a record.
     readers: list[tuple[Callable[[Any], bool], Any, type, str]] = [
         (is_sequence, list_structure_factory, list, "must be a list"),
         (lambda kind: _is_made_of(kind, tuple), homogenous_tuple_structure_factory, list, "must be a list"),
@@ -149,11 +146,13 @@ def _checked(factory: Any, accepted: type, reason: str) -> Callable[[Any, Conver
 
     def make(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
         read = factory(kind, converter)
+        is_record = dataclasses.is_dataclass(kind)
+        known = {field.name for field in dataclasses.fields(kind) if field.init} if is_record else set()
 
         def hook(value: Any, _: Any) -> Any:
             _require(accepted, value, reason)
-            if dataclasses.is_dataclass(kind):
-                _refuse_unknown(value, {field.name for field in dataclasses.fields(kind) if field.init})
+            if is_record:
+                _refuse_unknown(value, known)
             return read(value, kind)
 
         return hook
@@ -181,7 +180,7 @@ def _require(accepted: type, value: object, reason: str) -> object:
 
 
 def _field_error(error: Exception, what: str, place: str) -> InvalidFieldError:
-    """Makes our error of the first one that cattrs collected, with its place in the data."""
+    """The first error that cattrs collected, as one that names the place in the data."""
     from cattrs import AttributeValidationNote, BaseValidationError, IterableValidationNote
 
     while True:
