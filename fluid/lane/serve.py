@@ -99,14 +99,18 @@ class _UserCode:
     """Runs a trial's code in a ``with`` block; an exception in the block fails the trial and is not raised again.
 
     Args:
-        fail: fails the trial.
+        resident: the trial.
+        fail: called with the trial and the exception.
 
     Attributes:
-        failed: whether it did.
+        failed: whether it raised.
     """
 
-    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+    __slots__ = ("_fail", "_resident", "failed")
+
+    def __init__(self, resident: ResidentTrial, fail: Callable[[ResidentTrial, BaseException], None]) -> None:
         self.failed = False
+        self._resident = resident
         self._fail = fail
 
     def __enter__(self) -> _UserCode:
@@ -118,7 +122,7 @@ class _UserCode:
         if exc is None:
             return False
         self.failed = True
-        self._fail(exc)
+        self._fail(self._resident, exc)
         return True
 
 
@@ -148,18 +152,18 @@ class _Lane:
         }
 
     def run(self, own_bytes: float = 0.0) -> None:
-        residents = self._residents
+        residents, queue = self._residents, self._residents.queue
         self._send(LaneWarm(self._clock.now(), os.getpid(), own_bytes))
         while not self._ended:
             try:
                 # In this order: new messages, then iterations, then memory to release, then waiting for messages.
-                messages = self._channel.receive(block=not (residents.queue or residents.may_hold_cache))
+                messages = self._channel.receive(block=not (queue or residents.may_hold_cache))
             except (EOFError, OSError):
                 return  # The driver is gone.
             for message in messages:
                 self._handlers[type(message)](message)
-            if residents.queue:
-                self._iterate(residents.queue.next(self._options.policy, residents.current))
+            if queue:
+                self._iterate(queue.next(self._options.policy, residents.current))
             elif residents.may_hold_cache and not messages:
                 self._channel.flush()
                 residents.release_cached()
@@ -322,7 +326,7 @@ class _Lane:
     # -- failures ------------------------------------------------------------------------------------------
 
     def _user_code(self, resident: ResidentTrial) -> _UserCode:
-        return _UserCode(lambda error: self._fail(resident, error))
+        return _UserCode(resident, self._fail)
 
     def _fail(self, resident: ResidentTrial, error: BaseException) -> None:
         """Releases a resident that raised, and reports its failure."""

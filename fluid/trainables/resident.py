@@ -56,6 +56,6 @@ def step_of(metrics: Any, source: str) -> Step:
     Raises:
         TypeError: they are no mapping.
     """
-    if not isinstance(metrics, Mapping):
+    if not isinstance(metrics, (dict, Mapping)):  # dict first: the check of an abstract class is slow.
         raise TypeError(f"{source} must give a dict of metrics per iteration, not {type(metrics).__name__}")
     return Step(metrics, bool(metrics.get("done", False)))
