@@ -47,7 +47,7 @@ class Trial:
             else:
                 self.events.append(action)
 
-    def hear(self, member: int, message: Any) -> None:
+    def receive(self, member: int, message: Any) -> None:
         self.do(self.controller.receive(member, message))
 
     def take_sent(self) -> list[tuple[int, Any]]:
@@ -61,7 +61,7 @@ class Trial:
     def ready(self, *members: int, iteration: int = 0) -> None:
         for member in members:
             self.do(self.controller.prepare(member, PREPARE))
-            self.hear(member, Prepared(iteration, "127.0.0.1", 0.1))
+            self.receive(member, Prepared(iteration, "127.0.0.1", 0.1))
             assert self.take_events() == [MemberReady(member)]
         self.take_sent()
 
@@ -72,10 +72,10 @@ class Trial:
         while any(isinstance(message, (OpenRendezvous, Join)) for _, message in self.sent):
             for member, message in self.take_sent():
                 if isinstance(message, OpenRendezvous):
-                    self.hear(member, RendezvousOpened(message.generation, f"there:{message.generation}"))
+                    self.receive(member, RendezvousOpened(message.generation, f"there:{message.generation}"))
                 elif isinstance(message, Join):
                     joins.append(message)
-                    self.hear(member, Joined(message.generation, iteration, None, 0.0))
+                    self.receive(member, Joined(message.generation, iteration, None, 0.0))
                 else:
                     self.sent.append((member, message))
         return joins
@@ -100,16 +100,16 @@ def test_growing(trial: Trial) -> None:
     trial.ready(11)
     trial.do(trial.controller.halt())
     assert trial.take_sent() == [(10, Halt())]
-    trial.hear(10, MemberIterated(1, 1, {"loss": 1.0}, 0.5))
-    trial.hear(10, Halted(1, 1, False))
+    trial.receive(10, MemberIterated(1, 1, {"loss": 1.0}, 0.5))
+    trial.receive(10, Halted(1, 1, False))
     assert trial.take_events() == [Reported(1, {"loss": 1.0}, 1, 0.5), AllHalted(1, False)]
     trial.do(trial.controller.form([10, 11]))
     assert trial.take_sent() == [(10, OpenRendezvous(2, "127.0.0.1", 2))]
-    trial.hear(10, RendezvousOpened(2, "there"))
+    trial.receive(10, RendezvousOpened(2, "there"))
     assert trial.take_sent() == [(10, Join(2, 0, 2, "there", True, 1)), (11, Join(2, 1, 2, "there", True, 1))]
-    trial.hear(11, Joined(2, 1, None, 0.0))
+    trial.receive(11, Joined(2, 1, None, 0.0))
     assert trial.take_events() == []
-    trial.hear(10, Joined(2, 1, {"loss": 1.0}, 0.0))
+    trial.receive(10, Joined(2, 1, {"loss": 1.0}, 0.0))
     assert trial.take_events() == [Formed(2, (10, 11), 1)]
 
 
@@ -153,7 +153,7 @@ def test_moving_to_others_hands_the_state_over_first(trial: Trial) -> None:
 def test_members_on_several_machines_meet_at_rank_0s_address(trial: Trial) -> None:
     for member, address in ((1, "10.0.0.1"), (2, "10.0.0.2")):
         trial.do(trial.controller.prepare(member, PREPARE))
-        trial.hear(member, Prepared(0, address, 0.1))
+        trial.receive(member, Prepared(0, address, 0.1))
     trial.take_sent()
     trial.do(trial.controller.form([1, 2]))
     assert trial.take_sent() == [(1, OpenRendezvous(1, "10.0.0.1", 2))]
@@ -163,12 +163,12 @@ def test_a_member_dies_and_the_others_go_on(trial: Trial) -> None:
     trial.ready(1, 2, 3)
     trial.form(1, 2, 3)
     trial.run()
-    trial.hear(1, MemberIterated(1, 1, {}, 0.0))
-    trial.hear(3, Broken(1, 1, "connection closed"))
+    trial.receive(1, MemberIterated(1, 1, {}, 0.0))
+    trial.receive(3, Broken(1, 1, "connection closed"))
     assert trial.take_sent() == [(1, Abort(1)), (2, Abort(1))]
     assert trial.take_events() == [Reported(1, {}, 3, 0.0)]
     trial.do(trial.controller.member_lost(2))
-    trial.hear(1, Broken(1, 1, "connection closed"))
+    trial.receive(1, Broken(1, 1, "connection closed"))
     assert trial.take_events() == [Collapsed(1, (1, 3), "connection closed")]
     assert [(join.rank, join.sync) for join in trial.form(1, 3, iteration=1)] == [(0, False), (1, False)]
 
@@ -179,23 +179,23 @@ def test_without_rank_0_the_farthest_one_hands_its_state_over(trial: Trial) -> N
     trial.run()
     trial.do(trial.controller.member_lost(1))
     assert trial.take_sent() == [(2, Abort(1)), (3, Abort(1))]
-    trial.hear(2, Broken(1, 0, ""))
-    trial.hear(3, Broken(1, 1, ""))
+    trial.receive(2, Broken(1, 0, ""))
+    trial.receive(3, Broken(1, 1, ""))
     assert trial.take_events() == [Collapsed(1, (3, 2), "member 1 is gone")]
     trial.do(trial.controller.form([2, 3]))
-    trial.hear(3, RendezvousOpened(2, "there"))
+    trial.receive(3, RendezvousOpened(2, "there"))
     assert [message for _, message in trial.take_sent()][1:] == [
         Join(2, 0, 2, "there", True),
         Join(2, 1, 2, "there", True),
     ]
-    trial.hear(2, Joined(2, 1, None, 0.0))
-    trial.hear(3, Joined(2, 1, {"loss": 3.0}, 0.0))
+    trial.receive(2, Joined(2, 1, None, 0.0))
+    trial.receive(3, Joined(2, 1, {"loss": 3.0}, 0.0))
     # Rank 0 died before it could tell of the iteration that it had finished.
     assert trial.take_events() == [Reported(1, {"loss": 3.0}, 2, None)]
-    trial.hear(2, RendezvousOpened(3, "here"))
+    trial.receive(2, RendezvousOpened(3, "here"))
     assert trial.take_sent()[1:] == [(2, Join(3, 0, 2, "here", False, 1)), (3, Join(3, 1, 2, "here", False, 1))]
-    trial.hear(3, Joined(3, 1, {"loss": 3.0}, 0.0))
-    trial.hear(2, Joined(3, 1, None, 0.0))
+    trial.receive(3, Joined(3, 1, {"loss": 3.0}, 0.0))
+    trial.receive(2, Joined(3, 1, None, 0.0))
     assert trial.take_events() == [Formed(3, (2, 3), 1)], "rank 0 is who was named first"
 
 
@@ -204,8 +204,8 @@ def test_rank_0_stays_even_if_another_one_is_ahead(trial: Trial) -> None:
     trial.form(1, 2, 3)
     trial.run()
     trial.do(trial.controller.member_lost(3))
-    trial.hear(2, Broken(1, 1, ""))
-    trial.hear(1, Broken(1, 0, ""))
+    trial.receive(2, Broken(1, 1, ""))
+    trial.receive(1, Broken(1, 0, ""))
     assert trial.take_events() == [Collapsed(1, (1, 2), "member 3 is gone")]
     assert all(join.sync for join in trial.form(1, 2))
 
@@ -217,9 +217,9 @@ def test_a_newcomer_that_dies_while_it_joins(trial: Trial) -> None:
     trial.do(trial.controller.form([1, 2]))
     trial.do(trial.controller.member_lost(2))
     trial.take_sent()
-    trial.hear(1, RendezvousOpened(2, "too late"))
+    trial.receive(1, RendezvousOpened(2, "too late"))
     assert trial.take_sent() == []
-    trial.hear(1, Broken(2, 0, ""))
+    trial.receive(1, Broken(2, 0, ""))
     assert trial.take_events() == [Collapsed(2, (1,), "member 2 is gone")]
     assert trial.form(1) == [Join(3, 0, 1, "", False)]
 
@@ -230,7 +230,7 @@ def test_a_newcomer_without_the_state_is_no_survivor(trial: Trial) -> None:
     trial.take_events()
     trial.do(trial.controller.form([1, 2]))
     trial.do(trial.controller.member_lost(1))
-    trial.hear(2, Broken(2, 0, ""))
+    trial.receive(2, Broken(2, 0, ""))
     assert trial.take_events() == [Collapsed(2, (), "member 1 is gone")]
 
 
@@ -252,7 +252,7 @@ def test_deaths_while_and_after_it_breaks(trial: Trial) -> None:
     trial.do(trial.controller.member_lost(1))
     trial.do(trial.controller.member_lost(2))
     assert trial.take_events() == []
-    trial.hear(3, Broken(1, 0, ""))
+    trial.receive(3, Broken(1, 0, ""))
     assert trial.take_events() == [Collapsed(1, (3,), "member 1 is gone")]
     assert trial.controller.phase is Phase.BROKEN
     trial.do(trial.controller.member_lost(3))
@@ -265,8 +265,8 @@ def test_the_users_code_raises_in_a_member(trial: Trial) -> None:
     trial.ready(1, 2)
     trial.form(1, 2)
     trial.run()
-    trial.hear(2, MemberRaised("ValueError: no", "Traceback"))
-    trial.hear(1, Broken(1, 0, ""))
+    trial.receive(2, MemberRaised("ValueError: no", "Traceback"))
+    trial.receive(1, Broken(1, 0, ""))
     assert trial.take_events() == [
         MemberFailed(2, "ValueError: no", "Traceback"),
         Collapsed(1, (1,), "member 2 is gone"),
@@ -279,14 +279,14 @@ def test_iterations_done_again_are_not_reported_again(trial: Trial) -> None:
     trial.form(1)
     trial.run()
     for iteration in (1, 2, 3):
-        trial.hear(1, MemberIterated(1, iteration, {}, 0.0))
+        trial.receive(1, MemberIterated(1, iteration, {}, 0.0))
     trial.do(trial.controller.member_lost(1))
     trial.take_events()
     trial.ready(2, iteration=1)
     trial.form(2, iteration=1)
     trial.run()
     for iteration in (2, 3, 4):
-        trial.hear(2, MemberIterated(2, iteration, {}, 0.0))
+        trial.receive(2, MemberIterated(2, iteration, {}, 0.0))
     assert [event.iteration for event in trial.take_events()] == [4]
 
 
@@ -295,8 +295,8 @@ def test_messages_of_a_generation_that_is_over_are_ignored(trial: Trial) -> None
     trial.form(1, 2)
     trial.form(1)
     trial.take_events()
-    trial.hear(1, Broken(1, 0, ""))
-    trial.hear(99, Broken(2, 0, ""))
+    trial.receive(1, Broken(1, 0, ""))
+    trial.receive(99, Broken(2, 0, ""))
     assert trial.take_events() == [] and trial.controller.phase is Phase.IDLE
 
 
@@ -310,7 +310,7 @@ def test_what_makes_no_sense_is_refused(trial: Trial) -> None:
         controller.form([1])
     with pytest.raises(InvalidFieldError, match="is a member already"):
         controller.prepare(1, PREPARE)
-    trial.hear(1, Prepared(0, "127.0.0.1", 0.1))
+    trial.receive(1, Prepared(0, "127.0.0.1", 0.1))
     for wrong in ([], [1, 1], [2]):
         with pytest.raises(InvalidFieldError, match="members"):
             controller.form(wrong)
@@ -360,7 +360,7 @@ class World:
         if kind == "act":
             self.act(member, self.boxes[member].pop(0))
         elif self.answers[member]:
-            self.trial.hear(member, self.answers[member].pop(0))
+            self.trial.receive(member, self.answers[member].pop(0))
         else:
             del self.answers[member]
             self.trial.do(self.trial.controller.member_lost(member))
@@ -427,7 +427,7 @@ def test_a_trial_that_ran_by_itself_is_taken_over_with_its_state(trial: Trial) -
     trial.do(trial.controller.adopt(1, "become a member"))
     assert trial.take_sent() == [(1, "become a member")]
     assert not trial.controller.is_ready(1)
-    trial.hear(1, Prepared(4, "127.0.0.1", 0.0))
+    trial.receive(1, Prepared(4, "127.0.0.1", 0.0))
     assert trial.take_events() == [MemberReady(1)]
     trial.ready(2)
     assert trial.controller.survivors == (1,)
@@ -451,7 +451,7 @@ def test_newcomers_who_are_not_wanted_any_more_leave(trial: Trial) -> None:
         trial.do(trial.controller.dismiss(member))
     assert trial.take_sent() == [(3, Leave()), (4, Leave())]
     assert trial.controller.newcomers == (2,) and not trial.controller.is_member(3)
-    trial.hear(4, Prepared(0, "127.0.0.1", 0.1))
+    trial.receive(4, Prepared(0, "127.0.0.1", 0.1))
     assert trial.take_events() == [], "it was on its way"
     assert trial.controller.dismiss(3) == []
     with pytest.raises(InvalidFieldError, match="generation"):

@@ -44,17 +44,17 @@ from fluid.lane.messages import (  # noqa: E402
 )
 from fluid.trainables.pickling import dump_config, dump_trainable  # noqa: E402
 
-TERMS = Membership(7, "torch")
+MEMBERSHIP = Membership(7, "torch")
 
 
-def hear(lane: Any, kind: type) -> Any:
-    """What a member says next; it must be of that kind."""
+def receive_from_member(lane: Any, kind: type) -> Any:
+    """Returns the next message of a member, which must be of that kind."""
     said = lane.receive(FromMember, "a")
-    assert said.epoch == TERMS.epoch and isinstance(said.message, kind), said
+    assert said.epoch == MEMBERSHIP.epoch and isinstance(said.message, kind), said
     return said.message
 
 
-def tell(lane: Any, message: Any) -> None:
+def send_to_member(lane: Any, message: Any) -> None:
     lane.send(ToMember("a", message))
 
 
@@ -70,19 +70,19 @@ def pair(make_server: Any, fork: Any) -> list[Any]:
     lanes = [fork(server, number) for number in range(2)]
     for lane in lanes:
         lane.send(ShipTrainable(0, dump_trainable(Regression), ()))
-        lane.send(StartResident("a", 0, dump_config({}), 0, membership=TERMS))
+        lane.send(StartResident("a", 0, dump_config({}), 0, membership=MEMBERSHIP))
     for lane in lanes:
-        assert hear(lane, Prepared).iteration == 0
+        assert receive_from_member(lane, Prepared).iteration == 0
     return lanes
 
 
 def meet(lanes: list[Any], generation: int, sync: bool = True) -> None:
-    tell(lanes[0], OpenRendezvous(generation, "127.0.0.1", len(lanes)))
-    rendezvous = hear(lanes[0], RendezvousOpened).rendezvous
+    send_to_member(lanes[0], OpenRendezvous(generation, "127.0.0.1", len(lanes)))
+    rendezvous = receive_from_member(lanes[0], RendezvousOpened).rendezvous
     for rank, lane in enumerate(lanes):
-        tell(lane, Join(generation, rank, len(lanes), rendezvous, sync))
+        send_to_member(lane, Join(generation, rank, len(lanes), rendezvous, sync))
     for lane in lanes:
-        assert hear(lane, Joined).generation == generation
+        assert receive_from_member(lane, Joined).generation == generation
 
 
 def test_lanes_train_together_and_one_goes_on_alone(pair: list[Any]) -> None:
@@ -91,14 +91,14 @@ def test_lanes_train_together_and_one_goes_on_alone(pair: list[Any]) -> None:
     expected = [float(trial.step()["loss"]) for _ in range(4)]
     meet(pair, 1)
     for lane in pair:
-        tell(lane, RunMember(1, 2))
-    done = [hear(pair[0], MemberIterated) for _ in range(2)]
+        send_to_member(lane, RunMember(1, 2))
+    done = [receive_from_member(pair[0], MemberIterated) for _ in range(2)]
     for lane in pair:
-        assert hear(lane, Halted) == Halted(1, 2, False)
-    tell(pair[1], Leave())
-    hear(pair[1], Left)
-    tell(pair[0], Join(2, 0, 1, "", False))
-    assert hear(pair[0], Joined).iteration == 2
+        assert receive_from_member(lane, Halted) == Halted(1, 2, False)
+    send_to_member(pair[1], Leave())
+    receive_from_member(pair[1], Left)
+    send_to_member(pair[0], Join(2, 0, 1, "", False))
+    assert receive_from_member(pair[0], Joined).iteration == 2
     pair[0].send(RunResident("a", 2))
     alone = [pair[0].receive(ResidentIterated, "a") for _ in range(2)]
     assert [one.iteration for one in alone] == [3, 4], "it goes on as a resident like any other"
@@ -106,25 +106,25 @@ def test_lanes_train_together_and_one_goes_on_alone(pair: list[Any]) -> None:
 
 
 def test_a_resident_becomes_a_member_as_it_is(pair: list[Any]) -> None:
-    tell(pair[0], Join(1, 0, 1, "", False))
-    hear(pair[0], Joined)
-    pair[0].send(RunResident("a", 3), PauseResident("a"), AdoptResident("a", TERMS))
+    send_to_member(pair[0], Join(1, 0, 1, "", False))
+    receive_from_member(pair[0], Joined)
+    pair[0].send(RunResident("a", 3), PauseResident("a"), AdoptResident("a", MEMBERSHIP))
     assert pair[0].receive(ResidentPaused, "a").iteration <= 3
-    iteration = hear(pair[0], Prepared).iteration
+    iteration = receive_from_member(pair[0], Prepared).iteration
     meet(pair, 1)
     for lane in pair:
-        tell(lane, RunMember(1, 1))
-    assert hear(pair[0], MemberIterated).iteration == iteration + 1
-    assert hear(pair[1], Halted).iteration == iteration + 1, "the other one had taken its state"
+        send_to_member(lane, RunMember(1, 1))
+    assert receive_from_member(pair[0], MemberIterated).iteration == iteration + 1
+    assert receive_from_member(pair[1], Halted).iteration == iteration + 1, "the other one had taken its state"
 
 
 def test_an_abort_is_heard_by_who_waits_for_others(pair: list[Any]) -> None:
     meet(pair, 1)
-    tell(pair[0], RunMember(1, 5))  # Nobody tells the other one, which does not come.
-    tell(pair[0], Abort(1))
-    assert hear(pair[0], Broken).iteration == 0
-    tell(pair[1], Abort(1))
-    assert hear(pair[1], Broken).generation == 1
+    send_to_member(pair[0], RunMember(1, 5))  # Nobody tells the other one, which does not come.
+    send_to_member(pair[0], Abort(1))
+    assert receive_from_member(pair[0], Broken).iteration == 0
+    send_to_member(pair[1], Abort(1))
+    assert receive_from_member(pair[1], Broken).generation == 1
     meet(pair, 2, sync=False)
     for lane in pair:
         lane.send(ReleaseResident("a"))
@@ -137,7 +137,7 @@ def test_what_is_no_elastic_trainable_cannot_become_a_member(make_server: Any, f
     lane.send(
         ShipTrainable(0, dump_trainable(Plain), ()),
         StartResident("a", 0, dump_config({}), 0),
-        AdoptResident("a", TERMS),
+        AdoptResident("a", MEMBERSHIP),
     )
     assert "ElasticTrainable" in lane.receive(ResidentFailed, "a").message
 
