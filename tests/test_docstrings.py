@@ -17,10 +17,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Public names that have no example yet. A name that gets one must be taken off this list.
-NO_EXAMPLE = {
-    "fluid.backends.ray.RayBackend",
-}
 #: Packages that a name's module needs, by the start of its name.
 NEEDS = {
     "fluid.backends.ray": "ray",
@@ -74,22 +70,22 @@ def look_up(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+#: Its example starts a Ray cluster.
+ON_RAY = pytest.param("fluid.backends.ray.RayBackend", marks=[pytest.mark.ray, pytest.mark.slow])
+
+
+@pytest.mark.parametrize("name", [ON_RAY if name == ON_RAY.values[0] else name for name in PUBLIC])
 def test_every_public_name_has_an_example_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUID_RUNS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     # Lanes need not load what other tests have imported here, such as PyTorch.
     monkeypatch.setattr("fluid.backends.local.backend._LIKELY", ())
     tests = examples_of(name, look_up(name))
-    assert bool(tests) != (name in NO_EXAMPLE), "it has an example, or stands in NO_EXAMPLE"
+    assert tests, "every public name has an example"
     for test in tests:
         printed: list[str] = []
         failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=printed.append)
         assert not failed, "".join(printed)
-
-
-def test_the_list_names_public_names_only() -> None:
-    assert set(PUBLIC) >= NO_EXAMPLE
 
 
 def test_an_example_that_fails_is_found() -> None:

@@ -33,6 +33,8 @@ class Backend(Protocol):
     of events never go back. No method is called after :meth:`close`. ``docs/backends.md`` has a backend in 60 lines.
 
     Example:
+        >>> from fluid import Device
+        >>> from fluid.backends.base import Backend
         >>> from fluid.backends.simulated import SimulatedBackend, Truth
         >>> from fluid.engine.commands import StartLane, StartTrial
         >>> backend: Backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])

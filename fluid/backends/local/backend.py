@@ -38,7 +38,7 @@ class LocalBackend(LaneBackend):
             backend, ``"auto"`` by MPS where it can be used, or else in turns.
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
-        process_group: what the devices of one trial talk through: see :class:`fluid.executor.FluidExecutor`.
+        process_group: what the devices of one trial communicate through: see :class:`fluid.executor.FluidExecutor`.
 
     Raises:
         InvalidFieldError: an argument cannot be used, there are fewer GPUs than asked for, or MPS was asked for and

@@ -49,12 +49,23 @@ class RayBackend(LaneBackend):
         spares: whether to keep a process ready beside each GPU, or on each machine without, for the next lane there.
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
-        process_group: what the devices of one trial talk through: see :class:`fluid.executor.FluidExecutor`.
+        process_group: what the devices of one trial communicate through: see :class:`fluid.executor.FluidExecutor`.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or the cluster cannot give as many devices.
         MissingDependencyError: Ray is not installed.
         FluidError: the cluster cannot be reached.
+
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialGroup
+        >>> from fluid.backends.ray import RayBackend
+        >>> def train(config):
+        ...     for step in range(100):
+        ...         yield {"loss": config["lr"] / (step + 1)}
+        >>> with FluidExecutor(backend=RayBackend(devices=1), verbose=0) as executor:
+        ...     handle = executor.submit_trialgroup(TrialGroup([Trial(train, {"lr": 0.5}, budget=2)]))
+        ...     [result.metrics["loss"] for result in handle.results()]
+        [0.5, 0.25]
     """
 
     def __init__(

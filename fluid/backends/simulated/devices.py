@@ -24,6 +24,7 @@ class Truth:
         row: its number in the recorded segments.
 
     Example:
+        >>> from fluid.backends.simulated import Truth
         >>> from fluid.planning.runtime_model import stretch_of
         >>> truth = Truth(seconds=2.0, alpha=1.25)
         >>> truth.seconds * stretch_of(truth.alpha, truth.beta, 0.5)  # An iteration, with two trials on the device.
