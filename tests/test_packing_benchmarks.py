@@ -66,7 +66,7 @@ def test_packing_measures_a_core_and_what_fluid_makes_of_it(
     assert list(found["throughput"]) == ["one core"]
     said = found["fluid"]["one core"]
     assert said["alpha"] >= 1.0 and said["seconds_off"] > 0.0 and said["seconds_per_iteration"] > 0.03
-    assert "Its c gets" in capsys.readouterr().out
+    assert "Its c reaches" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ decide at every iteration.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ray.tune.search import BasicVariantGenerator
@@ -43,6 +43,7 @@ class Decision:
 
     at: int | None
     checkpoints: CheckpointSchedule
+    _: KW_ONLY
     stops: bool = False
     lock_step: bool = False
     follow_up_iterations: int = 0

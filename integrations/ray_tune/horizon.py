@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Horizon:
     """
 
     at: int | None
+    _: KW_ONLY
     stops: bool = False
     save: bool = False
     likely_save: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ray.tune.result import TRAINING_ITERATION
@@ -40,6 +40,7 @@ class SchedulerReader:
     """
 
     horizon: Callable[[Any, Any, Any, int], Horizon]
+    _: KW_ONLY
     lock_step: Callable[[Any], bool]
     timed: bool = True
     is_last: Callable[[Any, Any, int], bool] = lambda *_: False

@@ -107,7 +107,8 @@ class TrialSubmission:
         else:
             if resident is not None:
                 self._drop(resident)
-            tune_trial = TuneTrial(actor, trial, self._new_id(trial), config=trial.config)
+            trial_id = self._new_id(trial)
+            tune_trial = TuneTrial(actor=actor, trial=trial, trial_id=trial_id, config=trial.config)
             tune_trial.start_from(trial.latest_checkpoint_result)
         tune_trial.arguments = arguments
         if not self._new:

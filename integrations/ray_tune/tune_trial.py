@@ -38,7 +38,7 @@ class ActorStage(Enum):
     DROPPED = "DROPPED"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class TuneTrial:
     """A trial from ``add_actor`` to ``remove_actor``, and beyond while it is paused and resident.
 
