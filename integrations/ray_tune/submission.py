@@ -34,8 +34,6 @@ from fluid.trialgroup import Trial as FluidTrial
 
 #: Longest that trials added one per turn are gathered, in seconds, to be planned together.
 _GATHERING_S = 0.02
-#: The outcome of a trial that may come back as another submission.
-_PAUSED = "PAUSED"
 
 
 class TrialSubmission:
@@ -151,7 +149,7 @@ class TrialSubmission:
         try:
             self.extend(tune_trial, resumed=True)
         except InvalidFieldError:  # The engine has evicted it, and its trainable cannot be saved.
-            self._stop(tune_trial, _PAUSED)
+            self._stop(tune_trial, TrialState.PAUSED.value)
             tune_trial.reset(self._new_id(tune_trial.trial), tune_trial.trial.latest_checkpoint_result)
             return False
         return True
@@ -217,7 +215,7 @@ class TrialSubmission:
 
     def resubmit(self, tune_trial: TuneTrial, checkpoint: Any) -> None:
         """Submits a trial anew, to start from a checkpoint that the controller chose after it had added the trial."""
-        self._stop(tune_trial, _PAUSED)
+        self._stop(tune_trial, TrialState.PAUSED.value)
         tune_trial.discard_results()
         tune_trial.reset(self._new_id(tune_trial.trial), checkpoint)
         tune_trial.arguments = arguments_of(tune_trial.trial)
@@ -289,7 +287,7 @@ class TrialSubmission:
             return TrialState.DONE.value if at_end else TrialState.STOPPED.value
         if trial.status == Trial.ERROR:
             return TrialState.FAILED.value
-        return _PAUSED if trial.status in (Trial.PAUSED, Trial.PENDING) else None
+        return TrialState.PAUSED.value if trial.status in (Trial.PAUSED, Trial.PENDING) else None
 
     def _stop(self, tune_trial: TuneTrial, outcome: str | None) -> None:
         self._by_id.pop(tune_trial.trial_id, None)
