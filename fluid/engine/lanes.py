@@ -1,4 +1,4 @@
-"""Which lanes there are, who runs in them and whose state they keep. Issues StartLane; knows nothing of processes."""
+"""The lanes of a session: which trial runs in each, and whose states it keeps. Knows nothing of processes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Lanes:
     """The lanes of all devices.
 
     Args:
-        resident_limit: trials of unknown bytes whose state one device keeps though they do not run; beyond it the
-            least recently used one is to be evicted.
+        resident_limit: how many states of unknown bytes one device keeps of trials that do not run there; beyond it
+            the least recently used one is evicted.
         memory: ledger of the bytes that lanes and residents take on their devices.
     """
 
     def __init__(self, resident_limit: int, memory: MemoryLedger) -> None:
         self.resident_limit = resident_limit
         self._memory = memory
-        #: The most that a lane was seen to take for itself, and so what one that has not said so yet is taken to.
+        #: The most bytes that a lane was measured to take for itself: the estimate for lanes that are not warm yet.
         self.usual_bytes = 0.0
         #: Devices on which lanes were ended to make room, which takes them a moment.
         self._retired: set[int] = set()
@@ -45,7 +45,7 @@ class Lanes:
         """The lanes of a device."""
         return list(self._by_device.get(device_id, {}).values())
 
-    # -- lanes come and go ---------------------------------------------------------------------------------
+    # -- lanes come and go -------------------------------------------------------------------------------
 
     def start(self, device_id: int, commands: list[Command]) -> LaneRecord:
         """Asks for a new lane on a device."""
@@ -54,16 +54,16 @@ class Lanes:
         self._lanes[lane.lane_id] = lane
         self._by_device.setdefault(device_id, {})[lane.lane_id] = lane
         lane.own_bytes = self.usual_bytes
-        self._note(device_id)
+        self._update_memory(device_id)
         commands.append(StartLane(lane.lane_id, device_id))
         return lane
 
     def ready(self, lane_id: int, own_bytes: float) -> None:
-        """Notes that a lane is warm.
+        """Marks a lane as warm.
 
         Args:
             lane_id: the lane.
-            own_bytes: device memory that it takes for itself; 0 where that is not known.
+            own_bytes: device memory that it takes for itself; 0 if unknown.
         """
         lane = self._lanes[lane_id]
         lane.ready = True
@@ -72,18 +72,18 @@ class Lanes:
             if own_bytes > self.usual_bytes:
                 self.usual_bytes = own_bytes
                 for device_id in self._by_device:
-                    self._note(device_id)
+                    self._update_memory(device_id)
             else:
-                self._note(lane.device_id)
+                self._update_memory(lane.device_id)
 
     def lose(self, lane_id: int) -> LaneRecord:
-        """Removes a lane that is gone; what it reserved is free."""
+        """Removes a lane and frees what it reserved."""
         lane = self._lanes.pop(lane_id)
         on_device = self._by_device[lane.device_id]
         del on_device[lane_id]
         if not on_device:
             del self._by_device[lane.device_id]
-        self._note(lane.device_id)
+        self._update_memory(lane.device_id)
         for trial_id in list(lane.reserved):
             self._free_memory(lane, trial_id)
         return lane
@@ -96,10 +96,10 @@ class Lanes:
         return lost
 
     def retire(self, device_id: int, wanted: float, commands: list[Command]) -> float:
-        """Ends lanes of a device in which there is nothing, but for one, until so many bytes are freed.
+        """Ends empty lanes of a device, but for one, until so many bytes are freed.
 
         Returns:
-            The bytes that they had for themselves.
+            The bytes that they took for themselves.
         """
         lanes = self.on(device_id)
         freed, left = 0.0, len(lanes)
@@ -115,18 +115,18 @@ class Lanes:
         return freed
 
     def have_retired(self, device_ids: Iterable[int]) -> bool:
-        """Whether lanes of these devices were ended to make room since this was last asked."""
+        """Whether lanes of these devices were ended to make room since the last call about them."""
         retired = self._retired.intersection(device_ids)
         self._retired -= retired
         return bool(retired)
 
-    # -- who runs ------------------------------------------------------------------------------------------
+    # -- which trial runs where --------------------------------------------------------------------------
 
     def acquire(self, device_id: int, trial_id: str, commands: list[Command]) -> LaneRecord:
-        """Gives a trial an idle lane of a device: the one that keeps its state, else a ready one, else a new one.
+        """Gives a trial an idle lane of a device: the one that keeps its state, else a warm one, else a new one.
 
-        One that another trial is about to leave comes before the others: the device is then never busier than
-        the trials on it say.
+        A lane that another trial is about to leave comes before other warm ones: then no more trials run on the device
+        than hold it.
         """
         best: LaneRecord | None = None
         best_rank: tuple[bool, bool, bool, int] | None = None
@@ -142,19 +142,19 @@ class Lanes:
         return best
 
     def release(self, lane_ids: Iterable[int]) -> None:
-        """Leaves lanes idle; those that are gone are passed over."""
+        """Makes lanes idle; lost ones are ignored."""
         for lane_id in lane_ids:
             if lane_id in self._lanes:
                 self._lanes[lane_id].trial_id = None
 
     def drain(self, lane_id: int, trial_id: str, memory: float) -> None:
-        """Notes that a trial that may run in a lane was told to leave it; it holds memory until then."""
+        """Marks a lane as draining: the trial that may run there was told to leave, and holds memory until it has."""
         lane = self._lanes[lane_id]
         lane.draining = trial_id
         self._hold_memory(lane, trial_id, memory)
 
     def drained(self, lane_id: int, trial_id: str) -> bool:
-        """Takes the news that a trial has left a lane; returns whether the lane waited for that."""
+        """Ends the draining of a lane that a trial has left; returns whether the lane waited for that trial."""
         lane = self._lanes.get(lane_id)
         if lane is None or lane.draining != trial_id:
             return False
@@ -162,16 +162,16 @@ class Lanes:
         self._free_memory(lane, trial_id)
         return True
 
-    # -- whose state is kept -------------------------------------------------------------------------------
+    # -- kept states -------------------------------------------------------------------------------------
 
     def keep(self, lane_id: int, trial_id: str, memory: float) -> None:
-        """Notes that a lane keeps the state of a trial that does not run."""
+        """Keeps the state of a trial that does not run, as a resident of a lane."""
         lane = self._lanes[lane_id]
         lane.residents[trial_id] = None
         self._hold_memory(lane, trial_id, memory)
 
     def remove_resident(self, lane_id: int, trial_id: str) -> None:
-        """Notes that a resident runs again, or has left: its memory is no longer the lane's to account for."""
+        """Removes a resident that runs again or has left, and frees its memory in the lane's account."""
         lane = self._lanes.get(lane_id)
         if lane is not None:
             lane.residents.pop(trial_id, None)
@@ -179,7 +179,7 @@ class Lanes:
                 self._free_memory(lane, trial_id)
 
     def dismiss(self, lane_id: int, trial_id: str) -> None:
-        """Notes that a resident was told to leave; its memory is held until it says that it has."""
+        """Removes a resident that was told to leave; its memory stays reserved until the lane reports that it left."""
         self._lanes[lane_id].residents.pop(trial_id, None)
 
     def kept_on(self, device_id: int) -> list[tuple[int, str]]:
@@ -187,13 +187,13 @@ class Lanes:
         on_device = self._by_device.get(device_id, {})
         return [(lane.lane_id, trial_id) for lane in on_device.values() for trial_id in lane.residents]
 
-    # -- memory --------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------------
 
     def kept_bytes(self, lane_id: int, trial_id: str) -> float:
         """Bytes reserved for what a lane keeps of a trial."""
         return self._lanes[lane_id].reserved.get(trial_id, 0.0)
 
-    def _note(self, device_id: int) -> None:
+    def _update_memory(self, device_id: int) -> None:
         """Tells placement what the lanes of a device take for themselves."""
         if self.usual_bytes > 0.0:
             lanes = self._by_device.get(device_id, {}).values()

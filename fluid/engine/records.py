@@ -127,7 +127,7 @@ class Progress:
         return limit - self.done
 
     def finish_early(self) -> None:
-        """Ends the budget with the last iteration done: the trial has no more to do."""
+        """Ends the budget with the last iteration done, as the trial has no more to do."""
         self.finished_early, self.budget = True, self.done
 
 
@@ -160,7 +160,7 @@ class Residence:
         return self.checkpoint.iteration if self.checkpoint is not None else 0
 
     def leave_lane(self) -> None:
-        """Notes that no lane keeps the state any more."""
+        """Clears the lane: none keeps the state any more."""
         self.lane = self.device = None
         self.saving = False
 
@@ -200,7 +200,7 @@ class Placement:
 
     @property
     def stays_in(self) -> tuple[int, ...]:
-        """The hosts that the trial does not leave by itself at the end of its move."""
+        """The hosts that the trial does not leave as part of its move."""
         return self.lanes if self.move is not None and self.move.stage is Stage.MOVING else self.hosts
 
 
@@ -249,7 +249,7 @@ class TrialRecord:
         limits: written by :mod:`fluid.engine.failures`.
         pace: written as iterations are observed.
         state: written by :meth:`fluid.engine.core.SessionState.set_state` alone.
-        calls: calls of its methods, in the order asked for; those that a lane was told to make come first.
+        calls: calls of its methods, in the order requested; those that a lane was told to make come first.
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         story: the latest transitions, for error messages.

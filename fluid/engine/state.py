@@ -63,14 +63,16 @@ _Handler = Callable[[Any], None]
 class EngineState:
     """Decides what runs where.
 
+    :meth:`handle` says step by step what happens at one instant.
+
     Args:
-        planner: who plans.
-        profile: what is known about trials; it learns from what is reported.
+        planner: plans widths, placements and resizes.
+        profile: measurements of trials; it learns from what lanes report.
         max_packing: most trials on one device; 1 switches packing off.
         max_width: most devices for one trial; ``None`` for the planner's ``d``.
         max_failures: times a trial is queued again after it failed.
-        resident_limit: trials whose state a device keeps though they do not run, where nobody knows how many bytes
-            they take, or that does not bound packing; where it is known, they stay while they fit.
+        resident_limit: how many states of trials that do not run a device keeps if their bytes are unknown, or do not
+            bound packing; known ones stay while they fit.
         watermark: share of a device's memory that trials may fill.
     """
 
@@ -192,13 +194,14 @@ class EngineState:
             except Exception as error:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
-        # 3. If devices or trials came or went, plan arrivals and start what fits; on a tick, preempt and resize.
+        # 3. If devices or trials came or went, or a tick came: plan, start, preempt and resize.
         if core.changed or core.arrivals or self._ticked or self._core.measuring.has_ramp_changes:
             self._settle()
-        # 4. Ask for a tick when a waiting trial may have become urgent.
+        # 8. Ask for a tick if a waiting trial may have become urgent.
         self.wants_tick |= self._preemptions.is_due()
-        # 5. Evict kept states from devices whose known bytes do not fit any more.
+        # 9. Evict kept states from devices whose known bytes do not fit any more.
         self._residency.evict_excess()
+        # 10. Return what the backend is to do and what the submitter is told, in order.
         return core.commands
 
     # -- transitions that two parts make together ----------------------------------------------------------
@@ -239,11 +242,13 @@ class EngineState:
             return
         ramped = self._core.measuring.pop_ramp_changes()
         if core.changed or core.arrivals or ramped:
+            # 4. Fail what no device can hold; give what arrived, or is to be planned again, widths in the queue.
             self._failures.end_misfits()
             if ramped:
                 scheduling.plan_queue_again()
             arrived, core.arrivals = list(core.arrivals.values()), {}
             scheduling.arrive(arrived)
+            # 5. Start what fits, calling off widenings and evicting kept states for it.
             self._dispatch()
             for trial in list(core.clearing.values()):
                 self._lifecycle.launch_when_ready(trial)
@@ -255,12 +260,14 @@ class EngineState:
 
     def _rebalance(self) -> None:
         self.wants_tick = False
+        # 6. On a tick, leave devices that too many share, and go to the widths that the planner wants now.
         for trial in self._core.rebalancing.overpacked():
             self._lifecycle.preempt(trial)
         for trial, width in self._core.rebalancing.rebalance(self._core.scheduling.replanner):
             self._resizing.begin(trial, width)
         if self.queue:
             self._dispatch()
+        # 7. Preempt running trials for waiting ones, if all end earlier that way.
         for leaving, coming in self._preemptions.choose():
             self._lifecycle.preempt(leaving, coming)
         self._core.changed = False
