@@ -105,7 +105,7 @@ class Scheduling:
         if self._cluster is None:
             self._cluster = Cluster(tuple(self._occupancy.devices), self._occupancy.memory.watermark)
         return Instance.build(
-            [max(estimates.height(trial), tuning.LEAST_HEIGHT_S) for trial in trials],
+            [self._height(trial) for trial in trials],
             self._cluster,
             alpha=[estimate.alpha for estimate in of_keys],
             beta=[estimate.beta for estimate in of_keys],
@@ -117,6 +117,10 @@ class Scheduling:
             priority=[trial.spec.priority for trial in trials],
             needs=[estimates.need(trial) for trial in trials],
         )
+
+    def _height(self, trial: TrialRecord) -> float:
+        """Seconds of work left, more than 0: a trial that is queued for a call has run its budget."""
+        return max(self._estimates.height(trial), tuning.LEAST_HEIGHT_S)
 
     # -- the queue -----------------------------------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class Scheduling:
 
         The others fill the devices at the end; but results of whole trials are of use from the beginning.
         """
-        heights = {trial.row: self._estimates.height(trial) for trial in trials}
+        heights = {trial.row: self._height(trial) for trial in trials}
         others = [trial.row for trial in trials if trial.progress.follow_up_iterations == 0]
         if len(others) == len(trials) or not others:
             return set()

@@ -18,7 +18,7 @@ from fluid.engine.commands import (
     StartTrial,
     StopTrial,
 )
-from fluid.engine.events import Failure
+from fluid.engine.events import CallRequested, Failure
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 
@@ -351,3 +351,18 @@ def test_memory_of_a_trial_forgotten_while_it_was_saved_is_free_again(fails: boo
     else:
         hand.saved("a", 0, 1, dropped=True)
     assert not hand.state.memory.reserved.get(0)
+
+
+def test_trials_that_are_only_called_are_queued_though_none_has_work_left() -> None:
+    hand = Hand(devices=2)
+    hand.submit("a", budget=1, follow_up_iterations=5)
+    hand.submit("b", budget=1)
+    for trial_id in "ab":
+        hand.started(trial_id)
+        lane = hand.lane(trial_id)
+        hand.iterate(trial_id)
+        hand.saved(trial_id, lane, 1)
+        hand.lose(lane)
+    assert hand.states() == {"a": "DONE", "b": "DONE"}
+    hand.do(*(CallRequested(hand.now, name, call_id=0, method="method", payload=b"") for name in "ab"))
+    assert hand.states() == {"a": "STARTING", "b": "STARTING"}
