@@ -66,8 +66,7 @@ class Lifecycle:
         core, lanes = self._core, trial.placement.lanes
         self._residency.leave_lane(trial)
         trial.placement.launched = True
-        # No call waits: the lane was told of them all.
-        core.commands.append(RunIteration(trial.trial_id, lanes, trial.progress.grant(trial.progress.budget)))
+        core.commands.append(RunIteration(trial.trial_id, lanes, trial.progress.grant(trial.limit)))
         core.set_state(trial, TrialState.RUNNING, "resumed where it was")
         core.report_start(trial)
 

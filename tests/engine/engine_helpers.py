@@ -39,7 +39,7 @@ AnyCommand = TypeVar("AnyCommand", bound=Command)
 
 
 class Known(Profile):
-    """A profile for which all is measured beforehand: packing and widening begin at once.
+    """A profile for which everything is measured beforehand: packing and widening begin at once.
 
     Args:
         packing: c.

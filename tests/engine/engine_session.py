@@ -1,4 +1,4 @@
-"""An engine and a fake backend to take random steps with, and what must hold whatever the steps are."""
+"""Random sessions: an engine and a fake backend that take random steps, and what must hold after each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GONE = (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED)
 
 
 def fingerprint(state: EngineState) -> str:
-    """All that the engine remembers, as text: equal if nothing changed."""
+    """The state of the engine as text: equal if nothing changed."""
     trials = [repr(trial) for trial in state.trials.values()]
     lanes = [repr(lane) for lane in state.lanes]
     occupancy = state.occupancy
@@ -59,7 +59,7 @@ class Known(Profile):
 
 
 class Sours(Known):
-    """A profile that finds, after a while, that packing hurts."""
+    """A profile that measures after a while that packing hurts."""
 
     def __init__(self, after: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lanes that exist on paper: they answer the engine in their own time, fail, and die, one small step at a time."""
+"""A fake backend: its lanes answer the engine, fail and die at random, one step at a time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Lane:
 
 @dataclass
 class Chances:
-    """How likely things are to go wrong, each time they could."""
+    """Probabilities of mishaps, each time one could happen."""
 
     fail: float = 0.0
     out_of_memory: float = 0.0
@@ -80,7 +80,7 @@ class Chances:
 
 
 class FakeBackend:
-    """Carries commands out when :meth:`work` is called, and says so when :meth:`collect` is."""
+    """Carries commands out in :meth:`work`, and reports them in :meth:`collect`."""
 
     def __init__(self, rng: random.Random, chances: Chances | None = None) -> None:
         self.rng = rng

@@ -1,4 +1,4 @@
-"""Calls of trials' methods, starts that are told of, trials that are not tried again, and trials that are forgotten."""
+"""Calls of trials' methods, reported starts, trials that are not tried again, and trials that are forgotten."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fluid.engine.commands import (
     StartTrial,
     StopTrial,
 )
-from fluid.engine.events import CallRequested, Failure
+from fluid.engine.events import CallRequested, Failure, PausePurpose, TrialPaused
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 
 
 def done(*trial_ids: str, budget: int = 1, **options: object) -> Hand:
-    """Trials that have done all they were to do, on one device."""
+    """Trials that are done, on one device."""
     hand = Hand(**options)  # type: ignore[arg-type]
     for trial_id in trial_ids:
         hand.submit(trial_id, budget=budget)
@@ -73,7 +73,7 @@ def test_a_resident_is_called_where_it_is_and_goes_on_afterwards() -> None:
     assert hand.answers("a") == [(0, "")] and hand.ends("a") == ["DONE", "DONE"]
 
 
-def test_a_trial_that_was_saved_out_is_brought_back_and_its_end_is_not_told_again() -> None:
+def test_a_trial_that_was_saved_out_is_restored_for_a_call_and_its_end_is_reported_once() -> None:
     hand = done("a", resident_limit=0)
     hand.saved("a", 0, 1, dropped=True)
     start = only(hand.call("a"), StartTrial)
@@ -98,13 +98,13 @@ def test_an_extension_after_a_call_runs_after_it() -> None:
     assert only(hand.call("a"), StartTrial).iterations == 0
     hand.extend("a", 2)
     kinds = [type(command) for command in hand.started("a", 1)]
-    assert kinds == [ReportStart, Call, RunIteration], "it is waited for again"
+    assert kinds == [ReportStart, Call, RunIteration], "the submitter waits for it again"
     hand.called("a", 0)
     hand.iterate("a", 2)
     assert hand.ends("a") == ["DONE", "DONE"]
 
 
-def test_one_that_is_set_back_is_called_once_it_has_caught_up() -> None:
+def test_a_trial_that_is_set_back_is_called_once_it_has_repeated_its_iterations() -> None:
     hand = Hand()
     hand.submit("a", budget=5)
     hand.started("a")
@@ -125,7 +125,7 @@ def test_one_that_is_set_back_is_called_once_it_has_caught_up() -> None:
     assert hand.answers("a") == [(0, "")]
 
 
-def test_one_that_is_done_and_lost_its_lane_runs_again_what_was_not_saved() -> None:
+def test_a_done_trial_that_lost_its_lane_repeats_unsaved_iterations_for_a_call() -> None:
     hand = done("a", budget=3)
     hand.call("a")
     lane = only(hand.lose(0), StartLane).lane_id
@@ -136,7 +136,7 @@ def test_one_that_is_done_and_lost_its_lane_runs_again_what_was_not_saved() -> N
     assert hand.reports("a") == [1, 2, 3] and hand.ends("a") == ["DONE"] and hand.answers("a") == [(0, "")]
 
 
-def test_one_that_is_brought_back_and_extended_while_it_catches_up_is_waited_for_again() -> None:
+def test_a_trial_restored_for_a_call_and_extended_meanwhile_reports_its_end_again() -> None:
     hand = done("a", budget=3)
     hand.call("a")
     lane = only(hand.lose(0), StartLane).lane_id
@@ -153,7 +153,29 @@ def test_one_that_is_brought_back_and_extended_while_it_catches_up_is_waited_for
     assert hand.reports("a") == [1, 2, 3, 4] and hand.ends("a") == ["DONE", "DONE"]
 
 
-def test_a_call_that_kills_its_lane_is_not_made_for_ever() -> None:
+def test_a_trial_that_is_preempted_while_it_repeats_iterations_runs_up_to_the_call_that_waits() -> None:
+    hand = Hand()
+    hand.submit("a", budget=4)
+    hand.started("a")
+    hand.iterate("a", 2)
+    hand.call("a")
+    hand.lose(0)
+    hand.extend("a", 3)
+    for command in hand.log:
+        if isinstance(command, StartLane) and command.lane_id != 0:
+            hand.ready(command.lane_id)
+    hand.started("a")
+    hand.iterate("a")
+    hand.state._lifecycle.preempt(hand.trial("a"))
+    lane = hand.lane("a")
+    paused = TrialPaused(hand.now, "a", lane, iteration=1, purpose=PausePurpose.PREEMPT)
+    assert only(hand.do(paused), RunIteration).iterations == 3, "up to the budget at the time of the call"
+    commands = hand.iterate("a")
+    assert only(commands, Call).lane_ids == (lane,)
+    assert only(commands, RunIteration).iterations == 3, "added iterations come after the call"
+
+
+def test_a_call_that_kills_its_lane_too_often_fails() -> None:
     hand = done("a", budget=1, max_failures=1)
     hand.saved("a", 0, 1)
     hand.call("a")
@@ -184,7 +206,7 @@ def test_a_trial_that_moves_is_called_when_it_has_arrived() -> None:
     assert hand.end("a") == "DONE"
 
 
-def test_a_call_that_came_during_a_resize_that_is_called_off_is_made_before_what_was_added() -> None:
+def test_a_call_during_a_resize_that_is_called_off_comes_before_added_iterations() -> None:
     hand = Hand(devices=1, profile=Known(packing=1))
     hand.submit("a", budget=4, max_width=2)
     hand.started("a")
@@ -237,7 +259,7 @@ def test_a_trial_that_is_to_be_called_keeps_its_place() -> None:
     hand.called("a", 0)
 
 
-def test_unknown_trials_and_those_that_were_let_go_are_not_called() -> None:
+def test_unknown_trials_and_those_whose_state_was_dropped_are_not_called() -> None:
     hand = Hand(resident_limit=0)
     with pytest.raises(InvalidFieldError, match="unknown"):
         hand.call("a")
@@ -251,7 +273,7 @@ def test_unknown_trials_and_those_that_were_let_go_are_not_called() -> None:
 # -- starts ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_beginning_is_told_of() -> None:
+def test_every_start_is_reported() -> None:
     hand = Hand(devices=2, profile=Known(packing=1, width=1))
     hand.submit("a", budget=1)
     start = only(hand.started("a"), ReportStart)
@@ -277,7 +299,7 @@ def test_a_trial_whose_errors_are_final_is_not_tried_again() -> None:
     assert end.state == "FAILED" and end.failure is not None and end.failure.kind == "error"
 
 
-def test_lost_lanes_and_memory_are_forgiven_all_the_same() -> None:
+def test_a_trial_whose_errors_are_final_is_tried_again_after_lost_lanes_and_out_of_memory() -> None:
     hand = Hand()
     hand.submit("a", "b", retry_errors=False)
     hand.ready(1)
@@ -307,7 +329,7 @@ def test_a_trial_that_has_ended_can_be_forgotten() -> None:
     hand = done("a", "b")
     hand.call("a")
     commands = hand.forget("a")
-    assert only(commands, StopTrial).trial_id == "a", "its state is let go"
+    assert only(commands, StopTrial).trial_id == "a", "its state is dropped"
     assert none(commands, ReportEnd) and hand.answers("a") == [(0, "stopped")]
     hand.called("a", 0)
     hand.released("a", 0)
@@ -323,7 +345,7 @@ def test_a_trial_that_has_ended_can_be_forgotten() -> None:
     assert hand.ends("b") == ["DONE", "DONE"]
 
 
-def test_a_trial_that_has_not_ended_cannot() -> None:
+def test_a_trial_that_has_not_ended_cannot_be_forgotten() -> None:
     hand = Hand()
     hand.submit("a")
     for _ in ("STARTING", "RUNNING"):

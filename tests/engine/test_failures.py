@@ -70,7 +70,7 @@ def test_a_lane_killed_by_another_trial_costs_no_attempt_and_its_killer_runs_alo
     assert waiting.placement.width >= 1.0
 
 
-def test_a_device_that_goes_costs_no_attempt() -> None:
+def test_a_lost_device_costs_no_attempt() -> None:
     hand = running("a", "b", devices=2, profile=Known(packing=1), max_failures=0)
     device = hand.state.lanes[hand.lane("a")].device_id
     commands = hand.lose_device(device)
@@ -209,7 +209,7 @@ def test_checkpoints_in_the_memory_of_a_host_that_is_gone_are_not_relied_on() ->
     assert start.checkpoint is not None and start.checkpoint.iteration == 1
 
 
-def test_a_trial_that_loses_a_lane_before_it_has_started_frees_the_others_when_they_have_let_go() -> None:
+def test_a_trial_that_loses_a_lane_before_it_has_started_frees_the_others_once_it_has_left_them() -> None:
     hand = Hand(devices=2, profile=Known(packing=1))
     hand.submit("a", budget=5, max_width=2)
     lanes = hand.trial("a").placement.lanes
@@ -233,7 +233,7 @@ def test_a_wide_trial_that_loses_a_lane_goes_on_in_the_others(lost: int) -> None
     resize = only(hand.lose(lanes[lost], culprit="a"), Resize)
     assert (resize.lane_ids, resize.iterations, resize.done) == (left, 7, 2)
     assert hand.states() == {"a": "RESIZING"} and hand.trial("a").limits.failures == 1
-    hand.iterate("a")  # One that they had all finished, and nobody had told of.
+    hand.iterate("a")  # All lanes had finished it, and the lost one had not reported it.
     hand.resized("a")
     assert hand.states() == {"a": "RUNNING"} and hand.trial("a").placement.width == 2.0
     hand.iterate("a", 6)
@@ -324,7 +324,7 @@ def test_a_lane_lost_while_a_wide_trial_is_paused_to_be_widened_leaves_it_the_ot
     assert resize.lane_ids == lanes[:1] and a.placement.width == 1.0
 
 
-def test_a_wide_trial_that_is_stopped_ends_when_all_its_lanes_have_let_go() -> None:
+def test_a_wide_trial_that_is_stopped_ends_when_it_has_left_all_its_lanes() -> None:
     hand = Hand(devices=2, profile=Known(packing=1))
     hand.submit("a", budget=5, max_width=2)
     hand.started("a")

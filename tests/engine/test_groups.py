@@ -141,7 +141,7 @@ def test_a_width_that_makes_it_far_slower_is_left_after_one_iteration_that_count
 
 
 @pytest.mark.parametrize(("left", "width"), [(3, 1.0), (4, 2.0)])
-def test_a_width_that_nobody_knows_is_not_tried_for_a_few_iterations(left: int, width: float) -> None:
+def test_an_unmeasured_width_is_not_tried_for_a_few_iterations(left: int, width: float) -> None:
     hand = Hand(devices=2, profile=Profile())
     hand.submit("a", budget=10, max_width=1)
     hand.started("a")
@@ -152,7 +152,7 @@ def test_a_width_that_nobody_knows_is_not_tried_for_a_few_iterations(left: int, 
     assert (hand.trial("b").placement.width, hand.trial("b").placement.move) == (width, None)
 
 
-def test_one_that_goes_on_where_its_state_is_tries_a_width_while_it_runs() -> None:
+def test_a_trial_that_resumes_in_its_lane_tries_a_width_while_it_runs() -> None:
     hand = Hand(devices=2, profile=Profile())
     hand.submit("a", budget=10, max_width=2)
     hand.started("a")
@@ -162,7 +162,7 @@ def test_one_that_goes_on_where_its_state_is_tries_a_width_while_it_runs() -> No
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_one_that_comes_for_a_few_iterations_starts_at_a_width_that_is_known(known: bool) -> None:
+def test_a_trial_of_a_few_iterations_starts_at_a_measured_width(known: bool) -> None:
     hand = Hand(devices=2, profile=Profile())
     hand.submit("a", budget=60, max_width=2)
     hand.started("a")

@@ -108,7 +108,7 @@ def test_a_done_trial_that_was_extended_is_not_done() -> None:
     assert (history.ended, history.budget) == (None, 3)
 
 
-def test_a_trial_that_ended_of_its_own_accord_is_extended_from_there() -> None:
+def test_a_trial_that_finished_early_is_extended_from_there() -> None:
     done = ReportEnd("a", "g", state="DONE", iteration=2, at=1.0)
     (history,) = replay(lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 9),)), done)).groups["g"].values()
     assert history.budget == 2
@@ -151,7 +151,7 @@ def test_most_events_and_commands_are_not_written() -> None:
     assert encode(RunIteration("a", (0,), 1)) is None
 
 
-def test_what_came_of_a_trial_in_its_submitters_eyes_outlives_it() -> None:
+def test_the_outcome_of_a_forgotten_trial_is_recovered() -> None:
     recovered = replay(
         lines(
             GroupSubmitted(0.0, "g", (TrialSpec("a", 1), TrialSpec("b", 1), TrialSpec("c", 1))),

@@ -85,7 +85,7 @@ def test_a_running_trial_stops_when_its_lane_says_so() -> None:
         hand.extend("a")
 
 
-def test_a_trial_that_is_set_up_stops_and_its_start_is_no_news() -> None:
+def test_a_trial_stopped_while_it_is_set_up_does_not_report_its_start() -> None:
     hand = Hand()
     hand.submit("a")
     hand.stop("a")
@@ -114,7 +114,7 @@ def test_a_done_trial_that_is_stopped_leaves_its_lane() -> None:
     hand.released("a", 0)
 
 
-def test_news_from_a_lane_that_was_left_changes_nothing() -> None:
+def test_events_of_a_lane_that_the_trial_has_left_change_nothing() -> None:
     hand = Hand(devices=2)
     hand.submit("a")
     hand.started("a")
@@ -190,7 +190,7 @@ def test_a_trial_that_was_saved_as_it_is_goes_on_elsewhere_at_once() -> None:
 
 
 @pytest.mark.parametrize("since", ["a call", "an older checkpoint"])
-def test_a_checkpoint_that_is_not_how_a_trial_is_now_does_not_do(since: str) -> None:
+def test_a_trial_does_not_go_on_elsewhere_from_an_outdated_checkpoint(since: str) -> None:
     hand, home, other = done_where_another_runs()
     hand.saved("a", home, 0 if since == "an older checkpoint" else 1)
     if since == "a call":
@@ -233,7 +233,7 @@ def test_what_cannot_be_saved_stays_resident_however_many_there_are() -> None:
         hand.iterate(name)
 
 
-def test_what_cannot_be_saved_and_was_let_go_is_not_extended() -> None:
+def test_a_trial_whose_unsaved_state_was_dropped_is_not_extended() -> None:
     hand = Hand(resident_limit=0)
     hand.submit("a", budget=1, can_save=False)
     hand.started("a")

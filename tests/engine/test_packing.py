@@ -1,4 +1,4 @@
-"""Packing that turns out to hurt: it is switched off, and those that were packed already run one after the other."""
+"""Packing that turns out to hurt: it is switched off, and trials packed before are preempted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(alpha: float, max_packing: int) -> tuple[float, Profile]:
 
 
 def test_packing_that_costs_ten_times_switches_itself_off() -> None:
-    """What it took to find out is all that is lost: a few iterations on each device."""
+    """Only the iterations that measured it are lost: a few on each device."""
     without, _ = run(10.0, 1)
     packed, profile = run(10.0, 4)
     assert profile.packing_limit("net", 4) == 1
@@ -69,7 +69,7 @@ def test_a_device_that_one_trial_keeps_busy_is_never_shared(busy: float, states:
 
 
 class Sours(Known):
-    """A profile that finds that packing hurts, when it is told to."""
+    """A profile that measures that packing hurts from a given moment on."""
 
     sour = False
 
@@ -81,7 +81,7 @@ class Sours(Known):
 
 
 def too_many(**options: Any) -> Hand:
-    """Three trials on a device, after it was found that they should not be there."""
+    """Three trials on a device, after it was measured that packing hurts."""
     profile = Sours()
     hand = Hand(profile=profile, ready=False, **options)
     hand.ready(0)
@@ -96,11 +96,11 @@ def too_many(**options: Any) -> Hand:
     return hand
 
 
-def test_one_after_the_other_makes_way_and_goes_on_where_it_was() -> None:
+def test_trials_are_preempted_one_after_the_other_and_go_on_where_they_were() -> None:
     hand = too_many()
     for trial_id, lane in (("c", 2), ("b", 1)):
         assert only(hand.tick(), Pause) == Pause(trial_id, (lane,), purpose=PausePurpose.PREEMPT)
-        assert none(hand.tick(), Pause), "the others are looked at when it has answered"
+        assert none(hand.tick(), Pause), "the next is preempted when this one has paused"
         hand.iterate(trial_id)
         hand.paused(trial_id)
         assert hand.states()[trial_id] == "QUEUED"
@@ -112,7 +112,7 @@ def test_one_after_the_other_makes_way_and_goes_on_where_it_was() -> None:
     assert hand.reports("b") == hand.reports("c") == list(range(1, 21))
 
 
-def test_one_that_is_done_when_it_answers_is_done() -> None:
+def test_a_preempted_trial_that_is_done_when_it_has_paused_is_done() -> None:
     hand = too_many()
     hand.tick()
     hand.iterate("c", 19)
@@ -121,7 +121,7 @@ def test_one_that_is_done_when_it_answers_is_done() -> None:
     assert hand.end("c") == "DONE"
 
 
-def test_one_that_is_stopped_or_dies_meanwhile_does_not_wait() -> None:
+def test_a_preempted_trial_that_is_stopped_or_dies_meanwhile_does_not_wait() -> None:
     hand = too_many()
     hand.tick()
     hand.stop("c")
@@ -133,7 +133,7 @@ def test_one_that_is_stopped_or_dies_meanwhile_does_not_wait() -> None:
     assert hand.trial("b").limits.failures == 1 and hand.trial("b").placement.preemption is None
 
 
-def test_one_that_is_extended_meanwhile_runs_on_later() -> None:
+def test_a_preempted_trial_that_is_extended_meanwhile_goes_on_later() -> None:
     hand = too_many()
     hand.tick()
     assert none(hand.extend("c", 5), RunIteration)
@@ -143,7 +143,7 @@ def test_one_that_is_extended_meanwhile_runs_on_later() -> None:
     assert only(hand.iterate("a", 18), RunIteration) == RunIteration("c", (2,), 24)
 
 
-def test_an_answer_that_does_not_fit_is_an_error() -> None:
+def test_a_pause_at_an_unexpected_iteration_is_an_error() -> None:
     hand = too_many()
     hand.tick()
     with pytest.raises(Exception, match="paused at iteration 9 after 1"):

@@ -1,4 +1,4 @@
-"""A running trial makes way for one that waits, and goes on where there is room."""
+"""Preemption: a running trial pauses for one that waits, and goes on where there is room."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def left_over(budget: int = 4, **spec: object) -> Hand:
     return hand
 
 
-def test_it_makes_way_when_the_other_is_pressed_and_goes_on_from_its_checkpoint() -> None:
+def test_a_trial_is_preempted_for_a_late_one_and_goes_on_from_its_checkpoint() -> None:
     hand = left_over()
     pause = only(hand.tick(), Pause)
     leaving, staying = pause.trial_id, "b" if pause.trial_id == "a" else "a"
     lane = hand.lane(leaving)
-    assert pause == Pause(leaving, (lane,), purpose=PausePurpose.PREEMPT), "it is not to be moved"
+    assert pause == Pause(leaving, (lane,), purpose=PausePurpose.PREEMPT), "it goes on later, and no Resize follows"
     assert none(hand.tick(), Pause), "one at a time"
     hand.iterate(leaving)
     assert only(hand.paused(leaving), StartTrial) == StartTrial("c", (lane,), iterations=4)
@@ -50,7 +50,7 @@ def test_it_makes_way_when_the_other_is_pressed_and_goes_on_from_its_checkpoint(
     assert hand.reports(leaving) == hand.reports("c") == [1, 2, 3, 4]
 
 
-def test_they_take_turns_as_soon_as_it_is_known_how_long_iterations_take() -> None:
+def test_trials_are_preempted_as_soon_as_their_iterations_are_measured() -> None:
     hand = Hand(devices=2, profile=Profile(), max_packing=1)
     hand.submit("a", "b", "c", budget=4)
     for trial_id in "ab":
@@ -62,7 +62,7 @@ def test_they_take_turns_as_soon_as_it_is_known_how_long_iterations_take() -> No
     assert only(hand.tick(), Pause).trial_id in "ab"
 
 
-def test_it_goes_on_in_its_lane_if_the_other_has_gone_meanwhile() -> None:
+def test_a_preempted_trial_goes_on_in_its_lane_if_its_successor_was_stopped() -> None:
     hand = left_over()
     leaving = only(hand.tick(), Pause).trial_id
     hand.stop("c")
@@ -72,7 +72,7 @@ def test_it_goes_on_in_its_lane_if_the_other_has_gone_meanwhile() -> None:
     assert hand.trial(leaving).placement.preemption is None
 
 
-def test_one_that_ends_before_it_has_paused_has_ended() -> None:
+def test_a_preempted_trial_that_ends_before_it_has_paused_is_done() -> None:
     hand = left_over()
     pause = only(hand.tick(), Pause)
     hand.iterate(pause.trial_id, 3)  # an iteration was booked late, and it had begun the last one before it heard
@@ -80,11 +80,11 @@ def test_one_that_ends_before_it_has_paused_has_ended() -> None:
     assert started.trial_id == "c" and hand.end(pause.trial_id) == "DONE"
 
 
-def test_one_that_cannot_be_saved_does_not_make_way() -> None:
+def test_a_trial_that_cannot_be_saved_is_not_preempted() -> None:
     assert none(left_over(can_save=False).tick(), Pause)
 
 
-def test_a_higher_priority_does_not_make_way_for_a_lower_one() -> None:
+def test_a_trial_is_not_preempted_for_one_of_lower_priority() -> None:
     hand = Hand(devices=2, **ALONE)
     specs = [TrialSpec(trial_id, 4, priority=priority) for trial_id, priority in (("a", 2.0), ("b", 2.0), ("c", 1.0))]
     hand.do(GroupSubmitted(0.0, "g", tuple(specs)))
@@ -94,7 +94,7 @@ def test_a_higher_priority_does_not_make_way_for_a_lower_one() -> None:
         assert none(hand.tick(), Pause)
 
 
-def test_the_papers_planners_have_nobody_make_way() -> None:
+def test_the_papers_planners_do_not_preempt() -> None:
     for planner in ("dynamic", "static", "fifo"):
         hand = Hand(devices=2, planner=planner, **ALONE)
         hand.submit("a", "b", "c", budget=4)
@@ -104,7 +104,7 @@ def test_the_papers_planners_have_nobody_make_way() -> None:
             assert none(hand.tick(), Pause)
 
 
-def test_nobody_makes_way_for_one_that_does_not_fit_beside_what_stays() -> None:
+def test_no_trial_is_preempted_for_one_that_does_not_fit_beside_its_state() -> None:
     for kept, makes_way in ((10.0, True), (60.0, False)):
         hand = Hand(devices=2, memory=100.0, **ALONE)
         hand.submit("a", "b", "c", budget=4, memory=MemoryNeed(kept, 20.0))
@@ -117,7 +117,7 @@ def test_nobody_makes_way_for_one_that_does_not_fit_beside_what_stays() -> None:
         assert bool([command for command in hand.tick() if isinstance(command, Pause)]) is makes_way
 
 
-def test_trials_that_lead_to_more_start_first_and_long_ones_with_them() -> None:
+def test_trials_with_follow_up_iterations_start_first_and_long_ones_with_them() -> None:
     hand = Hand(devices=1, **ALONE)
     specs = {"first": (1, 0), "short": (3, 0), "leads": (1, 5), "long": (9, 0), "extended": (1, 0)}
     trials = [

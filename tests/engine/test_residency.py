@@ -191,7 +191,7 @@ class Residents(RuleBasedStateMachine):
         return []
 
     def room_was_needed(self, commands: list[Command]) -> None:
-        """Whoever is evicted would have been in the way of a trial that waits, or of those that run."""
+        """Every evicted state took memory that a waiting or a running trial needed."""
         state = self.hand.state
         saved = [state.trials[command.trial_id] for command in commands if isinstance(command, Save)]
         # One that is about to start is fetched: in its lane another one runs by now.
