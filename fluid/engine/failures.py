@@ -127,16 +127,14 @@ class Failures:
             core.release(trial)
             self._count(trial, failure)
         elif trial.state is TrialState.QUEUED:
-            trial.limits.failures += 1
-            trial.limits.failure = failure
+            trial.limits.add_failure(failure)
             if _is_final(trial, failure):
                 core.unqueue(trial)
                 core.end(trial, TrialState.FAILED, failure.message)
 
     def _count(self, trial: TrialRecord, failure: Failure) -> None:
         """Queues a trial again, or ends it if it failed too often."""
-        trial.limits.failures += 1
-        trial.limits.failure = failure
+        trial.limits.add_failure(failure)
         if trial.limits.failures > self._max_failures or _is_final(trial, failure):
             self._core.end(trial, TrialState.FAILED, failure.message)
         else:
@@ -223,8 +221,7 @@ class Failures:
             return True
         if trial.limits.failures >= self._max_failures:
             return False
-        trial.limits.failures += 1
-        trial.limits.failure = Failure("lane_lost", reason)
+        trial.limits.add_failure(Failure("lane_lost", reason))
         self._calls.blame(trial, reason, self._max_failures)
         return True
 

@@ -221,6 +221,11 @@ class Limits:
     width_cap: int | None = None
     packing_cap: int | None = None
 
+    def add_failure(self, failure: Failure) -> None:
+        """Counts a failure after which the trial may be tried again."""
+        self.failures += 1
+        self.failure = failure
+
 
 @dataclass(slots=True)
 class Pace:
@@ -243,11 +248,12 @@ class TrialRecord:
 
     Attributes:
         row: the number by which placement and planners know the trial.
-        progress: iterations. Only its methods, and submissions (budget, reported), write there.
-        placement: devices and lanes.
-        residence: the trial's state while it does not run. Only :mod:`fluid.engine.residency` writes there.
-        limits: written by :mod:`fluid.engine.failures`.
-        pace: written as iterations are observed.
+        progress: iterations; ``done`` and ``granted`` are written by its methods alone.
+        placement: devices and lanes; the width is written by :mod:`fluid.engine.allocations` alone.
+        residence: the trial's state while it does not run, written by :mod:`fluid.engine.residency`; an iteration or an
+            answered call makes its checkpoint outdated.
+        limits: written when something fails.
+        pace: written when iterations are observed.
         state: written by :meth:`fluid.engine.core.SessionState.set_state` alone.
         calls: calls of its methods, in the order requested; those that a lane was told to make come first.
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
