@@ -216,7 +216,7 @@ class SessionState:
     def top_up(self, trial: TrialRecord) -> None:
         """Tells the lanes of a running trial about iterations that they were not told about yet."""
         progress, limit = trial.progress, trial.limit
-        if progress.granted >= limit or progress.finished_early or trial.placement.preemption is not None:
+        if progress.granted >= limit or trial.placement.preemption is not None:
             return
         move = trial.placement.move
         warming = trial.state is TrialState.RESIZING and move is not None and move.stage is Stage.WARMING

@@ -52,7 +52,7 @@ class Failures:
         """A trial raised, and has left the lane."""
         core = self._core
         if core.lanes.drained(event.lane_id, event.trial_id):
-            self._lifecycle.lane_usable(event.lane_id)
+            self._lifecycle.lane_drained(event.lane_id)
             return
         trial = core.trials.get(event.trial_id)
         if trial is None:

@@ -259,7 +259,7 @@ class Lifecycle:
         """A trial has left a lane."""
         core = self._core
         if core.lanes.drained(event.lane_id, event.trial_id):
-            self.lane_usable(event.lane_id)
+            self.lane_drained(event.lane_id)
             return
         trial = core.trials.get(event.trial_id)
         if trial is not None and event.lane_id in trial.placement.stopping_lanes:
@@ -275,6 +275,11 @@ class Lifecycle:
         if not trial.placement.stopping_lanes:
             self._core.release(trial)
             self._core.end(trial, TrialState.STOPPED, why)
+
+    def lane_drained(self, lane_id: int) -> None:
+        """Continues the trial that waits for a lane that another one has left; its memory may let queued ones start."""
+        self._core.changed |= bool(self._core.queue)
+        self.lane_usable(lane_id)
 
     def lane_usable(self, lane_id: int) -> None:
         """Continues the trial that waits for a lane, which can run it now."""

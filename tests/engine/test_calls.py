@@ -175,6 +175,24 @@ def test_a_trial_that_is_preempted_while_it_repeats_iterations_runs_up_to_the_ca
     assert only(commands, RunIteration).iterations == 3, "added iterations come after the call"
 
 
+def test_a_trial_that_finished_early_and_repeats_iterations_for_a_call_goes_on_after_a_pause() -> None:
+    hand = Hand(profile=Known(packing=1))
+    hand.submit("a", budget=20, max_width=2)
+    hand.started("a")
+    hand.iterate("a", 9)
+    hand.iterate("a", finished=True)
+    replacement = only(hand.lose(0), StartLane).lane_id
+    hand.call("a")
+    hand.ready(replacement)
+    hand.started("a")
+    hand.iterate("a")
+    lane = only(hand.add_device(1), StartLane).lane_id
+    hand.tick()
+    only(hand.ready(lane), Pause)
+    hand.submit("b", budget=1)
+    assert only(hand.paused("a"), RunIteration).iterations == 9, "b called the widening off"
+
+
 def test_a_call_that_kills_its_lane_too_often_fails() -> None:
     hand = done("a", budget=1, max_failures=1)
     hand.saved("a", 0, 1)

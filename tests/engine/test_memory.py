@@ -242,3 +242,10 @@ def test_no_state_is_evicted_where_memory_is_no_bound_or_the_need_is_known(
     commands = hand.submit("b", memory=need)
     assert started(commands) == ["b"]
     assert none(commands, Save)
+
+
+def test_a_queued_trial_starts_when_another_has_left_a_lane_and_freed_its_memory() -> None:
+    hand = Hand(devices=2, memory=10 * GB, profile=Known(packing=1, memory=MemoryNeed(6 * GB)))
+    hand.submit("a", budget=5, max_width=2)
+    assert started(hand.lose_device(1)) == [], "its lane on the other device still holds 6 of 9 usable GB"
+    assert started(hand.released("a", 0)) == ["a"]
