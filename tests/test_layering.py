@@ -371,6 +371,21 @@ def test_the_architecture_page_has_the_same_table() -> None:
     assert listed == table
 
 
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines()) for path in FILES.values()}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_one_class_name_is_one_class() -> None:
+    """A leading underscore aside, so that a reader who meets a name knows which class it is."""
+    homes: dict[str, list[str]] = {}
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(f"{module}:{node.lineno}")
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
 # --- The checks can fail
 
 LAZY_TORCH = Import("torch", "lazy")
