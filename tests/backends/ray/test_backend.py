@@ -430,7 +430,7 @@ def test_another_node_makes_up_for_one_that_went(cluster: Any, other_node: Any, 
 def test_what_joins_later_can_be_used(cluster: Any, make: Callable[..., Drive]) -> None:
     drive = make(4)
     assert drive.backend.discover() == []
-    with pytest.raises(InvalidFieldError, match="Ray has not given it"):
+    with pytest.raises(InvalidFieldError, match="Ray has not reserved it"):
         drive.backend.add_devices([Device(4)])
     node = cluster.add_node(num_cpus=1, node_ip_address=OTHER_MACHINE)
     try:
