@@ -166,7 +166,7 @@ class Residence:
 
 
 @dataclass(slots=True)
-class Placement:
+class TrialPlacement:
     """Where a trial runs.
 
     Attributes:
@@ -266,7 +266,7 @@ class TrialRecord:
     group_id: str
     progress: Progress
     state: TrialState = TrialState.QUEUED
-    placement: Placement = field(default_factory=Placement)
+    placement: TrialPlacement = field(default_factory=TrialPlacement)
     residence: Residence = field(default_factory=Residence)
     limits: Limits = field(default_factory=Limits)
     pace: Pace = field(default_factory=Pace)
