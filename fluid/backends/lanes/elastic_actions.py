@@ -10,7 +10,7 @@ from fluid.backends.lanes.translate import metrics_of
 from fluid.elastic.actions import Reported, Send
 from fluid.elastic.messages import Leave
 from fluid.engine.commands import Command, StartTrial, StopTrial
-from fluid.engine.events import Event, IterationDone
+from fluid.engine.events import Event, Failure, IterationDone, TrialFailed
 from fluid.lane import messages as m
 from fluid.resources import MemoryNeed
 
@@ -101,6 +101,11 @@ class Outbox:
         """Tells the engine."""
         self.latest = max(self.latest, event.at)
         self._actions.append(event)
+
+    def fail(self, lane_id: int, message: str) -> None:
+        """Tells the member in a lane to leave, and the engine that the trial failed there."""
+        self.leave({lane_id})
+        self.report(TrialFailed(self._clock.now(), self._trial_id, lane_id, Failure("error", message)))
 
     def report_iteration(self, reported: Reported, lane_id: int, at: float | None) -> bool:
         """Tells the engine of an iteration.

@@ -18,7 +18,6 @@ from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import MemberIterated, MemberRaised
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
 from fluid.engine.events import (
-    Failure,
     IterationDone,
     PausePurpose,
     ResizeDone,
@@ -288,10 +287,9 @@ class ElasticTrial:
                 self._outbox.to_lane(self._alone, m.PauseResident(self.trial_id, may_move=may_move))
             return
         self._pending, self.left, self._since = None, 0, self._clock.now()
-        iteration, purpose = self._controller.iteration, pending.purpose
-        self._outbox.report(
-            TrialPaused(self._since, self.trial_id, self._lanes[0], iteration=iteration, purpose=purpose)
-        )
+        done, lane_id = self._controller.iteration, self._lanes[0]
+        paused = TrialPaused(self._since, self.trial_id, lane_id, iteration=done, purpose=pending.purpose)
+        self._outbox.report(paused)
         self._catch_up()
 
     def _newcomers_are_ready(self) -> bool:
@@ -319,10 +317,8 @@ class ElasticTrial:
 
     def _form(self, lanes: tuple[int, ...]) -> None:
         if self._attempts > _ATTEMPTS:
-            failure = Failure("error", f"its {len(lanes)} lanes cannot connect to each other; see their logs")
             first = self._lanes[0]
-            self._outbox.leave({first})
-            self._outbox.report(TrialFailed(self._clock.now(), self.trial_id, first, failure))
+            self._outbox.fail(first, f"its {len(lanes)} lanes cannot connect to each other; see their logs")
             self._act(self._controller.member_lost(first))
             self._fall_apart()
             return
