@@ -236,7 +236,7 @@ Orders = Sequence["int | None"]
 def outcome(group: Group, orders: Orders, epsilon: float) -> tuple[float, int]:
     """When the last of the group ends, and how many further devices the orders take; negative if they free some.
 
-    Nobody is moved again later. The last one on a shared device keeps it; the others leave it for new devices.
+    No trial is moved again later. The last one on a shared device keeps it; the others leave it for new devices.
     """
     moved = [(member, width) for member, width in zip(group.members, orders, strict=True) if width is not None]
     stay = [member for member, width in zip(group.members, orders, strict=True) if width is None]
@@ -255,7 +255,7 @@ def outcome(group: Group, orders: Orders, epsilon: float) -> tuple[float, int]:
 def best_orders(group: Group, budget: int, epsilon: float, *, longest_first: bool = False) -> list[float]:
     """``[x]``: the earliest the group's last trial can end with ``x`` further devices, for x up to the budget.
 
-    Nobody is narrowed. With ``longest_first``, of those who share a device only the longest may leave it.
+    No trial is narrowed. With ``longest_first``, of those who share a device only the longest may leave it.
     """
     has = round(group.width) if group.width >= 1.0 else 0
     best = [math.inf] * (budget + 1)

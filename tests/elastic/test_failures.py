@@ -24,7 +24,7 @@ CONFIG = {"optimizer": "adamw"}
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[float]:
-    """The losses of a run in which nobody dies."""
+    """The losses of a run in which no member dies."""
     made = Regression()
     made.setup(CONFIG)
     return [made.step()["loss"] for _ in range(4)]
@@ -87,7 +87,7 @@ def test_death_of_a_newcomer_while_it_takes_over_the_state(tmp_path: Path, undis
 def test_a_member_that_hangs_is_killed_from_outside(tmp_path: Path, undisturbed: list[float]) -> None:
     config = {**CONFIG, "die": {"rank": 0, "batch": 7, "signal": int(signal.SIGSTOP)}, "once": str(tmp_path / "hung")}
     with QuickRun(Dying, config, 3) as run:
-        # As an operator would: whoever waits has been told by nobody that rank 0 will not come back.
+        # As an operator would: the waiting members have not been told that rank 0 will not come back.
         watcher = os.fork()
         if watcher == 0:
             while not (tmp_path / "hung").exists():

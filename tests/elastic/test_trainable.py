@@ -1,4 +1,4 @@
-"""An elastic trainable on its own, at width 1: the class that Fluid, Ray Tune or nobody runs."""
+"""An elastic trainable on its own, at width 1: the class that Fluid, Ray Tune or a plain loop runs."""
 
 from __future__ import annotations
 

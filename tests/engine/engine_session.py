@@ -253,13 +253,13 @@ class Session:
             GroupSubmitted(0.0, f"g{self._next_group}", (self.spec(),)),
             GroupSubmitted(0.0, "other", (TrialSpec("x", 1), TrialSpec("x", 1))),
             GroupSubmitted(0.0, "other", (taken,)),
-            TrialsAdded(0.0, "nobody's", (TrialSpec("x", 1),)),
+            TrialsAdded(0.0, "unknown", (TrialSpec("x", 1),)),
             TrialsAdded(0.0, good.group_id, (TrialSpec("x", 1, priority=float("nan")),)),
-            BudgetExtended(0.0, "nobody", 1),
+            BudgetExtended(0.0, "unknown", 1),
             BudgetExtended(0.0, good.trials[0].trial_id, 0),
-            StopRequested(0.0, "nobody"),
-            CallRequested(0.0, "nobody", call_id=1, method="method", payload=b""),
-            TrialForgotten(0.0, "nobody"),
+            StopRequested(0.0, "unknown"),
+            CallRequested(0.0, "unknown", call_id=1, method="method", payload=b""),
+            TrialForgotten(0.0, "unknown"),
             TrialForgotten(0.0, good.trials[0].trial_id),
         ]
         self._next_group -= 1

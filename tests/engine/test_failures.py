@@ -343,7 +343,7 @@ def test_requests_that_cannot_be_change_nothing_not_even_those_before_them() -> 
         GroupSubmitted(0.0, "h", (TrialSpec("b", 0),)),
         GroupSubmitted(0.0, "h", (TrialSpec("b", 1, max_width=0),)),
         BudgetExtended(0.0, "a", 0),
-        StopRequested(0.0, "nobody"),
+        StopRequested(0.0, "unknown"),
     ):
         with pytest.raises(InvalidFieldError):
             hand.do(good, bad)

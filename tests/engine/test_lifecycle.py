@@ -124,7 +124,7 @@ def test_events_of_a_lane_that_the_trial_has_left_change_nothing() -> None:
         IterationDone(1.0, "a", lane + 17, iteration=7, seconds=1.0),
         TrialStarted(1.0, "a", lane + 17, iteration=5, seconds=1.0),
         TrialReleased(1.0, "a", lane + 17),
-        IterationDone(1.0, "nobody", lane, iteration=7, seconds=1.0),
+        IterationDone(1.0, "unknown", lane, iteration=7, seconds=1.0),
     ):
         before = hand.states()
         assert hand.do(stale) == []

@@ -100,7 +100,7 @@ def test_a_long_temporary_folder_is_not_used(
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A temporary folder that nobody else on this machine uses; its path is short, as a socket's has to be.
+    """A temporary folder that no other process on this machine uses; its path is short, as a socket's has to be.
 
     Asking for ``tmp_path`` has pytest make its folders before, elsewhere.
     """
@@ -140,7 +140,7 @@ def test_a_daemon_that_hangs(start: Callable[..., MpsDaemon], fake: Fake) -> Non
 def test_servers_that_cannot_start(
     start: Callable[..., MpsDaemon], fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where somebody else holds the GPU in exclusive mode."""
+    """As on a machine where another user holds the GPU in exclusive mode."""
 
     class Impatient(MonotonicClock):
         def now(self) -> float:
@@ -255,7 +255,7 @@ def test_a_daemon_that_dies_takes_its_servers_and_can_be_restarted(
     assert daemon.pid is not None
     processes.watch(daemon.pid, server)
     os.kill(daemon.pid, signal.SIGKILL)
-    assert processes.have_ended(PATIENCE), "nobody else would have ended the server"
+    assert processes.have_ended(PATIENCE), "no other process would have ended the server"
     while not (said := daemon.problem()).startswith("the MPS control daemon was killed"):
         assert "refused" in said, "it may be heard of a moment later"
     assert said == "the MPS control daemon was killed by SIGKILL"
@@ -437,7 +437,7 @@ GPU = GpuState(A, "a GPU", 1e9, 0.0, 0.0, False, "DEFAULT", (9, 0), ())
 
 @pytest.fixture
 def here(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine, with the program installed and no daemon of anybody."""
+    """This machine, with the program installed and no daemon running."""
     monkeypatch.setenv("PATH", str(fake.program.parent))
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     monkeypatch.setattr("fluid.gpu.mps_support.foreign_daemon", lambda environment: None)

@@ -142,5 +142,5 @@ def idle() -> Iterator[Callable[[str], int]]:
 
 def test_a_stray_process_is_known_by_its_folder(idle: Callable[[str], int]) -> None:
     ours, other = idle("/tmp/ours"), idle("/tmp/ours-too")
-    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
-    assert stray_processes([ours, other, nobody], "/tmp/ours") == [ours]
+    unused_pid = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    assert stray_processes([ours, other, unused_pid], "/tmp/ours") == [ours]

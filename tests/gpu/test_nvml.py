@@ -227,8 +227,8 @@ def test_what_is_taken_of_a_gpu(nvml: Callable[..., Any]) -> None:
 
 
 def test_process_numbers_of_another_namespace_say_nothing(nvml: Callable[..., Any]) -> None:
-    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
-    module = nvml(make_pynvml([FakeGpu(uuid="GPU-a", processes=[process(nobody, 1 << 30)])]))
+    unused_pid = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    module = nvml(make_pynvml([FakeGpu(uuid="GPU-a", processes=[process(unused_pid, 1 << 30)])]))
     assert module.process_bytes("GPU-a", os.getpid()) is None
 
 

@@ -32,7 +32,7 @@ def test_memory_is_for_what_fits_and_the_oldest_goes_to_disk(tmp_path: Path) -> 
     store, other = make(tmp_path, budget=2500), make(tmp_path, budget=0, lane_id=1)
     paths = [store.save(name, 1, writes(1000)).path for name in "abc"]
     assert [os.path.isdir(path) for path in paths] == [False, True, True]
-    for path in paths:  # Whoever looks for one finds it.
+    for path in paths:  # A reader finds each of them.
         assert Path(where(other, path), "data").stat().st_size == 1000
     # Another lane may have deleted what this one wrote: that room is free again.
     other.delete("b")

@@ -86,7 +86,7 @@ def test_a_peak_is_what_was_reserved(cuda: Allocator) -> None:
     meter.begin()
     cuda.allocate(10 * MB)
     cuda.free(10 * MB)
-    assert meter.end() == (0.0, 250 * MB), "tensors took 10 MB, and the rest is there for nobody else"
+    assert meter.end() == (0.0, 250 * MB), "tensors took 10 MB, and the rest is for no other trial"
     meter.release_cached()
     meter.begin()
     cuda.allocate(10 * MB)
@@ -131,7 +131,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch, used: list[float | None], own: float |
         ([100 * MB, 580 * MB], None, 480 * MB),  # NVML knows it by the host's number.
         ([100 * MB, 580 * MB], 0.0, 480 * MB),  # Or has not seen it yet.
         ([None, 580 * MB], None, 0.0),
-        ([600 * MB, 580 * MB], None, 0.0),  # Somebody else has left meanwhile.
+        ([600 * MB, 580 * MB], None, 0.0),  # Another process has left meanwhile.
     ],
 )
 def test_a_warm_lane_knows_what_it_takes(

@@ -120,7 +120,7 @@ def test_a_resident_becomes_a_member_as_it_is(pair: list[Any]) -> None:
 
 def test_an_abort_is_heard_by_who_waits_for_others(pair: list[Any]) -> None:
     meet(pair, 1)
-    send_to_member(pair[0], RunMember(1, 5))  # Nobody tells the other one, which does not come.
+    send_to_member(pair[0], RunMember(1, 5))  # The other member is not told, and does not come.
     send_to_member(pair[0], Abort(1))
     assert receive_from_member(pair[0], Broken).iteration == 0
     send_to_member(pair[1], Abort(1))

@@ -280,7 +280,7 @@ def test_what_a_trial_raised_is_brought_along_if_it_can_be(
         assert pickle.loads(failed.exception).args == args
 
 
-# -- saving of its own accord ---------------------------------------------------------------------------------------
+# -- automatic saves ------------------------------------------------------------------------------------------------
 
 
 def test_a_trial_is_saved_once_enough_work_would_be_lost(make_lane: Callable[..., Any]) -> None:
@@ -313,7 +313,7 @@ def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., A
     assert [lane.receive(ResidentSaved).iteration, lane.receive(ResidentIterated).iteration] == [3, 1]
     lane.send(call("a", 1))  # It may have changed it.
     assert lane.receive(ResidentSaved).iteration == 3
-    lane.start("b", Counter, {"done_at": 2}, 3)  # Nobody goes on with one that has no more to do.
+    lane.start("b", Counter, {"done_at": 2}, 3)  # A trial that has no more to do is not continued.
     assert [lane.receive(ResidentIterated, "b").iteration for _ in range(2)] == [1, 2]
     lane.ask(after="1")
     assert not any(isinstance(message, ResidentSaved) for message in lane.messages)

@@ -361,7 +361,7 @@ def test_a_resize_is_a_pause_at_the_beginning_of_what_follows(session: Sessions)
     )
     made.happened(
         NoteResize("a", at=2.9, width=2.0, device_ids=(1, 0), seconds=0.5),
-        NoteResize("nobody", at=3.0, width=2.0, device_ids=(0, 1), seconds=1.0),
+        NoteResize("unknown", at=3.0, width=2.0, device_ids=(0, 1), seconds=1.0),
     )
     line = load_run(made.close()).timeline
     assert [(s.row, s.start, s.end, s.pause) for s in line.segments] == [

@@ -138,13 +138,13 @@ def pack(path: str, run_folder: str) -> bytes:
     """Returns a checkpoint as bytes. Runs on the machine that has it.
 
     Raises:
-        FileNotFoundError: it is not there any more.
+        FileNotFoundError: the checkpoint has been deleted.
     """
     buffer = BytesIO()
     with locked_for_reading(path):
         found = locate(path, run_folder)
         if found is None:
-            raise FileNotFoundError(f"the checkpoint {path} is not there any more")
+            raise FileNotFoundError(f"the checkpoint {path} has been deleted")
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             archive.add(found, arcname="")
     return buffer.getvalue()

@@ -60,7 +60,7 @@ class Paced(Regression):
         time.sleep(self.config.get("seconds", 0.01) / self.size)
 
     def end_iteration(self, metrics: dict[str, float]) -> Any:
-        # Of all ranks, whom somebody may want to kill.
+        # Of all ranks: a test may kill any of them.
         pids = torch.zeros(self.size, dtype=torch.int64)
         pids[self.rank] = os.getpid()
         self._elastic.group.all_reduce(pids)
@@ -91,7 +91,7 @@ class Rigid:
 
 
 def claim(path: str) -> bool:
-    """Whether nobody has asked before."""
+    """Whether this is the first call."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

@@ -90,7 +90,7 @@ def test_the_end(ends: tuple[FramedSocket, Connection]) -> None:
     assert receive(wire, 1) == ["last"]
     assert wire.receive() == []
     assert wire.ended
-    wire.send(["nobody reads this"])
+    wire.send(["never read"])
     assert not wire.wants_to_write
     wire.close()
 

@@ -1,4 +1,4 @@
-"""Folders in host memory: whoever uses one holds it, and one that nobody uses is swept up."""
+"""Folders in host memory: a process that uses one holds its lock, and a folder without a holder is swept up."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_a_trial_that_stops_is_cleaned_up(drive: Any, tmp_path: Path) -> None:
     drive.do(StopTrial("a", (lane,)))
     drive.of(TrialReleased, "a", lane_id=lane)
     assert (tmp_path / "farewell").read_text(encoding="utf-8") == "gone"
-    drive.do(StopTrial("a", (lane,)), RunIteration("a", (lane,), 1))  # It is not there: nothing to do.
+    drive.do(StopTrial("a", (lane,)), RunIteration("a", (lane,), 1))  # The lane does not host the trial: nothing to do.
     start(drive, "b", lane, 1)
     drive.of(IterationDone, "b")
     assert not any(isinstance(event, TrialReleased) for event in drive.seen)
@@ -551,7 +551,7 @@ def test_close_leaves_no_process(make_drive: Callable[..., Any], processes: Any,
     drive.backend.close()
     assert processes.have_ended()
     assert (tmp_path / "farewell").exists()
-    assert not folder.exists()  # Nobody asked to keep it.
+    assert not folder.exists()  # The user did not ask to keep it.
     drive.backend.close()
     drive.backend.wake()
     with pytest.raises(FluidError, match="closed"):
@@ -660,7 +660,7 @@ def test_what_is_left_when_its_driver_and_its_server_are_killed_is_swept_up(
     processes.watch(server)
     os.kill(server, signal.SIGKILL)
     assert processes.have_ended(within=10.0)
-    os.kill(child, signal.SIGKILL)  # Nobody is left to end it.
+    os.kill(child, signal.SIGKILL)  # No process is left to end it.
     with open(session, "r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Waits for the lanes, which end with the server.
     assert session.exists() and folder.is_dir()

@@ -350,7 +350,7 @@ def test_lanes_end_with_a_killed_driver(cluster: Any, tmp_path: Path, processes:
         driver.kill()
     assert processes.have_ended(within=30.0)
     eventually(lambda: ray.available_resources().get("CPU") == 4)
-    # Whoever comes next clears away what it left in memory, if its lanes had no time to.
+    # The next session sweeps up what this one left in memory, if its lanes had no time to.
     RayBackend(1, run_dir=tmp_path / "next").close()
     assert in_host_memory() <= before
 

@@ -181,7 +181,7 @@ def test_what_a_killed_process_left_is_swept_up_by_the_next(ram: Path, session: 
     home = HostFolders(session, host)
     path = save(home, "a", 3, "third")
     host_memory.sweep()
-    assert os.path.isdir(path)  # Somebody uses it.
+    assert os.path.isdir(path)  # A process uses it.
     os.close(home._lock)  # As when it is killed.
     other = HostFolders(session._replace(token="0b" * 8), HERE)
     assert os.listdir(ram) == [os.path.basename(other.memory_folder)]
