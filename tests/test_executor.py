@@ -430,7 +430,7 @@ def test_mps_is_refused_where_it_cannot_be_had(tmp_path: Path) -> None:
         FluidExecutor("ray", **options)
     with (
         LocalBackend([Device(0, kind="cpu")], preload=[]) as backend,
-        pytest.raises(InvalidFieldError, match="has to be said to the backend"),
+        pytest.raises(InvalidFieldError, match="pass it to the backend object instead"),
     ):
         FluidExecutor(backend, **options)
 
