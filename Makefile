@@ -28,9 +28,10 @@ $(EXAMPLES): $(INSTALLED)
 
 examples: $(EXAMPLES)
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
+# Most tests wait for processes now and then, so three run at a time on two cores.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope
 
-# pytest runs last, so that its summary closes the output. Most tests wait for processes, so two run at a time.
+# pytest runs last, so that its summary closes the output.
 test: lint typecheck
 	@echo "make test leaves out the slow tests (sweeps with and without Fluid, clusters of several nodes, builds)."
 	@echo "make test-slow runs those; CI runs both."

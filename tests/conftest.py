@@ -96,11 +96,24 @@ class Lane:
 _GROUPS = {
     # They look for what is left of a session on Ray.
     "ray": ("backends/lanes/test_host_memory.py", "backends/ray/", "conformance/", "trainables/test_trainable.py"),
-    # They start clusters for Ray Tune, each of which takes half a core while it starts.
-    "tune": ("examples/", "integrations/ray_tune/", "test_custom_searchers.py", "test_docs.py"),
     # They look for what is left of a daemon of MPS.
     "mps": ("backends/lanes/test_mps_sharing.py", "gpu/test_mps", "test_packing_benchmarks.py"),
 }
+
+
+#: Files and folders whose tests take longest. They begin first, so that no worker is left alone with them at the end.
+_LONGEST = (
+    "integrations/ray_tune/test_elastic.py",
+    "integrations/ray_tune/test_faults.py",
+    "integrations/ray_tune/test_parity.py",
+    "examples/test_sweeps.py",
+    "test_packing_benchmarks.py",
+    "backends/ray/",
+    "conformance/",
+    "test_executor.py",
+    "backends/local/",
+    "integrations/",
+)
 
 
 def group_of(path: str) -> str:
@@ -126,6 +139,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Brings the tests of the longest files to the front, in the same order in every worker."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(_HERE).as_posix() if item.path.is_relative_to(_HERE) else ""
+        return next((place for place, longest in enumerate(_LONGEST) if path.startswith(longest)), len(_LONGEST))
+
+    items.sort(key=place)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests run side by side, those of a file stay together, as do all that share a thing of the machine's."""
@@ -136,6 +159,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = config.rootpath / nodeid.partition("::")[0]
             return group_of(path.relative_to(_HERE).as_posix())
 
+    config.option.loadscopereorder = False  # xdist would begin with the files that have the most tests
     return Grouped(config, log)
 
 
