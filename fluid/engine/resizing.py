@@ -150,10 +150,13 @@ class Resizing:
         """Resizes a trial onto the lanes that are left of those it had, from the end of its last iteration."""
         core, place = self._core, trial.placement
         lanes = self.survivors(trial, lane_id)
+        width = float(len(lanes))
         if place.move is not None and place.move.stage is not Stage.MOVING and not place.move.called_off:
+            if place.lanes == lanes:
+                width = place.width  # less than 1 if it was to share that device, where others may be by now
             self._give_back(trial, place.move)
         core.invalidate_timing(trial)
-        devices, width = tuple(core.lanes[other].device_id for other in lanes), float(len(lanes))
+        devices = tuple(core.lanes[other].device_id for other in lanes)
         need = core.memory.need_of(trial.row)
         core.allocations.move(trial, devices, width, need)
         move = place.move

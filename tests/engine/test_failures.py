@@ -18,6 +18,7 @@ from fluid.engine.commands import (
 from fluid.engine.events import BudgetExtended, GroupSubmitted, IterationDone, LaneLost, StopRequested, TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
+from fluid.trialgroup import TrialState
 
 GB = 1e9
 
@@ -322,6 +323,21 @@ def test_a_lane_lost_while_a_wide_trial_is_paused_to_be_widened_leaves_it_the_ot
     lanes = a.placement.move.old_lanes
     resize = only(hand.lose(lanes[1]), Resize)
     assert resize.lane_ids == lanes[:1] and a.placement.width == 1.0
+
+
+def test_a_lane_lost_while_a_wide_trial_is_narrowed_to_share_a_device_leaves_room_for_the_others_there() -> None:
+    hand = Hand(devices=2, profile=Known(packing=4))
+    hand.submit("wide", budget=30, max_width=2)
+    hand.started("wide")
+    hand.iterate("wide")
+    first, second = hand.trial("wide").placement.lanes
+    hand.state._resizing.begin(hand.trial("wide"), 0.25)  # as a planner may, which here prefers a whole device
+    hand.submit(*"abcdefgh", budget=30)
+    assert hand.trial("wide").state is TrialState.RESIZING
+    shared = hand.state.lanes[first].device_id
+    assert len(hand.state.occupancy.residents[shared]) > 1, "others were placed beside it"
+    resize = only(hand.lose(second), Resize)
+    assert resize.lane_ids == (first,) and hand.trial("wide").placement.width == 0.25
 
 
 def test_a_wide_trial_that_is_stopped_ends_when_it_has_left_all_its_lanes() -> None:
