@@ -235,10 +235,14 @@ def test_processes_are_waited_for_and_then_killed(monkeypatch: pytest.MonkeyPatc
     watched.close()
 
 
-def test_a_process_of_another_container_is_left_alone() -> None:
+def test_a_process_of_another_container_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has the same number and began at another time is not the one that was meant."""
+    monkeypatch.setattr("fluid.backends.ray.process_handles._END_S", 0.1)
     watched = ProcessHandles()
-    watched.watch(os.getpid(), process_start_time(os.getpid()) + 1)
-    watched.end()
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+        watched.watch(child.pid, process_start_time(child.pid) + 1)
+        watched.end()
+        assert child.poll() is None
     watched.close()
 
 
