@@ -35,6 +35,23 @@ class StopLane(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class KillLane(Command):
+    """Kill a lane's process and its process group at once (SIGKILL), whatever it does; answered by LaneLost.
+
+    What the lane had reported before is still reported first.
+
+    Attributes:
+        reason: why, to be read after "lane 3"; LaneLost repeats it.
+        at: when the engine decided it, seconds.
+    """
+
+    lane_id: int
+    reason: str
+    _: KW_ONLY
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class StartTrial(Command):
     """Set a trial up, or restore it, and run it; answered by TrialStarted and IterationDone, or TrialFailed.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fluid.engine.allocations import Allocations
 from fluid.engine.commands import Command, NoteResize, ReportCall, ReportEnd, ReportStart, RunIteration, StopTrial
+from fluid.engine.deadlines import Deadlines
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.lanes import Lanes
@@ -57,6 +58,7 @@ class SessionState:
         resizing: trials that are being resized, by row, in the order in which that began.
         clearing: trials that wait to start until other trials' states have left their devices, by row.
         forgotten: ids of forgotten trials, which stay taken.
+        deadlines: when parts of the engine want an Alarm.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
     """
@@ -78,6 +80,7 @@ class SessionState:
     resizing: dict[int, TrialRecord] = field(default_factory=dict)
     clearing: dict[int, TrialRecord] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     changed: bool = False
     now: float = 0.0
 

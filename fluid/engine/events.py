@@ -369,3 +369,8 @@ class TrialCalled(Event):
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
     """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm(Event):
+    """The time has come that :attr:`fluid.engine.state.EngineState.alarm_at` named; only deadlines are looked at."""

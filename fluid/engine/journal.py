@@ -7,6 +7,7 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`TrialSaved`: where a trial can be restored from.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
+* :class:`KillLane`: which lane was killed, and why, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
 
 Calls of trials' methods are not written: their callers end with the driver.
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from fluid.engine.commands import NoteDeviceLost, NoteResize, Report, ReportEnd
+from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd
 from fluid.engine.events import (
     BudgetExtended,
     Checkpoint,
@@ -145,7 +146,7 @@ _WRITTEN: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
-        *(DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd, IterationReported, ProfileSaved),
+        *(DeviceAdded, NoteDeviceLost, NoteResize, KillLane, ReportEnd, IterationReported, ProfileSaved),
     )
 }
 
@@ -230,6 +231,7 @@ class _Replay:
             DeviceAdded: self.result.places.append,
             NoteDeviceLost: self.result.places.append,
             NoteResize: self.result.places.append,
+            KillLane: lambda _: None,
             ProfileSaved: self._measured,
         }
 

@@ -13,6 +13,7 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
 from fluid.engine.core import Claims, EngineError, make_session_state
 from fluid.engine.events import (
+    Alarm,
     BudgetExtended,
     CallRequested,
     DeviceAdded,
@@ -113,6 +114,8 @@ class EngineState:
         self._preemptions = Preemptions(self._core, planner.preempts)
         self._ticked = False
         self._table = self._event_table()
+        #: What handles a deadline, by the type of its key.
+        self._due: dict[type, _Handler] = {}
 
     def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
         """What checks and what handles each event; events of the backend are not checked."""
@@ -138,7 +141,13 @@ class EngineState:
             TrialCalled: (None, self._trial_called),
             TrialFailed: (None, failures.trial_failed),
             Tick: (None, self._tick),
+            Alarm: (None, self._alarm),
         }
+
+    @property
+    def alarm_at(self) -> float | None:
+        """By when the engine wants an :class:`~fluid.engine.events.Alarm`, seconds; ``None`` for no alarm."""
+        return self._core.deadlines.earliest
 
     @property
     def arrivals(self) -> list[TrialRecord]:
@@ -226,6 +235,11 @@ class EngineState:
 
     def _tick(self, event: Tick) -> None:
         self._ticked = True
+
+    def _alarm(self, event: Alarm) -> None:
+        """Hands each deadline that has come to the part whose it is; unlike a tick, it rebalances nothing."""
+        for key in self._core.deadlines.pop_due(event.at):
+            self._due[type(key)](key)
 
     # -- after each instant --------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from typing import Any
 from fluid.backends.base import Backend
 from fluid.engine import tuning
 from fluid.engine.commands import Notice, TrialNotice
-from fluid.engine.events import DeviceAdded, Event, Tick, TrialStarted
+from fluid.engine.events import Alarm, DeviceAdded, Event, Tick, TrialStarted
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.session.inbox import GroupInbox
@@ -190,18 +190,23 @@ class Pump:
             self._written = facts
 
     def _turn(self) -> None:
-        """One round: the user's calls, then what the backend reports, then a tick if one is due."""
+        """One round: the user's calls, then what the backend reports, then a tick or an alarm if one is due."""
         answered = self._answer_calls()
         if self._broken is not None:
             return
-        until = self._until_tick()
+        until, alarm_at = self._until_tick(), self._state.alarm_at
         begun = self._backend.now()
-        events = self._backend.poll(until)
+        events = self._backend.poll(_shorter(until, None if alarm_at is None else max(0.0, alarm_at - begun)))
         if events:
             self._setups += [event.seconds for event in events if isinstance(event, TrialStarted)]
             self.handle(*events)
         elif until is not None and not answered and self._backend.now() - begun >= until:
             self.handle(Tick(self._backend.now()))
+        # Only if it was due before poll() began: what lanes had reported by then is known now. It may have removed the
+        # deadline. A wait that a suspension of the driver interrupts may end without it.
+        alarm_at = self._state.alarm_at
+        if self._broken is None and alarm_at is not None and begun >= alarm_at:
+            self.handle(Alarm(self._backend.now()))
 
     def _until_tick(self) -> float | None:
         """Seconds without an event after which a tick is due; ``None`` if none is.
@@ -238,3 +243,8 @@ class Pump:
     def _refuse_calls(self) -> None:
         for _, answer in self._waiting_calls():
             answer.set_exception(self._closed_error())
+
+
+def _shorter(first: float | None, second: float | None) -> float | None:
+    """The shorter of two waits; ``None`` sets no limit."""
+    return second if first is None else first if second is None else min(first, second)

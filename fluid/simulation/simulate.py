@@ -15,6 +15,7 @@ import numpy as np
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, Report, ReportEnd
 from fluid.engine.events import (
+    Alarm,
     BudgetExtended,
     DeviceAdded,
     DeviceLost,
@@ -157,6 +158,8 @@ class _Simulation:
                 self._tick()  # all events of this instant are handled
             elif change_at < self._backend.next_at() * (1.0 - TOLERANCE):  # iterations that end then count
                 self._change()
+            elif self._state.alarm_at is not None and self._state.alarm_at < self._backend.next_at():
+                self._alarm(self._state.alarm_at)
             elif math.isinf(self._backend.next_at()):
                 stories = {trial_id: list(self._state.trials[trial_id].story) for trial_id in self._open}
                 raise EngineError(f"no event is left for the trials that have not ended: {stories}")
@@ -185,6 +188,10 @@ class _Simulation:
 
     def _tick(self) -> None:
         self._execute(self._state.handle(Tick(self._backend.now())))
+
+    def _alarm(self, at: float) -> None:
+        self._backend.clock.advance_to(max(at, self._backend.now()))
+        self._execute(self._state.handle(Alarm(self._backend.now())))
 
     def _execute(self, commands: Iterable[Command]) -> None:
         self._backend.execute([command for command in commands if not isinstance(command, Notice)])

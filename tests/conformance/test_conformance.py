@@ -16,7 +16,7 @@ import pytest
 
 from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, Notice, Report, ReportCall, ReportEnd, ReportStart, StartTrial
+from fluid.engine.commands import Command, KillLane, Notice, Report, ReportCall, ReportEnd, ReportStart, StartTrial
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
@@ -256,6 +256,21 @@ def test_a_lost_devices_trial_goes_on_elsewhere(session: Session) -> None:
         assert session.iterations(trial_id) == list(range(1, 13))
     reports = [command for command in session.commands if isinstance(command, Report)]
     assert reports[-1].device_ids == (0,)
+
+
+def test_a_killed_lane_is_lost_and_its_trial_goes_on(session: Session) -> None:
+    session.submit("g", a=(12, 0.05), b=(12, 0.05))
+    session.run(lambda: min(len(session.iterations("a")), len(session.iterations("b"))) >= 2)
+    (lane_id,) = session.state.trials["a"].placement.lanes
+    session.backend.execute([KillLane(lane_id, "was in the way", at=session.backend.now())])
+    session.backend.execute([KillLane(lane_id, "was in the way", at=session.backend.now())])  # Harmless.
+    session.run(lambda: lane_id not in session.state.lanes)
+    assert any("was in the way" in text for _, text in session.state.trials["a"].story)
+    session.run_to_the_end()
+    session.backend.execute([KillLane(lane_id, "was in the way", at=session.backend.now())])  # It is gone: harmless.
+    for trial_id in ("a", "b"):
+        assert session.iterations(trial_id) == list(range(1, 13))
+    assert session.ends() == {"a": "DONE", "b": "DONE"}
 
 
 def test_more_trials_than_a_device_keeps_resident_can_all_be_extended(session: Session) -> None:

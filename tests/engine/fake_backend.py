@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fluid.engine.commands import (
     Call,
     Command,
+    KillLane,
     Notice,
     Pause,
     Resize,
@@ -103,6 +104,8 @@ class FakeBackend:
                 self.lanes[command.lane_id] = Lane(command.device_id)
             elif isinstance(command, StopLane):
                 self._remove(command.lane_id)
+            elif isinstance(command, KillLane):
+                self._kill(command)
             elif isinstance(command, Resize):
                 for lane_id in dict.fromkeys((*command.lane_ids, *command.old_lane_ids)):
                     self._post(lane_id, command)
@@ -137,6 +140,14 @@ class FakeBackend:
         lane.hosted.clear()
         blameless = culprit is None and self.rng.random() < 0.3
         lane.outbox.append(LaneLost(self.now, lane_id, "killed", culprit=culprit, blameless=blameless))
+
+    def _kill(self, command: KillLane) -> None:
+        lane = self.lanes.get(command.lane_id)
+        if lane is not None and not lane.dead:
+            lane.dead = True
+            lane.inbox.clear()
+            lane.hosted.clear()
+            lane.outbox.append(LaneLost(self.now, command.lane_id, command.reason))
 
     def work(self, lane_id: int) -> None:
         """One step of a lane: all its messages, then one iteration."""

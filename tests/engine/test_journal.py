@@ -9,7 +9,7 @@ from engine_session import Session
 from fake_backend import Chances
 
 from fluid.engine import journal
-from fluid.engine.commands import Command, NoteDeviceLost, NoteResize, Report, ReportEnd, RunIteration
+from fluid.engine.commands import Command, KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd, RunIteration
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
@@ -204,6 +204,15 @@ def test_devices_and_resizes_are_told_in_order() -> None:
         NoteDeviceLost(3, 2.0),
     ]
     assert replay(lines(*happened)).places == happened
+
+
+def test_a_killed_lane_is_written_with_its_reason_and_changes_no_trial() -> None:
+    submitted = GroupSubmitted(0.0, "g", (TrialSpec("a", 5),))
+    (entry,) = lines(KillLane(3, "was in the way", at=7.0))
+    told = {"what": "KillLane", "lane_id": 3, "reason": "was in the way", "at": 7.0}
+    assert json.loads(entry).items() >= told.items()
+    recovered = replay([*lines(submitted), entry])
+    assert recovered.groups == replay(lines(submitted)).groups and recovered.at == 7.0
 
 
 def test_a_torn_last_line_is_passed_over() -> None:

@@ -106,6 +106,7 @@ class LaneConnection:
         offset: seconds by which its clock is behind the driver's.
         leaving: whether it was told to end; its end is then no loss to report.
         kill_at: when to kill it if it has not ended, seconds.
+        killed_because: why the engine had it killed; empty if it did not.
     """
 
     lane_id: int
@@ -116,6 +117,7 @@ class LaneConnection:
     offset: float = 0.0
     leaving: bool = False
     kill_at: float | None = None
+    killed_because: str = ""
 
 
 class Waited(NamedTuple):

@@ -127,7 +127,7 @@ class ForkServer:
             elif name == "kill":
                 self._fork_waiting()
                 for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
-                    os.kill(process, signal.SIGKILL)
+                    _kill_with_group(process)
         return modules
 
     def _tell(self, *report: Any) -> None:
@@ -294,6 +294,14 @@ class ForkServer:
         if not closing or os.getppid() != self._state.driver:
             persist_checkpoints(self._state.memory_folder, self._state.run_folder, temporary=self._state.temporary)
         os._exit(0)
+
+
+def _kill_with_group(process: int) -> None:
+    """Kills a lane that was not reaped, with what its trials started in its process group."""
+    try:
+        os.killpg(process, signal.SIGKILL)
+    except OSError:  # It has ended, and only waits to be reaped; or its group is not made yet.
+        kill([process])
 
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -18,6 +18,7 @@ from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import (
     Call,
     Command,
+    KillLane,
     Pause,
     Resize,
     RunIteration,
@@ -164,11 +165,12 @@ class LanePool:
             if command.lane_id in self._lane_ids:
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
-        if not isinstance(command, (StopLane, *_OfTrial)):
+        if not isinstance(command, (StopLane, KillLane, *_OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
-        if not isinstance(command, StopLane):
+        lanes = (command.lane_id,) if isinstance(command, (StopLane, KillLane)) else command.lane_ids
+        if not isinstance(command, (StopLane, KillLane)):
             self._router.check(command)
-        for lane_id in (command.lane_id,) if isinstance(command, StopLane) else command.lane_ids:
+        for lane_id in lanes:
             if lane_id not in self._lane_ids and lane_id not in started:
                 raise FluidError(f"{command}: lane {lane_id} was never started")
 
@@ -177,6 +179,8 @@ class LanePool:
             self._start_lane(command)
         elif isinstance(command, StopLane):
             self._stop_lane(command.lane_id)
+        elif isinstance(command, KillLane):
+            self._kill_lane(command)
         elif isinstance(command, _OfTrial):
             self._events += self._router.execute(command)
 
@@ -203,6 +207,13 @@ class LanePool:
         if lane is not None:
             self._let_go(lane)
             self._events += self._router.lane_leaves(lane_id)
+
+    def _kill_lane(self, command: KillLane) -> None:
+        lane = self._lanes.get(command.lane_id)
+        if lane is not None and not lane.leaving:
+            lane.killed_because = command.reason
+            lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
+            self._launcher.kill(command.lane_id)  # It will report the end soon.
 
     def _let_go(self, lane: LaneConnection) -> None:
         if not lane.leaving:
@@ -270,6 +281,7 @@ class LanePool:
         self._lanes.remove(lane)
         self._router.lane_is_gone(lane.lane_id)
         if not lane.leaving:
+            reason = lane.killed_because or reason
             culprit = self._launcher.culprit(lane.lane_id)
             self._events += self._faults.report(LaneLost(self._clock.now(), lane.lane_id, reason, culprit=culprit))
             self._events += self._router.lane_leaves(lane.lane_id)

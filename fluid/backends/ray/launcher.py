@@ -39,6 +39,7 @@ class _Actor:
         lane_id: the lane it is; ``None`` for a spare, which may become one.
         socket: its connection, while it is a spare.
         connected: whether it has connected.
+        pid: its process, once it has connected on the driver's machine; -1 otherwise.
     """
 
     number: int
@@ -48,6 +49,7 @@ class _Actor:
     lane_id: int | None
     socket: socket.socket | None = None
     connected: bool = False
+    pid: int = -1
 
 
 class RayLauncher:
@@ -126,6 +128,8 @@ class RayLauncher:
         with self._lock:
             actor = self._by_lane.get(lane_id)
             if actor is not None:
+                # Ray asks the process to end itself, which a stopped one cannot.
+                self._processes.kill(actor.pid)
                 self._supervisor.kill(actor.number)
 
     def preload(self, modules: Sequence[str]) -> None:
@@ -245,6 +249,7 @@ class RayLauncher:
         actor.connected, actor.socket = True, made.socket
         if actor.host == HERE:
             self._processes.watch(made.pid, made.start_time)
+            actor.pid = made.pid
         if actor.lane_id is None:
             return
         if self._send(actor, Assignment(actor.lane_id)):

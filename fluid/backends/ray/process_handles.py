@@ -32,6 +32,12 @@ class ProcessHandles:
                 else:
                     os.close(handle)
 
+    def kill(self, pid: int) -> None:
+        """Kills a process, if it is held."""
+        if pid in self._handles:
+            with suppress(OSError):
+                signal.pidfd_send_signal(self._handles[pid], signal.SIGKILL)
+
     def end(self) -> None:
         """Waits for all that were told to end, and kills those that do not."""
         deadline = self._clock.now() + _END_S

@@ -17,6 +17,7 @@ from fluid.backends.simulated.devices import SimulatedTrial, Truth, VirtualDevic
 from fluid.engine.commands import (
     Call,
     Command,
+    KillLane,
     Pause,
     Resize,
     RunIteration,
@@ -30,6 +31,7 @@ from fluid.engine.events import (
     Checkpoint,
     Event,
     IterationDone,
+    LaneLost,
     LaneReady,
     TrialCalled,
     TrialPaused,
@@ -99,6 +101,7 @@ class SimulatedBackend:
         self._handlers: dict[type[Command], Callable[[Any], None]] = {
             StartLane: self._start_lane,
             StopLane: self._stop_lane,
+            KillLane: self._kill_lane,
             StartTrial: self._start,
             RunIteration: self._run,
             Pause: self._pause,
@@ -223,6 +226,11 @@ class SimulatedBackend:
         self._devices.stop_lane(lane_id)
         for trial in ended:  # Its other lanes still owe the answer to a StopTrial.
             self._release(trial.trial_id, trial.stopping)
+
+    def _kill_lane(self, command: KillLane) -> None:
+        if self._devices.has_lane(command.lane_id):
+            self._stop_lane(StopLane(command.lane_id))
+            self._ready.append(LaneLost(self.now(), command.lane_id, command.reason))
 
     def _start(self, command: StartTrial) -> None:
         trial_id, done = command.trial_id, command.checkpoint.iteration if command.checkpoint else 0

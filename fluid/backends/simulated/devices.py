@@ -115,6 +115,10 @@ class VirtualDevices:
         """Binds a lane to a device."""
         self._lanes[lane_id] = device_id
 
+    def has_lane(self, lane_id: int) -> bool:
+        """Whether a lane was started and not removed."""
+        return lane_id in self._lanes
+
     def stop_lane(self, lane_id: int) -> None:
         """Removes a lane; the trials that ran there have been vacated."""
         self._lanes.pop(lane_id, None)
