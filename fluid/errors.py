@@ -49,11 +49,13 @@ class InvalidFieldError(FluidError, ValueError):
 
 
 def _shown(value: object) -> str:
-    """The value as text; Python refuses to print integers of thousands of digits."""
+    """The value as text; a repr may raise, as that of an integer of thousands of digits does."""
     try:
         return repr(value)
     except ValueError:
         return f"a {type(value).__name__} too long to print"
+    except (Exception, SystemExit):
+        return f"a {type(value).__name__} that cannot be printed"
 
 
 class MissingDependencyError(FluidError, ImportError):

@@ -7,6 +7,7 @@ import traceback
 from types import TracebackType
 
 from fluid.lane.messages import Raised
+from fluid.trainables.json_form import message_of
 from fluid.trainables.pickling import dump_exception
 
 #: Parts of the messages that libraries raise as plain RuntimeError.
@@ -42,7 +43,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
             return True
         if isinstance(cause, RuntimeError):
-            text = _text_of(cause)
+            text = message_of(cause)
             if any(part in text for part in _OUT_OF_MEMORY):
                 return True
     return False
@@ -60,13 +61,6 @@ def causes(error: BaseException) -> list[BaseException]:
 
 def one_line(error: BaseException) -> str:
     """Returns an exception's type and message as one line."""
-    text = " ".join(_text_of(error).split())
+    text = " ".join(message_of(error).split())
     name = type(error).__qualname__
     return f"{name}: {text}"[:_LONGEST_MESSAGE] if text else name
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # The class may be the user's, and its __str__ may raise anything, SystemExit too.
-        return "(its message cannot be shown)"

@@ -14,6 +14,7 @@ from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, Tr
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
 from fluid.session.results import CallFailedError, Result, TrialListener, exception_of
+from fluid.trainables.pickling import unpack_metrics
 from fluid.trialgroup import TrialGroup, TrialState
 
 _log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class GroupInbox:
         result = Result(
             trial_id=report.trial_id,
             iteration=report.iteration,
-            metrics=report.metrics,
+            metrics=unpack_metrics(report.metrics),
             seconds=report.seconds,
             width=report.width,
             device_ids=report.device_ids,

@@ -28,14 +28,14 @@ from fluid.engine.events import Event
 from fluid.engine.journal import encode
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
+from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
+from fluid.trainables.pickling import plain_metrics
 from fluid.trialgroup import Search, Trial
 
 DEFAULT_HOME = "~/fluid_runs"
 FORMAT = 1
 _PAYLOADS = "payloads.pkl"
-#: What JSON has a form for.
-_SCALARS = (bool, int, float, str)
 
 
 class RunFolder:
@@ -90,8 +90,8 @@ class RunFolder:
         if group_id not in self._groups:
             self._groups.add(group_id)
             self._trials.write(_line({"group": group_id, "name": name, **({} if search is None else asdict(search))}))
-        for trial in trials:
-            self._trials.write(_line({"group": group_id, "trial": trial.id, **_facts(trial)}))
+        for trial, payload in trials.items():
+            self._trials.write(_line({"group": group_id, "trial": trial.id, **_facts(trial, payload)}))
         self._trials.flush()
 
     def journal(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
@@ -163,12 +163,13 @@ def read_trials(folder: Path) -> Iterator[tuple[str, str, Trial]]:
                 yield frame["group"], frame["name"], trial
 
 
-def _facts(trial: Trial) -> dict[str, Any]:
+def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:
     """What reports show of a trial."""
+    facts = {"config": payload.shown_config, "key": trial.key}
     if trial.shown is None:
-        return {"config": dict(trial.config), "key": trial.key}
+        return facts
     shown = {"shown": trial.shown.trial_id, "iterations": trial.shown.iterations, "metrics": trial.shown.metrics}
-    return {"config": dict(trial.shown.config), "key": trial.key, **shown}
+    return {**facts, **shown}
 
 
 def _result(report: Report) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def _result(report: Report) -> dict[str, Any]:
         "group": report.group_id,
         "trial": report.trial_id,
         "iteration": report.iteration,
-        "metrics": report.metrics,
+        "metrics": plain_metrics(report.metrics),
         "seconds": report.seconds,
         "width": report.width,
         "devices": report.device_ids,
@@ -189,35 +190,8 @@ def _open(path: Path) -> IO[str]:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    """An entry as one line of JSON; values that JSON does not have are written as their text."""
+    """An entry as one line of JSON; what JSON cannot hold is written as its text."""
     try:
-        return json.dumps(entry, default=_plain) + "\n"
-    except Exception:  # A key that is no string, a cycle, or whatever an object's own methods raise.
-        return json.dumps({name: _plain_tree(value) for name, value in entry.items()}) + "\n"
-
-
-def _plain_tree(value: Any, depth: int = 20) -> Any:
-    """A value of the types that JSON has: keys become text, and what nests deeper than ``depth`` too."""
-    if depth and isinstance(value, Mapping):
-        return {_text(key): _plain_tree(inner, depth - 1) for key, inner in value.items()}
-    if depth and isinstance(value, (list, tuple)):
-        return [_plain_tree(inner, depth - 1) for inner in value]
-    return value if value is None or isinstance(value, _SCALARS) else _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """A scalar of NumPy or PyTorch as a number, anything else as its text."""
-    try:
-        number = value.item()
-    except Exception:  # It has no such method, or it is a user's own.
-        return _text(value)
-    return number if isinstance(number, _SCALARS) else _text(value)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return repr(value)
-    except Exception:  # A user's own __repr__.
-        return f"<{type(value).__name__}>"
+        return json.dumps(entry) + "\n"
+    except Exception:
+        return json.dumps(json_form(entry)) + "\n"

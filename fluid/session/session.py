@@ -220,8 +220,12 @@ class Session:
 
     def _prepare(self, trials: list[Trial]) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
         """Pickles trials, and says what the engine is to know of them."""
-        payloads = {trial: self._payloads.payload_of(trial.trainable, trial.config) for trial in trials}
+        payloads = {trial: self._payload_of(trial) for trial in trials}
         return payloads, tuple(map(self._spec, trials))
+
+    def _payload_of(self, trial: Trial) -> TrialPayload:
+        shown_config = None if trial.shown is None else trial.shown.config
+        return self._payloads.payload_of(trial.trainable, trial.config, shown_config)
 
     def _spec(self, trial: Trial) -> TrialSpec:
         return TrialSpec(

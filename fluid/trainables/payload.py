@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluid.trainables.import_scan import imports_of
+from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
 from fluid.trainables.trainable import elastic_class_of, is_elastic, kind_of
 
@@ -37,20 +38,32 @@ class TrainablePayload:
 
 @dataclass(frozen=True, slots=True)
 class TrialPayload:
-    """A trial's trainable and config, pickled."""
+    """A trial's trainable and config, pickled.
+
+    Attributes:
+        shown_config: the config that reports show, in its JSON form.
+    """
 
     trainable: TrainablePayload
     config: bytes
+    shown_config: Any = None
 
 
-def payload_of(trainable: Any, config: Mapping[str, Any]) -> TrialPayload:
+def payload_of(
+    trainable: Any, config: Mapping[str, Any], shown_config: Mapping[str, Any] | None = None
+) -> TrialPayload:
     """Pickles a trial.
+
+    Args:
+        trainable: the trial's.
+        config: the trial's.
+        shown_config: what reports show in its place; ``None`` for the config itself.
 
     Raises:
         InvalidFieldError: the trainable or the config cannot be used or pickled.
         MissingDependencyError: the trainable needs a package that is not installed.
     """
-    return TrialPayload(_trainable_payload(trainable), dump_config(config))
+    return _trial_payload(_trainable_payload(trainable), config, shown_config)
 
 
 class PayloadCache:
@@ -61,18 +74,27 @@ class PayloadCache:
         #: By id(); keeping the trainable with its payload keeps its id from being reused.
         self._known: OrderedDict[int, tuple[Any, TrainablePayload]] = OrderedDict()
 
-    def payload_of(self, trainable: Any, config: Mapping[str, Any]) -> TrialPayload:
+    def payload_of(
+        self, trainable: Any, config: Mapping[str, Any], shown_config: Mapping[str, Any] | None = None
+    ) -> TrialPayload:
         """Pickles a trial: see :func:`payload_of`."""
         with self._lock:
             known = self._known.get(id(trainable))
         made = _trainable_payload(trainable) if known is None else known[1]
-        payload = TrialPayload(made, dump_config(config))
+        payload = _trial_payload(made, config, shown_config)
         with self._lock:
             self._known[id(trainable)] = (trainable, made)
             self._known.move_to_end(id(trainable))
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return payload
+
+
+def _trial_payload(
+    trainable: TrainablePayload, config: Mapping[str, Any], shown_config: Mapping[str, Any] | None
+) -> TrialPayload:
+    shown = config if shown_config is None else shown_config
+    return TrialPayload(trainable, dump_config(config), json_form(dict(shown)))
 
 
 def _trainable_payload(trainable: Any) -> TrainablePayload:

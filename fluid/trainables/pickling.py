@@ -5,6 +5,7 @@ A lane is another process: it has neither the driver's ``__main__`` nor modules 
 
 from __future__ import annotations
 
+import logging
 import pickle
 import sys
 import threading
@@ -17,8 +18,12 @@ import cloudpickle
 
 from fluid.errors import InvalidFieldError
 from fluid.trainables.import_scan import ImportScan, can_be_imported
+from fluid.trainables.json_form import is_json, json_form, key_text, message_of
 
-_PLAIN = frozenset({int, float, str, bool, type(None)})
+_log = logging.getLogger(__name__)
+
+_ATOMS = frozenset({float, str, bool, type(None)})
+_PLAIN = _ATOMS | {int, list, tuple, dict}
 #: Most bytes of an exception that is sent to the driver; of a larger one only the traceback is sent.
 _LARGEST_EXCEPTION = 1 << 20
 #: Held while modules are registered for pickling by value, which concerns the whole process.
@@ -53,20 +58,27 @@ def dump_config(config: Mapping[str, Any]) -> bytes:
     plain = dict(config)
     try:
         return bytes(cloudpickle.dumps(plain))
-    except Exception:
+    except (Exception, SystemExit, GeneratorExit):
         for name, value in plain.items():
             _dump(f"config[{name!r}]", value)
         return _dump("config", plain)
 
 
 class Packed(NamedTuple):
-    """Metrics that hold more than plain values.
+    """Metrics of which JSON cannot hold all.
 
-    They are pickled separately: a driver that cannot unpickle them still reads ``plain``, and the rest of the batch.
+    They are pickled separately: the driver writes ``plain`` to its files without running code of the metrics' classes,
+    and a driver that cannot unpickle them still reads ``plain``, and the rest of the batch.
+
+    Attributes:
+        payload: the metrics as the trial reported them, pickled.
+        plain: their JSON form (:func:`fluid.trainables.json_form.json_form`).
+        converted: keys, in ``plain``, of those that JSON cannot hold as they are.
     """
 
     payload: bytes
     plain: dict[str, Any]
+    converted: tuple[str, ...]
 
 
 def pack_metrics(metrics: Mapping[str, Any]) -> dict[str, Any] | Packed:
@@ -76,17 +88,49 @@ def pack_metrics(metrics: Mapping[str, Any]) -> dict[str, Any] | Packed:
         TypeError: a value cannot be pickled.
     """
     plain: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    is_plain = True
     for name, value in metrics.items():
-        if type(value) not in _PLAIN and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-            value = value.item()
-        (plain if _is_plain(value) else others)[name] = value
-    if not others:
+        if type(value) not in _PLAIN:
+            value = _number_of(value)
+        plain[name] = value
+        if type(value) not in _ATOMS or type(name) is not str:
+            is_plain = is_plain and type(name) is str and is_json(value)
+    if is_plain:
         return plain
     try:
-        return Packed(cloudpickle.dumps({**plain, **others}), plain)
+        payload = cloudpickle.dumps(plain)
     except BaseException as error:  # Their __reduce__ is the user's, and may raise anything.
-        raise TypeError(f"these metrics cannot be pickled: {', '.join(map(str, others))}: {error}") from error
+        others = ", ".join(_converted(plain))
+        raise TypeError(f"these metrics cannot be pickled: {others}: {message_of(error)}") from error
+    return Packed(payload, json_form(plain), _converted(plain))
+
+
+def plain_metrics(metrics: Any) -> Any:
+    """Returns the JSON form of metrics that a lane sent."""
+    return metrics.plain if isinstance(metrics, Packed) else metrics
+
+
+def unpack_metrics(metrics: Any) -> Any:
+    """Returns metrics that a lane sent as the trial reported them, or, if they cannot be unpickled, the plain ones."""
+    if not isinstance(metrics, Packed):
+        return metrics
+    try:
+        return pickle.loads(metrics.payload)
+    except BaseException as error:  # A __reduce__ may raise SystemExit; the session's thread gets no KeyboardInterrupt.
+        _log.warning("some metrics cannot be read by the driver and are left out: %s", message_of(error))
+        return {name: value for name, value in metrics.plain.items() if name not in metrics.converted}
+
+
+def _converted(metrics: Mapping[Any, Any]) -> tuple[str, ...]:
+    return tuple(key_text(name) for name, value in metrics.items() if type(name) is not str or not is_json(value))
+
+
+def _number_of(value: Any) -> Any:
+    """Returns a scalar of NumPy or PyTorch as a plain number; any other value as it is."""
+    try:
+        return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    except BaseException:  # The class is the user's.
+        return value
 
 
 def dump_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -97,7 +141,7 @@ def dump_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """
     try:
         return bytes(cloudpickle.dumps((args, dict(kwargs))))
-    except Exception:
+    except (Exception, SystemExit, GeneratorExit):
         for position, value in enumerate(args):
             _dump(f"args[{position}]", value)
         for name, value in kwargs.items():
@@ -113,8 +157,8 @@ def dump_result(result: Any) -> bytes:
     """
     try:
         return bytes(cloudpickle.dumps(result))
-    except Exception as error:
-        raise TypeError(f"what the method returned cannot be pickled: {error}") from error
+    except BaseException as error:
+        raise TypeError(f"what the method returned cannot be pickled: {message_of(error)}") from error
 
 
 def dump_exception(error: BaseException) -> bytes | None:
@@ -145,16 +189,8 @@ class _Bounded:
 def _dump(field: str, value: Any, dumps: Callable[[Any], bytes] = cloudpickle.dumps) -> bytes:
     try:
         return bytes(dumps(value))
-    except Exception as error:  # A __reduce__ may raise any exception.
-        raise InvalidFieldError(field, value, f"cannot be pickled: {error}") from error
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in _PLAIN:
-        return True
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return type(value) is dict and all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    except (Exception, SystemExit, GeneratorExit) as error:  # A __reduce__ may raise anything.
+        raise InvalidFieldError(field, value, f"cannot be pickled: {message_of(error)}") from error
 
 
 def _pickle_by_value(module: ModuleType, stack: ExitStack, pickler: Any) -> None:

@@ -166,7 +166,7 @@ def test_metrics_become_plain_numbers(lane: Any) -> None:
     lane.start("a", Metrics, {}, 1)
     metrics = lane.receive(ResidentIterated).metrics
     assert isinstance(metrics, Packed)
-    assert metrics.plain == {"scalar": 0.5, "zero": 3, "list": [1, (2, {})]}
+    assert metrics.plain == {"scalar": 0.5, "zero": 3, "many": "array([0, 1, 2])", "list": [1, (2, {})]}
     assert [type(metrics.plain[name]) for name in ("scalar", "zero")] == [float, int]
 
 

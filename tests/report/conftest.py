@@ -48,9 +48,8 @@ class Session:
     def submit(self, name: str, trials: Sequence[Trial], search: Search | None = None) -> None:
         """Submits a group."""
         group = self._numbers.setdefault(name, str(len(self._numbers)))
-        self._folder.write_trials(
-            group, name, {each: payload_of(each.trainable, each.config) for each in trials}, search
-        )
+        payloads = {each: payload_of(each.trainable, each.config, each.shown and each.shown.config) for each in trials}
+        self._folder.write_trials(group, name, payloads, search)
         self.group_of.update((trial.id, group) for trial in trials)
         specs = tuple(TrialSpec(trial.id, trial.budget, profile_key=trial.key) for trial in trials)
         self.happened(GroupSubmitted(0.0, group, specs))

@@ -310,16 +310,16 @@ def test_metrics_that_json_does_not_have_are_written_as_text(local: FluidExecuto
     def odd(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         class NoText:
             def __repr__(self) -> str:
-                raise SystemError
+                raise SystemExit
 
-        yield {"confusion": {(0, 1): 5}, "odd": NoText(), "nested": [{2: {3.5}}]}
+        yield {"confusion": {(0, 1): 5}, "odd": NoText(), "nested": [{2: {3.5}}], "big": 10**5000}
 
     handle = local.submit_trialgroup(TrialGroup([Trial(odd, {"weights": {(1, 2): 3}}, trial_id="a")]))
     assert handle.wait(PATIENCE)
     local.close()
     folder = local.folder.path
     (result,) = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
-    assert result["metrics"] == {"confusion": {"(0, 1)": 5}, "odd": "<NoText>", "nested": [{"2": "{3.5}"}]}
+    assert result["metrics"] == {"confusion": {"(0, 1)": 5}, "odd": "<NoText>", "nested": [{"2": "{3.5}"}], "big": "<int>"}
     assert '{"(1, 2)": 3}' in (folder / "trials.jsonl").read_text()
 
 

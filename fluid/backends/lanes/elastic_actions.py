@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from fluid._clock import Clock
 from fluid.backends.lanes.migration import OfTrial
-from fluid.backends.lanes.translate import metrics_of
 from fluid.elastic.actions import Reported, Send
 from fluid.elastic.messages import Leave
 from fluid.engine.commands import Command, StartTrial, StopTrial
 from fluid.engine.events import Event, Failure, IterationDone, TrialFailed
 from fluid.lane import messages as m
 from fluid.resources import MemoryNeed
+from fluid.trainables.pickling import plain_metrics
 
 
 class ToLane(NamedTuple):
@@ -118,15 +118,14 @@ class Outbox:
         Returns:
             Whether the trial says that it has no more to do.
         """
-        metrics = metrics_of(reported.metrics)
-        finished = bool(metrics.get("done", False))
+        finished = bool(plain_metrics(reported.metrics).get("done", False))
         event = IterationDone(
             max(self._clock.now() if at is None else at, self.latest),
             self._trial_id,
             lane_id,
             iteration=reported.iteration,
             seconds=reported.seconds or 0.0,
-            metrics=metrics,
+            metrics=reported.metrics,
             memory=None if self.memory is None else MemoryNeed(*self.memory),
             finished=finished,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +22,6 @@ from fluid.engine.events import (
 )
 from fluid.lane import messages as m
 from fluid.resources import MemoryNeed
-from fluid.trainables.pickling import Packed
-
-_log = logging.getLogger(__name__)
 
 
 def start_message(
@@ -79,17 +74,6 @@ def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
     return _EVENTS[type(message)](message, lane_id, host, at)
 
 
-def metrics_of(metrics: Any) -> Any:
-    """Returns metrics as they were before a lane packed them, if it did."""
-    if not isinstance(metrics, Packed):
-        return metrics
-    try:
-        return pickle.loads(metrics.payload)
-    except BaseException as error:  # A __reduce__ may raise SystemExit; this thread gets no KeyboardInterrupt.
-        _log.warning("some metrics cannot be read by the driver and are left out: %s", error)
-        return metrics.plain
-
-
 def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -> IterationDone:
     return IterationDone(
         at,
@@ -97,7 +81,7 @@ def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -
         lane_id,
         iteration=message.iteration,
         seconds=message.seconds,
-        metrics=metrics_of(message.metrics),
+        metrics=message.metrics,
         memory=None if message.memory is None else MemoryNeed(*message.memory),
         finished=message.finished,
         busy=message.busy,

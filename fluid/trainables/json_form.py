@@ -1,0 +1,80 @@
+"""The JSON form of values that users' code makes: metrics and configs, for the files of a run.
+
+It can be made of anything: scalars of NumPy and PyTorch become numbers, keys become text, and so does whatever JSON
+cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Types whose values JSON holds as they are, and which nest nothing; ``int`` is apart, because of its size.
+_ATOMS = frozenset({float, str, bool, type(None)})
+#: Python writes no integer of many more digits.
+_LARGEST = 1 << 4096
+#: Most levels of nesting; what lies deeper becomes text.
+_DEPTH = 20
+
+
+def is_json(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether JSON holds a value as it is, tuples being lists; runs no code of the value's class.
+
+    Args:
+        value: any value, cyclic ones too.
+        depth: most levels of nesting.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is int:
+        return bool(-_LARGEST < value < _LARGEST)
+    if depth <= 0:
+        return False
+    if kind is dict:
+        return all(type(key) is str and is_json(inner, depth - 1) for key, inner in value.items())
+    return (kind is list or kind is tuple) and all(is_json(inner, depth - 1) for inner in value)
+
+
+def json_form(value: Any, depth: int = _DEPTH) -> Any:
+    """Returns a value of the types that JSON has. Never raises, whatever the methods of the value's class do.
+
+    Args:
+        value: any value.
+        depth: most levels of nesting; what lies deeper becomes text.
+    """
+    try:
+        return value if is_json(value, depth) else _converted(value, depth)
+    except BaseException:  # The class is the user's, and may raise anything, SystemExit too.
+        return _text(value)
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the message of an exception, whose class may be the user's. Never raises."""
+    try:
+        return str.__str__(str(error))
+    except BaseException:  # As above.
+        return "(its message cannot be shown)"
+
+
+def _converted(value: Any, depth: int) -> Any:
+    if depth > 0 and isinstance(value, Mapping):
+        return {key_text(key): json_form(inner, depth - 1) for key, inner in value.items()}
+    if depth > 0 and isinstance(value, (list, tuple)):
+        return [json_form(inner, depth - 1) for inner in value]
+    if isinstance(value, float):
+        return float.__float__(value)
+    number = int.__int__(value) if isinstance(value, int) else value.item() if hasattr(value, "item") else None
+    return number if number is not None and is_json(number, 0) else _text(value)
+
+
+def key_text(key: Any) -> str:
+    """Returns the key that a key of a mapping has in its JSON form. Never raises."""
+    return key if type(key) is str else _text(key)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str.__str__(value if isinstance(value, str) else repr(value))
+    except BaseException:  # As above.
+        return f"<{type(value).__name__}>"
