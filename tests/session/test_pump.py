@@ -319,7 +319,12 @@ def test_metrics_that_json_does_not_have_are_written_as_text(local: FluidExecuto
     local.close()
     folder = local.folder.path
     (result,) = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
-    assert result["metrics"] == {"confusion": {"(0, 1)": 5}, "odd": "<NoText>", "nested": [{"2": "{3.5}"}], "big": "<int>"}
+    assert result["metrics"] == {
+        "confusion": {"(0, 1)": 5},
+        "odd": "<NoText>",
+        "nested": [{"2": "{3.5}"}],
+        "big": "<int>",
+    }
     assert '{"(1, 2)": 3}' in (folder / "trials.jsonl").read_text()
 
 
