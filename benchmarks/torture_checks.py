@@ -1,0 +1,177 @@
+"""What torture.py checks of a session, by what its drivers were told and what its files say; independent of Fluid."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torture_files import results
+from torture_trials import chain
+
+
+@dataclass
+class Found:
+    """What a session has shown.
+
+    Attributes:
+        iterations: how many were checked.
+        wide: how many of them ran on several devices.
+        elastic: how many of them were of elastic trials.
+        lost, repeated, wrong: descriptions of what is amiss with iterations.
+        others: descriptions of anything else: trials that are missing, or ended otherwise than the script says.
+    """
+
+    iterations: int = 0
+    wide: int = 0
+    elastic: int = 0
+    lost: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Expected:
+    """What a trial was to do.
+
+    Attributes:
+        fields: as planned.
+        certain: whether it was accepted for certain: a driver may be killed before it is told.
+        least, most: iterations that it was to run, if it was not stopped.
+        stopped: whether its stop was asked for.
+    """
+
+    fields: dict[str, Any]
+    certain: bool
+    least: int
+    most: int
+    stopped: bool = False
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the entries of a file of JSON lines; none if there is no file."""
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def told_in(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Gives what drivers were told: the driver's number, and the entry."""
+    for path in folder.glob("told-*.jsonl"):
+        for entry in read_lines(path):
+            yield int(path.stem.partition("-")[2]), entry
+
+
+def expectations(plan: dict[str, Any], requests: list[dict[str, Any]]) -> dict[str, Expected]:
+    """Returns what each trial was to do, by its id."""
+    submitted = {entry["group"]: False for entry in requests if entry["what"] == "submit"}
+    submitted |= {entry["group"]: True for entry in requests if entry["what"] == "submit" and "done" in entry}
+    expected = {
+        fields["id"]: Expected(fields, certain, fields["budget"], fields["budget"])
+        for group, certain in submitted.items()
+        for fields in plan["groups"][group]
+    }
+    for entry in requests:
+        done, refused = "done" in entry, "refused" in entry
+        if entry["what"] == "add":
+            fields = entry["fields"]
+            if not done and not refused:
+                expected[fields["id"]] = Expected(fields, False, fields["budget"], fields["budget"])
+            elif done:
+                expected[fields["id"]].certain = True
+        elif entry["what"] == "extend" and entry["trial"] in expected:
+            trial = expected[entry["trial"]]
+            if done:
+                trial.least += entry["by"]
+            else:  # Asked for; a refusal takes it back.
+                trial.most += -entry["by"] if refused else entry["by"]
+        elif entry["what"] == "stop" and entry["trial"] in expected and not refused:
+            expected[entry["trial"]].stopped = True
+    return expected
+
+
+def check(folder: Path) -> Found:
+    """Checks a session that has ended."""
+    found = Found()
+    plan = json.loads((folder / "plan.json").read_text())
+    requests = read_lines(folder / "requests.jsonl")
+    expected = expectations(plan, requests)
+    written: dict[str, list[dict[str, Any]]] = {}
+    for entry in results(folder / "disk" / "run"):
+        written.setdefault(entry["trial"], []).append(entry)
+    told: dict[str, dict[int, str | None]] = {}
+    ways: Counter[tuple[int, str, str, int]] = Counter()
+    states: dict[str, str] = {}
+    for driver, entry in sorted(told_in(folder), key=lambda pair: pair[0]):
+        if "iteration" in entry:
+            _check_told(found, told.setdefault(entry["trial"], {}), driver, entry)
+            ways[(driver, entry["way"], entry["trial"], entry["iteration"])] += 1
+        states |= entry.get("states", {})
+    for (driver, way, trial, iteration), times in ways.items():
+        if times > 1:
+            found.repeated.append(f"{trial} {iteration}: told {times} times by {way} of driver {driver}")
+    for trial_id, wanted in expected.items():
+        lines = written.get(trial_id, [])
+        if wanted.certain or lines:
+            _check_trial(found, trial_id, wanted, lines, told.get(trial_id, {}))
+            forgotten = any(entry["what"] == "forget" and entry["trial"] == trial_id for entry in requests)
+            _check_state(found, trial_id, wanted, states.get(trial_id), forgotten)
+    for trial_id in sorted((written.keys() | told.keys()) - expected.keys()):
+        found.others.append(f"{trial_id}: nobody asked for it")
+    return found
+
+
+def _check_told(found: Found, told: dict[int, str | None], driver: int, entry: dict[str, Any]) -> None:
+    before = told.setdefault(entry["iteration"], entry["value"])
+    if before != entry["value"]:
+        found.wrong.append(
+            f"{entry['trial']} {entry['iteration']}: told {before}, and {entry['value']} by driver {driver}"
+        )
+
+
+def _check_trial(
+    found: Found, trial_id: str, wanted: Expected, lines: list[dict[str, Any]], told: dict[int, str | None]
+) -> None:
+    numbers = Counter(line["iteration"] for line in lines)
+    values = chain(wanted.fields["config"]["seed"], max([wanted.most, *numbers, *told]))
+    found.iterations += len(lines)
+    if wanted.fields["form"] == "elastic":
+        found.elastic += len(lines)
+        found.wide += sum(line["width"] > 1 for line in lines)
+    nasty = wanted.fields["config"]["nasty"]
+    for line in lines:
+        if not _is_right(_value(line["metrics"]), values, line["iteration"], nasty):
+            found.wrong.append(f"{trial_id} {line['iteration']}: {line['metrics']} in results.jsonl")
+    for iteration, value in told.items():
+        if not _is_right(value, values, iteration, nasty):
+            found.wrong.append(f"{trial_id} {iteration}: told {value}")
+    found.repeated += [f"{trial_id} {number}: {times} times" for number, times in numbers.items() if times > 1]
+    last = max([*numbers, *told], default=0)
+    least = last if wanted.stopped else max(last, wanted.least)
+    for number in range(1, least + 1):
+        where = [name for name, of in (("results.jsonl", numbers), ("told", told)) if number not in of]
+        if where:
+            found.lost.append(f"{trial_id} {number} of {least}: not in {' nor '.join(where)}")
+    if last > wanted.most:
+        found.others.append(f"{trial_id}: {last} iterations, of {wanted.most}")
+
+
+def _check_state(found: Found, trial_id: str, wanted: Expected, state: str | None, forgotten: bool) -> None:
+    allowed = ("DONE", "STOPPED") if wanted.stopped else ("DONE",)
+    if state not in allowed and not (forgotten and state is None):
+        found.others.append(f"{trial_id}: ended as {state}")
+
+
+def _is_right(value: str | None, values: tuple[str, ...], iteration: int, nasty: dict[str, str]) -> bool:
+    """Whether the value of an iteration is right; metrics that the driver cannot read have none."""
+    unreadable = value is None and nasty.get(str(iteration), "").startswith("metric_")
+    return unreadable or value == values[iteration - 1]
+
+
+def _value(metrics: Any) -> str | None:
+    return metrics.get("value") if isinstance(metrics, dict) else None

@@ -1,0 +1,204 @@
+"""The faults that the supervisor of a session of torture.py brings about while a driver runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from torture_files import damage_checkpoint
+
+#: Marks the processes of a session, in their environment.
+MARK = "FLUID_TORTURE"
+#: How lanes and servers are killed.
+_DEATHS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
+#: Seconds after which a process that was stopped for good goes on after all; it is to be killed long before.
+_LONG = 60.0
+
+
+def marked(token: str) -> Iterator[int]:
+    """Gives the processes of a session that have not ended."""
+    entry = f"{MARK}={token}".encode()
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != os.getpid():
+            with suppress(OSError):
+                if entry in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    yield int(name)
+
+
+def describe(process: int) -> str:
+    """Returns a process's number, name, state, parent and command."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+        command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        name = stat[0].partition("(")[2]
+        state, parent = stat[2].split()[:2]
+        return f"{process} {name} {state} parent {parent} {command[:150]}"
+    except OSError:
+        return f"{process} has ended"
+
+
+def _name(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Faults:
+    """Brings about faults.
+
+    Args:
+        folder: the session's.
+        token: that marks its processes.
+        draws: what is drawn from.
+        memory: the RAM disk.
+    """
+
+    def __init__(self, folder: Path, token: str, draws: random.Random, memory: Path) -> None:
+        self._folder = folder
+        self._token = token
+        self._draws = draws
+        self._memory = memory
+        self.driver = 0
+        self._timers: list[threading.Timer] = []
+        self._kinds: dict[str, Callable[[], bool]] = {
+            "kill_lane": lambda: self._kill(self._lanes()),
+            "stop_lane": lambda: self._stop(self._lanes(), self._draws.uniform(0.05, 1.9)),
+            "stop_lane_long": lambda: self._stop(self._lanes(), _LONG),
+            "kill_server": lambda: self._kill(self._named("fluid-forks")),
+            "stop_server": lambda: self._stop(self._named("fluid-forks"), self._draws.uniform(0.05, 1.9)),
+            "kill_driver": lambda: self._signal([self.driver], signal.SIGKILL),
+            "stop_driver": lambda: self._stop([self.driver], self._draws.uniform(0.05, 3.0)),
+            "kill_driver_and_server": self._kill_driver_and_server,
+            "kill_all": lambda: self._signal(list(marked(self._token)), signal.SIGKILL),
+            "term_driver": lambda: self._signal([self.driver], signal.SIGTERM),
+            "int_driver": lambda: self._signal([self.driver], signal.SIGINT),
+            "hup_driver": lambda: self._signal([self.driver], signal.SIGHUP),
+            "usr1_driver": lambda: self._signal([self.driver], signal.SIGUSR1),
+            "fill_disk": lambda: self._fill(folder / "disk", self._draws.uniform(0.1, 1.5)),
+            "fill_memory": lambda: self._fill(self._memory, self._draws.uniform(0.1, 3.0)),
+            "limit_file": self._limit_file,
+            "lose_memory": self._lose_memory,
+            "damage_checkpoint": self._damage_checkpoint,
+            "kill_rank0": lambda: self._kill(self._rank0()),
+            "stop_rank0": lambda: self._stop(self._rank0(), self._draws.choice([0.5, 1.5, _LONG])),
+            "kill_mps": lambda: self._kill([*self._named("fluid-mps"), *self._named("nvidia-cuda-mp")]),
+            "stop_mps": lambda: self._stop(self._named("nvidia-cuda-mp"), 1.0),
+        }
+
+    def bring(self, kind: str) -> bool:
+        """Brings a fault about; returns whether there was anything that it could befall."""
+        return self._kinds[kind]()
+
+    def end(self) -> None:
+        """Undoes what would otherwise be undone later."""
+        for timer in self._timers:
+            timer.cancel()
+            timer.function(*timer.args)
+        self._timers.clear()
+
+    # -- processes -------------------------------------------------------------------------------------------
+
+    def _named(self, name: str) -> list[int]:
+        return [process for process in marked(self._token) if _name(process).startswith(name)]
+
+    def _lanes(self) -> list[int]:
+        return self._named("fluid-lane")
+
+    def _rank0(self) -> list[int]:
+        """Lanes in which rank 0 of a trial trained last, at a width above 1."""
+        lanes = self._lanes()
+        noted = []
+        for note in (self._folder / "notes").glob("rank0.*"):
+            with suppress(OSError, ValueError):
+                noted.append(int(note.read_text()))
+        return [lane for lane in lanes if lane in noted]
+
+    def _kill(self, processes: list[int]) -> bool:
+        return bool(processes) and self._signal([self._draws.choice(processes)], self._draws.choice(_DEATHS))
+
+    def _signal(self, processes: list[int], number: int) -> bool:
+        sent = False
+        for process in processes:
+            with suppress(OSError):
+                os.kill(process, number)
+                sent = True
+        return sent
+
+    def _stop(self, processes: list[int], seconds: float) -> bool:
+        if not processes:
+            return False
+        process = self._draws.choice(processes)
+        handle = None
+        with suppress(OSError):
+            handle = os.pidfd_open(process)
+        if handle is None:
+            return False
+
+        def go_on(handle: int) -> None:
+            with suppress(OSError):
+                signal.pidfd_send_signal(handle, signal.SIGCONT)
+                os.close(handle)
+
+        with suppress(OSError):
+            signal.pidfd_send_signal(handle, signal.SIGSTOP)
+            self._later(seconds, go_on, handle)
+            return True
+        return False
+
+    def _kill_driver_and_server(self) -> bool:
+        processes = [self.driver, *self._named("fluid-forks")]
+        self._draws.shuffle(processes)
+        return self._signal(processes, signal.SIGKILL)
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def _fill(self, place: Path, seconds: float) -> bool:
+        """Fills a disk up to the last byte, for a while."""
+        if os.stat(place).st_dev == os.stat(self._folder).st_dev:
+            return False  # No disk of its own.
+        filler = place / f"filler-{time.monotonic_ns()}"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+        self._later(seconds, lambda path: path.unlink(missing_ok=True), filler)
+        return True
+
+    def _limit_file(self) -> bool:
+        """Lets a write of the driver end in the middle, as on a full disk: the longest file may grow by some bytes."""
+        run = self._folder / "disk" / "run"
+        sizes = [path.stat().st_size for path in run.glob("*.jsonl")]
+        if not sizes:
+            return False
+        limit = max(sizes) + self._draws.randint(0, 3000)
+        try:
+            resource.prlimit(self.driver, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        except OSError:
+            return False
+        return True
+
+    def _lose_memory(self) -> bool:
+        """Empties host memory, as its loss would; locks stay, or the session could not even notice."""
+        trials = [trial for session in self._memory.glob("fluid-*") for trial in session.iterdir() if trial.is_dir()]
+        for trial in trials:
+            shutil.rmtree(trial, ignore_errors=True)
+        return bool(trials)
+
+    def _damage_checkpoint(self) -> bool:
+        return damage_checkpoint(self._draws, self._memory, self._folder / "disk" / "run")
+
+    def _later(self, seconds: float, undo: Callable[..., None], what: object) -> None:
+        timer = threading.Timer(seconds, undo, (what,))
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)

@@ -1,0 +1,103 @@
+"""Faults of files: what a crash leaves of a session's files, and checkpoints that are damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+#: Entries of the journal that were answers to nobody: a crash may lose the last of them.
+_INTERNAL = ("IterationReported", "TrialSaved", "ProfileSaved", "NoteResize")
+
+
+def damage_checkpoint(draws: random.Random, *places: Path) -> bool:
+    """Damages the newest checkpoint of a trial: a byte changes, the end is missing, a file, or all of it."""
+    trials: dict[str, list[Path]] = {}
+    for place in places:
+        for state in place.glob("**/state"):
+            if state.parent.name[:1].isdecimal():
+                name = state.parent.parent.name
+                trials.setdefault(state.parents[2].name if name == "checkpoints" else name, []).append(state.parent)
+    if not trials:
+        return False
+    newest = max(trials[draws.choice(sorted(trials))], key=lambda path: path.name)
+    files = sorted(path for path in newest.glob("**/*") if path.is_file())
+    way = draws.choice(["flip", "flip", "truncate", "empty", "delete_file", "delete"])
+    with suppress(OSError):
+        if way == "delete" or not files:
+            shutil.rmtree(newest)
+            return True
+        file = draws.choice(files)
+        if way == "delete_file":
+            file.unlink()
+            return True
+        # Not in place: a reader may hold the file, and a disk that fails gives the same to all.
+        content = bytearray(file.read_bytes())
+        if not content:
+            return False
+        at = draws.randrange(len(content))
+        if way == "flip":
+            content[at] ^= 1 << draws.randrange(8)
+        file.write_bytes(content[:0] if way == "empty" else content[:at] if way == "truncate" else content)
+        return True
+    return False
+
+
+def tear(kind: str, draws: random.Random, run: Path) -> bool:
+    """Leaves a file of a session whose driver is dead as a crash in the middle of a write does.
+
+    Whole entries that the driver had written stay, but for the last one of the journal if it tells of nothing that the
+    submitter was promised: that line may be cut.
+    """
+    file = run / {
+        "torn_results": "results.jsonl", "torn_journal": "journal.jsonl", "torn_trials": "trials.jsonl",
+        "torn_payloads": "payloads.pkl",
+    }[kind]  # fmt: skip
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return False
+    if not content:
+        return False
+    if kind == "torn_journal" and draws.random() < 0.6:
+        lines = content.splitlines(keepends=True)
+        if _is_internal(lines[-1], run):
+            os.truncate(file, len(content) - draws.randint(1, len(lines[-1]) - 1))
+            return True
+    last = content.splitlines(keepends=True)[-1] if kind != "torn_payloads" else content[-draws.randint(2, 400) :]
+    half = last[: draws.randint(1, max(1, len(last) - 2))]
+    garbage = bytes(draws.randrange(1, 256) for _ in range(draws.randint(1, 40))).replace(b"\n", b"?")
+    tail = draws.choice([half, half, garbage, bytes(draws.randint(1, 4096))])
+    with file.open("ab") as stream:
+        stream.write(tail)
+    return True
+
+
+def _is_internal(line: bytes, run: Path) -> bool:
+    """Whether a line of the journal may be lost: the results that it tells of are in results.jsonl."""
+    try:
+        entry: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return False
+    if entry.get("what") not in _INTERNAL:
+        return False
+    if entry["what"] != "IterationReported":
+        return True
+    known = {(result["trial"], result["iteration"]) for result in results(run)}
+    return (entry.get("trial_id"), entry.get("iteration")) in known
+
+
+def results(run: Path) -> list[dict[str, Any]]:
+    """Returns the whole lines of results.jsonl."""
+    found = []
+    with suppress(OSError):
+        for line in (run / "results.jsonl").read_bytes().split(b"\n"):
+            with suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    found.append(entry)
+    return found

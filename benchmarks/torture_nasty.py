@@ -1,0 +1,192 @@
+"""What trials of torture.py do to themselves, their process and their reports."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: A subprocess that would outlive its trial.
+_SLEEPER = [sys.executable, "-SE", "-c", "import time; time.sleep(1000)"]
+
+
+class OddError(Exception):
+    """Cannot be pickled, and its text raises."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class BaseOddError(BaseException):
+    """Is no Exception."""
+
+
+class Unpickling:
+    """A metric that raises when the driver unpickles it."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _raise, (self.error,)
+
+
+class Speechless:
+    """A metric without a text."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def item(self) -> float:
+        raise SystemExit(7)
+
+
+def _raise(error: type[BaseException]) -> None:
+    raise error("nasty")
+
+
+def _raising(error: type[BaseException]) -> Callable[[Any], None]:
+    return lambda config: _raise(error)
+
+
+def _odd(config: Any) -> None:
+    raise OddError
+
+
+def _stop_iteration(config: Any) -> None:
+    next(iter(()))
+
+
+def _signal(number: signal.Signals) -> Callable[[Any], None]:
+    def send(config: Any) -> None:
+        signal.signal(number, signal.SIG_DFL) if number is not signal.SIGKILL else None
+        os.kill(os.getpid(), number)
+        time.sleep(0.2)
+
+    return send
+
+
+def _exit(config: Any) -> None:
+    os._exit(3)
+
+
+def _close_descriptors(config: Any) -> None:
+    os.closerange(0, 256)
+
+
+def _fork_returns(config: Any) -> None:
+    os.fork()
+
+
+def _fork_exits(config: Any) -> None:
+    if os.fork() == 0:
+        sys.exit(0)
+
+
+def _daemon(config: Any) -> None:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(_SLEEPER[0], _SLEEPER)
+        os._exit(0)
+
+
+def _subprocesses(config: Any) -> None:
+    subprocess.Popen(_SLEEPER)
+    subprocess.Popen(_SLEEPER, start_new_session=True)
+
+
+def _thread(config: Any) -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+
+
+def _kill_parent(config: Any) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+def _new_session(config: Any) -> None:
+    os.setpgid(0, 0)
+
+
+def _environment(config: Any) -> None:
+    os.environ.clear()
+    os.chdir("/")
+    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+
+
+def _noise(config: Any) -> None:
+    os.write(1, b"\xff\x00noise" * 20_000)
+    print("\ud800".encode("utf-8", "surrogatepass"), "x" * 100_000)
+
+
+def _segfault(config: Any) -> None:
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    ctypes.string_at(1)
+
+
+def _hang(config: Any) -> None:
+    while True:
+        time.sleep(1.0)
+
+
+def _recursion(config: Any) -> None:
+    _recursion(config)
+
+
+#: What a trial may do to itself, by kind. Kinds that begin with "metric_" return what is added to its metrics.
+NASTY: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "system_exit": _raising(SystemExit),
+    "keyboard_interrupt": _raising(KeyboardInterrupt),
+    "generator_exit": _raising(GeneratorExit),
+    "value_error": _raising(ValueError),
+    "memory_error": _raising(MemoryError),
+    "base_exception": _raising(BaseOddError),
+    "unpicklable_error": _odd,
+    "stop_iteration": _stop_iteration,
+    "recursion": _recursion,
+    "exit": _exit,
+    "abort": _signal(signal.SIGABRT),
+    "segfault": _segfault,
+    "own_term": _signal(signal.SIGTERM),
+    "own_kill": _signal(signal.SIGKILL),
+    "close_descriptors": _close_descriptors,
+    "fork_returns": _fork_returns,
+    "fork_exits": _fork_exits,
+    "daemon": _daemon,
+    "subprocesses": _subprocesses,
+    "thread": _thread,
+    "kill_parent": _kill_parent,
+    "process_group": _new_session,
+    "environment": _environment,
+    "noise": _noise,
+    "metric_keys": lambda config: {(0, 1): 5, None: {3: 0.9}, "set": {1, 2}},
+    "metric_speechless": lambda config: {"odd": Speechless()},
+    "metric_unpickling": lambda config: {"odd": Unpickling(ValueError)},
+    "metric_unpickling_exit": lambda config: {"odd": Unpickling(SystemExit)},
+    "metric_lambda": lambda config: {"odd": lambda: None, "lock": threading.Lock()},
+    "metric_cycle": lambda config: {"odd": _cycle()},
+    "metric_large": lambda config: {"odd": "x" * 300_000, "nan": float("nan"), "huge": 10**400, "bytes": b"\xff"},
+}
+#: Those that end only if the trial has a limit on its iterations.
+HANGS: dict[str, Callable[[dict[str, Any]], Any]] = {"hang": _hang, "own_stop": _signal(signal.SIGSTOP)}
+NASTY |= HANGS
+
+
+def _cycle() -> list[Any]:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return cycle
+
+
+def spoil(metrics: dict[str, Any], answer: Any) -> dict[str, Any]:
+    """Adds a fault's answer to an iteration's metrics."""
+    return {**metrics, **answer} if isinstance(answer, dict) else metrics

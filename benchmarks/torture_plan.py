@@ -1,0 +1,152 @@
+"""What a session of torture.py is to do: drawn from its seed alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torture_nasty import HANGS, NASTY
+
+#: Kinds of sessions, and how often each is drawn.
+SESSIONS = {"local": 70, "elastic": 14, "optuna": 5, "tune": 6, "ray": 5}
+#: Faults that the session's supervisor brings about, and how often each is drawn.
+FAULTS = {
+    "kill_lane": 10, "stop_lane": 6, "stop_lane_long": 3, "kill_server": 4, "stop_server": 3,
+    "kill_driver": 14, "stop_driver": 4, "kill_driver_and_server": 4, "kill_all": 4,
+    "term_driver": 5, "int_driver": 4, "hup_driver": 3, "usr1_driver": 3,
+    "fill_disk": 2, "limit_file": 3, "lose_memory": 3, "fill_memory": 3, "damage_checkpoint": 8,
+    "torn_results": 3, "torn_journal": 3, "torn_trials": 2, "torn_payloads": 2,
+    "kill_rank0": 6, "stop_rank0": 4, "kill_mps": 6, "stop_mps": 2,
+}  # fmt: skip
+#: Those that only sessions of one kind have.
+ONLY = {"kill_rank0": "elastic", "stop_rank0": "elastic", "kill_mps": "mps", "stop_mps": "mps"}
+#: What the driver does to its own session, and how often each is drawn.
+REQUESTS = {"extend": 5, "stop": 2, "add": 3, "call": 3, "forget": 2, "remove_device": 3, "add_device": 3}
+#: Those of them that count as faults.
+REQUESTED_FAULTS = ("remove_device", "add_device")
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """A session.
+
+    Attributes:
+        seed: of the session.
+        kind: one of :data:`SESSIONS`.
+        devices: how many it begins with.
+        options: of the executor.
+        groups: each a name, and its trials as fields of ``TrialPlan``.
+        requests: how many requests its drivers make.
+        faults: how many faults its supervisor brings about.
+        fault_weights: how often each kind of fault is drawn.
+        memory_mb: size of the RAM disk.
+        disk_mb: size of the disk of the run folder; ``None`` for the disk of the other files.
+        descriptors: most descriptors of a process; ``None`` for no limit.
+        mps: whether its devices are shared by a stand-in for MPS.
+    """
+
+    seed: str
+    kind: str
+    devices: int
+    options: dict[str, Any]
+    groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    requests: int = 0
+    faults: int = 0
+    fault_weights: dict[str, int] = field(default_factory=dict)
+    memory_mb: int = 256
+    disk_mb: int | None = None
+    descriptors: int | None = None
+    mps: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as JSON."""
+        return asdict(self)
+
+
+def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], sessions: set[str]) -> Plan:
+    """Draws a session.
+
+    Args:
+        seed: of the session.
+        faults: how many faults; ``None`` to draw that too.
+        kinds: of faults, in trials too; empty for all.
+        skipped: kinds of faults that are left out.
+        sessions: kinds of sessions; empty for all.
+    """
+    draws = random.Random(seed)
+    weights = {kind: weight for kind, weight in SESSIONS.items() if not sessions or kind in sessions}
+    kind = draws.choices(list(weights), list(weights.values()))[0]
+    elastic = kind == "elastic"
+    mps = kind == "local" and draws.random() < 0.06
+    plan = Plan(
+        seed=seed,
+        kind=kind,
+        devices=draws.randint(2, 4) if elastic else draws.randint(1, 4),
+        options={
+            "planner": draws.choice(["portfolio", "portfolio", "dynamic", "static", "fifo"]),
+            "packing": "mps" if mps else draws.choice(["auto", "auto", "timeslice", "off"]),
+            "lane_policy": draws.choice([None, "srtf", "fair"]),
+            "max_failures": 1000,
+        },
+        mps=mps,
+    )
+    if elastic:
+        plan.options |= {"planner": "portfolio", "packing": "off"}
+    plan.faults = draws.randint(6, 16) if faults is None else faults
+    if kind in ("tune", "optuna", "ray", "elastic") and faults is None:
+        plan.faults = draws.randint(3, 7)
+
+    def wanted(name: str) -> bool:
+        return name not in skipped and (not kinds or name in kinds)
+
+    plan.fault_weights = {
+        name: weight
+        for name, weight in FAULTS.items()
+        if wanted(name) and (name not in ONLY or ONLY[name] == kind or (mps and ONLY[name] == "mps"))
+    }
+    if kind in ("tune", "optuna"):  # Their drivers begin with a new run folder.
+        for name in ("torn_results", "torn_journal", "torn_trials", "torn_payloads", "fill_disk", "limit_file"):
+            plan.fault_weights.pop(name, None)
+    if elastic:  # A trial is wide some seconds after its driver has begun: most faults are to hit it then.
+        for name in ("kill_driver", "kill_driver_and_server", "kill_all", "term_driver", "int_driver", "hup_driver"):
+            if name in plan.fault_weights:
+                plan.fault_weights[name] = 1
+    odds = draws.random()
+    if odds < 0.1:
+        plan.memory_mb = 2
+    elif odds < 0.2 and wanted("fill_disk") and kind == "local":
+        plan.disk_mb = 6
+    elif odds < 0.25 and kind == "local":
+        plan.descriptors = 96
+    nasty = [name for name in NASTY if wanted(name) and (name not in HANGS or wanted("hangs"))]
+    for number in range(1 if elastic else draws.randint(1, 3)):
+        count = draws.choice([1, 1, 2]) if elastic else draws.choice([1, 2, 3, 5, 8])
+        plan.groups[f"g{number}"] = [
+            trial(draws, f"{seed}/g{number}-t{index}", kind, nasty) for index in range(count)
+        ]  # fmt: skip
+    plan.requests = draws.randint(0, 3 if elastic else 10)
+    return plan
+
+
+def trial(draws: random.Random, seed: str, kind: str, nasty: list[str]) -> dict[str, Any]:
+    """Draws a trial."""
+    elastic = kind == "elastic"
+    budget = draws.randint(40, 80) if elastic else draws.choice([1, 3, 8, 20, 40])
+    form = "elastic" if elastic else draws.choices(["class", "generator"], [9, 1])[0]
+    drawn: dict[str, str] = {}
+    if nasty and draws.random() < (0.15 if elastic else 0.3):
+        for _ in range(draws.randint(1, 2)):
+            drawn[str(draws.randint(1, budget))] = draws.choice(nasty)
+    return {
+        "id": seed.rpartition("/")[2],
+        "form": form,
+        "budget": budget,
+        "priority": draws.choice([0.5, 1.0, 2.0]),
+        "config": {
+            "seed": seed,
+            "seconds": 0.3 if elastic else draws.choice([0.0, 0.002, 0.02, 0.1]),
+            "padding": draws.choice([0, 100, 20_000, 200_000]),
+            "nasty": drawn,
+        },
+    }

@@ -1,0 +1,256 @@
+"""One session of torture.py: its drivers one after another, faults meanwhile, and the checks at the end.
+
+    python benchmarks/torture_session.py SEED FOLDER OPTIONS
+
+OPTIONS are JSON: ``faults``, ``kinds``, ``skipped``, ``sessions``. The last line that it prints is what was found, as JSON. As root, it has a
+RAM disk of its own, so that what is left there is seen, and other sessions cannot disturb it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torture_checks import check
+from torture_driver import BROKEN, FINISHED, REFUSED
+from torture_faults import MARK, Faults, describe, marked
+from torture_files import tear
+from torture_plan import REQUESTED_FAULTS, Plan, draw
+
+HERE = Path(__file__).resolve().parent
+#: Seconds without any progress after which a driver hangs.
+PATIENCE = 120.0
+#: Seconds in which all processes of a session must be gone.
+LEAVING_S = 10.0
+_CLONE_NEWNS = 0x20000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+
+
+class Session:
+    """A session under faults.
+
+    Args:
+        plan: what it does.
+        folder: where to; empty.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._run = folder / "disk" / "run"
+        self._token = secrets.token_hex(8)
+        self._draws = random.Random(f"{plan.seed}/faults")
+        self._memory = Path("/dev/shm")
+        self._faults = Faults(folder, self._token, self._draws, self._memory)
+        self._left = plan.faults
+        self.counts: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        self.drivers = 0
+        self.hangs: list[str] = []
+        self.refused: list[str] = []
+        self.orphans: list[str] = []
+        self.litter: list[str] = []
+
+    def run(self) -> None:
+        """Runs drivers until one has finished."""
+        while not self.hangs and not self.refused:
+            status = self._run_driver()
+            if status == FINISHED:
+                break
+            if status == REFUSED:
+                self._take_refusal()
+            if self._left > 0:
+                self._fault_between()
+        self._faults.end()
+        self._check_leaving()
+        self.counts.update(path.name.partition("@")[0] for path in (self._folder / "notes").glob("*@*"))
+
+    def _run_driver(self) -> int:
+        """Runs one driver, with faults; returns its exit status, which is negative for a signal."""
+        number, self.drivers = self.drivers, self.drivers + 1
+        with (self._folder / f"driver-{number}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "torture_driver.py"), str(self._folder), str(number)],
+                env=self._environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=self._limit if self._plan.descriptors else None,
+            )
+        self._faults.driver = process.pid
+        seen, since = -1, time.monotonic()
+        next_fault = since + self._draws.choice([self._draws.uniform(0.0, 1.5), 1.0 + self._draws.expovariate(0.5)])
+        while process.poll() is None:
+            now = time.monotonic()
+            if self._left > 0 and now >= next_fault:
+                self._bring_fault()
+                next_fault = time.monotonic() + self._draws.expovariate(1.0)
+                since = now
+            progress = self._progress(number)
+            if progress != seen:
+                seen, since = progress, now
+            if now - since > PATIENCE:
+                self._note_hang(process, number)
+                process.kill()
+                process.wait()
+            time.sleep(0.02)
+        status = process.returncode
+        self.ends[{FINISHED: "finished", REFUSED: "refused", BROKEN: "broken"}.get(status, f"status {status}")] += 1
+        return status
+
+    def _bring_fault(self) -> None:
+        kinds = {name: weight for name, weight in self._plan.fault_weights.items() if not name.startswith("torn_")}
+        if kinds:
+            kind = self._draws.choices(list(kinds), list(kinds.values()))[0]
+            if self._faults.bring(kind):
+                self._count(kind)
+        else:
+            self._left = 0
+
+    def _count(self, kind: str) -> None:
+        self.counts[kind] += 1
+        self._left -= 1
+        with (self._folder / "faults.txt").open("a") as file:
+            file.write(f"{time.time():.3f} driver {self.drivers - 1}: {kind}\n")
+
+    def _fault_between(self) -> None:
+        """Files may be torn, and checkpoints damaged, while no driver runs."""
+        if self._draws.random() < 0.3:
+            time.sleep(self._draws.choice([0.0, 0.1, 2.0]))
+        if self._draws.random() < 0.5:
+            kinds = [name for name in self._plan.fault_weights if name.startswith(("torn_", "damage_", "lose_"))]
+            for kind in self._draws.sample(kinds, min(len(kinds), self._draws.choice([1, 1, 2]))):
+                torn = tear(kind, self._draws, self._run) if kind.startswith("torn_") else self._faults.bring(kind)
+                if torn:
+                    self._count(kind)
+
+    def _take_refusal(self) -> None:
+        """A session that was never told to have a group may be begun anew; any other must be resumed."""
+        text = (self._folder / f"driver-{self.drivers - 1}.log").read_text(errors="replace")
+        if '"done"' in (self._folder / "requests.jsonl").read_text():
+            self.refused.append(text[-2000:])
+        else:
+            self.ends["begun anew"] += 1
+            shutil.rmtree(self._run, ignore_errors=True)
+
+    def _progress(self, number: int) -> int:
+        sizes = 0
+        for name in (f"told-{number}.jsonl", "requests.jsonl", "disk/run/results.jsonl"):
+            with suppress(OSError):
+                sizes += os.stat(self._folder / name).st_size
+        return sizes
+
+    def _note_hang(self, process: subprocess.Popen[bytes], number: int) -> None:
+        with suppress(OSError):
+            os.kill(process.pid, signal.SIGUSR2)
+        time.sleep(1.0)
+        stacks = (self._folder / f"stacks-{number}.txt").read_text(errors="replace")
+        processes = "\n".join(describe(other) for other in marked(self._token))
+        (self._folder / "hang.txt").write_text(f"{processes}\n\n{stacks}")
+        self.hangs.append(f"driver {number}: no progress for {PATIENCE:.0f} s")
+
+    def _check_leaving(self) -> None:
+        deadline = time.monotonic() + LEAVING_S
+        while (left := list(marked(self._token))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.orphans = [describe(process) for process in left]
+        for process in left:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        if owns_memory():
+            self.litter = sorted(path.name for path in self._memory.iterdir())
+
+    def _environment(self) -> dict[str, str]:
+        variables = {**os.environ, MARK: self._token, "OMP_NUM_THREADS": "1", "HOME": str(self._folder)}
+        places = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        variables |= {"RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0", "FAKE_MPS": str(self._folder / "mps")}
+        return variables
+
+    def _limit(self) -> None:
+        import resource
+
+        limit = self._plan.descriptors
+        assert limit is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+
+def owns_memory() -> bool:
+    """Whether this process has a RAM disk of its own."""
+    return os.environ.get("FLUID_TORTURE_OWN_MEMORY") == "1"
+
+
+def take_own_memory(megabytes: int) -> None:
+    """Mounts a RAM disk that only this process and those below it see, if the system lets it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() == 0 and libc.unshare(_CLONE_NEWNS) == 0:
+        libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
+        if mount_tmpfs(Path("/dev/shm"), megabytes):
+            os.environ["FLUID_TORTURE_OWN_MEMORY"] = "1"
+
+
+def mount_tmpfs(place: Path, megabytes: int) -> bool:
+    """Mounts a RAM disk of a size at a folder; returns whether that worked."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", 0, f"size={megabytes}m".encode()) == 0
+
+
+def main() -> int:
+    """Runs one session; prints what was found."""
+    seed, folder, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    plan = draw(
+        seed,
+        faults=options["faults"],
+        kinds=set(options["kinds"]),
+        skipped=set(options["skipped"]),
+        sessions=set(options["sessions"]),
+    )
+    take_own_memory(plan.memory_mb)
+    for name in ("disk", "notes", "mps"):
+        (folder / name).mkdir(parents=True)
+    if plan.disk_mb is not None and not (owns_memory() and mount_tmpfs(folder / "disk", plan.disk_mb)):
+        plan.disk_mb = None
+    (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=1))
+    (folder / "requests.jsonl").touch()
+    begun = time.monotonic()
+    session = Session(plan, folder)
+    session.run()
+    found = asdict(check(folder))
+    if plan.disk_mb is not None:  # The mount ends with this process.
+        shutil.copytree(folder / "disk", folder / "disk-copy")
+    requests = (folder / "requests.jsonl").read_text().splitlines()
+    for entry in map(json.loads, requests):
+        if entry["what"] in REQUESTED_FAULTS and "done" in entry:
+            session.counts[entry["what"]] += 1
+    result: dict[str, Any] = {
+        "seed": seed,
+        "kind": plan.kind,
+        "seconds": time.monotonic() - begun,
+        "drivers": session.drivers,
+        "ends": session.ends,
+        "faults": session.counts,
+        "hangs": session.hangs,
+        "refused": session.refused,
+        "orphans": session.orphans,
+        "litter": session.litter,
+        **found,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
