@@ -7,8 +7,8 @@ A session runs groups of trials, which it extends, stops, adds, calls and forget
 processes are killed and stopped, files torn, disks and host memory filled, checkpoints damaged, devices removed, and
 while trials misbehave. Each of its drivers that ends early is followed by one that resumes the session. Trials report
 a chain of hashes, so that a wrong state shows. Checked is: every iteration is reported exactly once, with the right
-value; each trial ends as it should; no session hangs; resuming is never refused; no process is left 10 s after the end, and
-nothing in host memory. docs/reliability.md says what each of that means.
+value; each trial ends as it should; no session hangs; resuming is never refused; no process is left 10 s after the end,
+and nothing in host memory. docs/reliability.md says what each of that means.
 
 A session that fails keeps its folder, and the line that reports it has the command that repeats it. Its faults are the
 same then, but not the instants at which they hit.
@@ -42,6 +42,8 @@ FAILURES = {
     "hangs": "hangs", "refused": "resumes refused", "orphans": "processes left", "litter": "files left in memory",
     "crashed": "sessions crashed",
 }  # fmt: skip
+#: What else is added up.
+_SUMMED = ("drivers", "iterations", "elastic_iterations", "wide_iterations")
 
 
 def run_session(seed: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Totals:
     def begin(self, **facts: Any) -> None:
         """Begins a run."""
         self._this = {**facts, "sessions": {}, "faults": {}, "ends": {}, "failed": []}
-        self._this |= dict.fromkeys(("drivers", "iterations", "elastic_iterations", "wide_iterations", "seconds"), 0)
+        self._this |= dict.fromkeys((*_SUMMED, "seconds"), 0)
         self._this |= dict.fromkeys(FAILURES, 0)
         self.runs.append(self._this)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torture_search
 from torture_files import results
 from torture_trials import chain
 
@@ -99,6 +100,12 @@ def check(folder: Path) -> Found:
     """Checks a session that has ended."""
     found = Found()
     plan = json.loads((folder / "plan.json").read_text())
+    if plan["kind"] == "optuna":
+        found.iterations, found.lost, found.wrong, found.others = torture_search.check_study(plan, folder)
+        return found
+    if plan["kind"] == "tune":
+        _check_sweep(found, plan, folder)
+        return found
     requests = read_lines(folder / "requests.jsonl")
     expected = expectations(plan, requests)
     written: dict[str, list[dict[str, Any]]] = {}
@@ -124,6 +131,35 @@ def check(folder: Path) -> Found:
     for trial_id in sorted((written.keys() | told.keys()) - expected.keys()):
         found.others.append(f"{trial_id}: nobody asked for it")
     return found
+
+
+def _check_sweep(found: Found, plan: dict[str, Any], folder: Path) -> None:
+    """Checks a sweep under Ray Tune, by what Tune's callback was told.
+
+    A trial that failed, or whose sweep was restored, goes on from Tune's own checkpoint and reports again what follows:
+    that is Tune's. But no iteration is left out, each has its value, and every trial ends.
+    """
+    (trials,) = plan["groups"].values()
+    last: dict[str, int] = {}
+    ends: dict[str, str] = {}
+    for _, entry in sorted(told_in(folder), key=lambda pair: pair[0]):
+        if "begun" in entry:
+            last.clear()
+        elif "status" in entry:
+            ends[entry["trial"]] = entry["status"]
+        else:
+            trial, number = entry["trial"], entry["iteration"]
+            found.iterations += 1
+            if entry["step"] != number or entry["value"] != chain(f"{plan['seed']}/{trial}", number)[-1]:
+                found.wrong.append(f"{trial} {number}: step {entry['step']}, {entry['value']}")
+            if number > last.get(trial, 0) + 1:
+                found.lost.append(f"{trial}: {number} after {last.get(trial, 0)}")
+            last[trial] = number
+    for index in range(len(trials)):
+        if ends.get(f"t{index}") != "TERMINATED":
+            found.others.append(f"t{index}: ended as {ends.get(f't{index}')}")
+        elif plan["scheduler"] == "fifo" and last[f"t{index}"] != torture_search.BUDGET:
+            found.lost.append(f"t{index}: ended after {last[f't{index}']}")
 
 
 def _check_told(found: Found, told: dict[int, str | None], driver: int, entry: dict[str, Any]) -> None:

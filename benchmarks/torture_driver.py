@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torture_search
 import torture_trials
 
 from fluid import Device, FluidError, FluidExecutor, InvalidFieldError, Trial, TrialGroup, TrialListener
@@ -99,25 +100,34 @@ class Driver:
 
     def open(self) -> FluidExecutor:
         """Begins or resumes the session."""
-        plan = self._plan
+        plan, resumes = self._plan, self._run.exists()
         options: dict[str, Any] = {**plan["options"], "verbose": 0}
         options["devices"] = plan["devices"]
         options["backend"] = "ray" if plan["kind"] == "ray" else "local"
         if plan["mps"]:
             from fluid.backends.local.backend import LocalBackend
 
-            program = str(self._folder / "nvidia-cuda-mps-control")
             options["backend"] = LocalBackend(
-                plan["devices"], run_dir=self._run, sharing="mps", lane_policy=options["lane_policy"],
-                _mps_program=program,
-            )  # fmt: skip
+                plan["devices"],
+                run_dir=self._run,
+                sharing="mps",
+                lane_policy=options["lane_policy"] or "longest_first",
+                _mps_program=str(self._folder / "nvidia-cuda-mps-control"),
+            )
             options["devices"] = None
-        if not self._run.exists():
+        if plan["kind"] in ("tune", "optuna"):  # They continue from Tune's or Optuna's own record of the sweep.
+            number = sum(1 for _ in self._folder.glob("told-*.jsonl"))
+            return FluidExecutor(run_dir=self._run.with_name(f"run-{number}"), **options)
+        if not resumes:
             return FluidExecutor(run_dir=self._run, **options)
         return FluidExecutor.resume(self._run, **options)
 
     def work(self, executor: FluidExecutor) -> None:
         """Submits what was not submitted yet, makes requests, and waits for all trials."""
+        if self._plan["kind"] == "tune":
+            return torture_search.run_tune(self._plan, self._folder, executor, self._told)
+        if self._plan["kind"] == "optuna":
+            return torture_search.run_optuna(self._plan, self._folder, executor, self._draws)
         handles = {handle.name: handle for handle in executor.handles}
         for handle in handles.values():
             self._read(handle)

@@ -23,14 +23,16 @@ _DEATHS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
 _LONG = 60.0
 
 
-def marked(token: str) -> Iterator[int]:
-    """Gives the processes of a session that have not ended."""
+def marked(token: str, name: str = "") -> Iterator[int]:
+    """Gives the processes of a session that have not ended and whose name begins so."""
     entry = f"{MARK}={token}".encode()
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and int(name) != os.getpid():
+    for process in os.listdir("/proc"):
+        if process.isdecimal() and int(process) != os.getpid():
             with suppress(OSError):
-                if entry in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    yield int(name)
+                if entry in Path("/proc", process, "environ").read_bytes().split(b"\0") and (
+                    _name(int(process)).startswith(name)
+                ):
+                    yield int(process)
 
 
 def describe(process: int) -> str:
@@ -78,7 +80,9 @@ class Faults:
             "kill_driver": lambda: self._signal([self.driver], signal.SIGKILL),
             "stop_driver": lambda: self._stop([self.driver], self._draws.uniform(0.05, 3.0)),
             "kill_driver_and_server": self._kill_driver_and_server,
-            "kill_all": lambda: self._signal(list(marked(self._token)), signal.SIGKILL),
+            "kill_all": lambda: self._signal(
+                [self.driver, *self._named("fluid-forks"), *self._lanes()], signal.SIGKILL
+            ),
             "term_driver": lambda: self._signal([self.driver], signal.SIGTERM),
             "int_driver": lambda: self._signal([self.driver], signal.SIGINT),
             "hup_driver": lambda: self._signal([self.driver], signal.SIGHUP),
@@ -90,8 +94,8 @@ class Faults:
             "damage_checkpoint": self._damage_checkpoint,
             "kill_rank0": lambda: self._kill(self._rank0()),
             "stop_rank0": lambda: self._stop(self._rank0(), self._draws.choice([0.5, 1.5, _LONG])),
-            "kill_mps": lambda: self._kill([*self._named("fluid-mps"), *self._named("nvidia-cuda-mp")]),
-            "stop_mps": lambda: self._stop(self._named("nvidia-cuda-mp"), 1.0),
+            "kill_mps": lambda: self._kill([*self._named("fluid-mps"), *self._named("nvidia-cuda-mps")]),
+            "stop_mps": lambda: self._stop(self._named("nvidia-cuda-mps"), 1.0),
         }
 
     def bring(self, kind: str) -> bool:
@@ -108,7 +112,7 @@ class Faults:
     # -- processes -------------------------------------------------------------------------------------------
 
     def _named(self, name: str) -> list[int]:
-        return [process for process in marked(self._token) if _name(process).startswith(name)]
+        return list(marked(self._token, name))
 
     def _lanes(self) -> list[int]:
         return self._named("fluid-lane")
@@ -195,7 +199,7 @@ class Faults:
         return bool(trials)
 
     def _damage_checkpoint(self) -> bool:
-        return damage_checkpoint(self._draws, self._memory, self._folder / "disk" / "run")
+        return damage_checkpoint(self._draws, self._memory, self._folder / "disk")
 
     def _later(self, seconds: float, undo: Callable[..., None], what: object) -> None:
         timer = threading.Timer(seconds, undo, (what,))

@@ -43,6 +43,7 @@ class Plan:
         memory_mb: size of the RAM disk.
         disk_mb: size of the disk of the run folder; ``None`` for the disk of the other files.
         descriptors: most descriptors of a process; ``None`` for no limit.
+        scheduler: that of a sweep under Ray Tune; for Optuna ``"asha"`` stands for a pruner.
         mps: whether its devices are shared by a stand-in for MPS.
     """
 
@@ -57,6 +58,7 @@ class Plan:
     memory_mb: int = 256
     disk_mb: int | None = None
     descriptors: int | None = None
+    scheduler: str = "fifo"
     mps: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -112,20 +114,22 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         for name in ("kill_driver", "kill_driver_and_server", "kill_all", "term_driver", "int_driver", "hup_driver"):
             if name in plan.fault_weights:
                 plan.fault_weights[name] = 1
+    plan.scheduler = draws.choice(["fifo", "asha", "hyperband"])
     odds = draws.random()
     if odds < 0.1:
-        plan.memory_mb = 2
+        plan.memory_mb = 2 if kind in ("local", "elastic", "optuna") else 256
     elif odds < 0.2 and wanted("fill_disk") and kind == "local":
         plan.disk_mb = 6
     elif odds < 0.25 and kind == "local":
         plan.descriptors = 96
     nasty = [name for name in NASTY if wanted(name) and (name not in HANGS or wanted("hangs"))]
-    for number in range(1 if elastic else draws.randint(1, 3)):
-        count = draws.choice([1, 1, 2]) if elastic else draws.choice([1, 2, 3, 5, 8])
+    sweep = kind in ("tune", "optuna")
+    for number in range(1 if elastic or sweep else draws.randint(1, 3)):
+        count = draws.choice([1, 1, 2]) if elastic else draws.randint(3, 6) if sweep else draws.choice([1, 2, 3, 5, 8])
         plan.groups[f"g{number}"] = [
             trial(draws, f"{seed}/g{number}-t{index}", kind, nasty) for index in range(count)
         ]  # fmt: skip
-    plan.requests = draws.randint(0, 3 if elastic else 10)
+    plan.requests = 0 if sweep else draws.randint(0, 3 if elastic else 10)
     return plan
 
 

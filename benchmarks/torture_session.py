@@ -2,8 +2,8 @@
 
     python benchmarks/torture_session.py SEED FOLDER OPTIONS
 
-OPTIONS are JSON: ``faults``, ``kinds``, ``skipped``, ``sessions``. The last line that it prints is what was found, as JSON. As root, it has a
-RAM disk of its own, so that what is left there is seen, and other sessions cannot disturb it.
+OPTIONS are JSON: ``faults``, ``kinds``, ``skipped``, ``sessions``. The last line that it prints is what was found,
+as JSON. As root, it has a RAM disk of its own, so that what is left there is seen, and no other session disturbs it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ HERE = Path(__file__).resolve().parent
 PATIENCE = 120.0
 #: Seconds in which all processes of a session must be gone.
 LEAVING_S = 10.0
+_PR_SET_PDEATHSIG = 1
 _CLONE_NEWNS = 0x20000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 
@@ -44,14 +47,17 @@ class Session:
 
     Args:
         plan: what it does.
-        folder: where to; empty.
+        folder: where to.
+        token: marks its processes.
+        address: of the Ray cluster for its drivers, if there is one.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, token: str, address: str | None) -> None:
         self._plan = plan
         self._folder = folder
         self._run = folder / "disk" / "run"
-        self._token = secrets.token_hex(8)
+        self._token = token
+        self._address = address
         self._draws = random.Random(f"{plan.seed}/faults")
         self._memory = Path("/dev/shm")
         self._faults = Faults(folder, self._token, self._draws, self._memory)
@@ -72,10 +78,12 @@ class Session:
                 break
             if status == REFUSED:
                 self._take_refusal()
+            if self.drivers > 2 * self._plan.faults + 20:
+                self.hangs.append(f"no driver has finished: {self.drivers} have ended early")
             if self._left > 0:
                 self._fault_between()
         self._faults.end()
-        self._check_leaving()
+        self._wait_for_end("fluid-")
         self.counts.update(path.name.partition("@")[0] for path in (self._folder / "notes").glob("*@*"))
 
     def _run_driver(self) -> int:
@@ -148,9 +156,10 @@ class Session:
 
     def _progress(self, number: int) -> int:
         sizes = 0
-        for name in (f"told-{number}.jsonl", "requests.jsonl", "disk/run/results.jsonl"):
+        places = [self._folder / f"told-{number}.jsonl", self._folder / "requests.jsonl"]
+        for path in (*places, *(self._folder / "disk").glob("run*/results.jsonl")):
             with suppress(OSError):
-                sizes += os.stat(self._folder / name).st_size
+                sizes += path.stat().st_size
         return sizes
 
     def _note_hang(self, process: subprocess.Popen[bytes], number: int) -> None:
@@ -162,21 +171,28 @@ class Session:
         (self._folder / "hang.txt").write_text(f"{processes}\n\n{stacks}")
         self.hangs.append(f"driver {number}: no progress for {PATIENCE:.0f} s")
 
-    def _check_leaving(self) -> None:
+    def check_leaving(self) -> None:
+        """Checks that nothing is left of the session, whose cluster has ended."""
+        self._wait_for_end("")
+        if owns_memory():
+            self.litter = sorted(path.name for path in self._memory.iterdir())
+
+    def _wait_for_end(self, name: str) -> None:
+        """Waits until no process is left whose name begins so; what is left is noted and killed."""
         deadline = time.monotonic() + LEAVING_S
-        while (left := list(marked(self._token))) and time.monotonic() < deadline:
+        while (left := list(marked(self._token, name))) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.orphans = [describe(process) for process in left]
+        self.orphans += [describe(process) for process in left]
         for process in left:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
-        if owns_memory():
-            self.litter = sorted(path.name for path in self._memory.iterdir())
 
     def _environment(self) -> dict[str, str]:
         variables = {**os.environ, MARK: self._token, "OMP_NUM_THREADS": "1", "HOME": str(self._folder)}
         places = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        if self._address is not None:
+            variables["RAY_ADDRESS"] = self._address
         variables |= {"RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0", "FAKE_MPS": str(self._folder / "mps")}
         return variables
 
@@ -208,6 +224,44 @@ def mount_tmpfs(place: Path, megabytes: int) -> bool:
     return libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", 0, f"size={megabytes}m".encode()) == 0
 
 
+def write_mps_program(path: Path) -> None:
+    """Writes the stand-in for MPS that the tests use."""
+    program = (HERE.parent / "tests" / "fake_mps.py").read_text()
+    path.write_text(f"#!{sys.executable} -SE\n{program}")
+    path.chmod(0o755)
+
+
+@contextmanager
+def ray_cluster(token: str) -> Iterator[str]:
+    """A Ray cluster of four cores for the drivers of a session; yields its address."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # The path of a socket has 107 characters at most.
+    own = {MARK: token, "RAY_TMPDIR": folder, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    own |= {"RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+    os.environ.update(own)
+    from ray.cluster_utils import Cluster
+
+    arguments = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_with_parent(token: str) -> None:
+    """Ends this process, and all of the session's, when its parent ends or this process is told to end."""
+
+    def leave(number: int, frame: object) -> None:
+        for process in marked(token):
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, leave)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 def main() -> int:
     """Runs one session; prints what was found."""
     seed, folder, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
@@ -223,11 +277,17 @@ def main() -> int:
         (folder / name).mkdir(parents=True)
     if plan.disk_mb is not None and not (owns_memory() and mount_tmpfs(folder / "disk", plan.disk_mb)):
         plan.disk_mb = None
-    (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=1))
     (folder / "requests.jsonl").touch()
     begun = time.monotonic()
-    session = Session(plan, folder)
-    session.run()
+    if plan.mps:
+        write_mps_program(folder / "nvidia-cuda-mps-control")
+    token = secrets.token_hex(8)
+    end_with_parent(token)
+    with ray_cluster(token) if plan.kind in ("tune", "ray") else nullcontext() as address:
+        (folder / "plan.json").write_text(json.dumps({**plan.to_json(), "ray_address": address}, indent=1))
+        session = Session(plan, folder, token, address)
+        session.run()
+    session.check_leaving()
     found = asdict(check(folder))
     if plan.disk_mb is not None:  # The mount ends with this process.
         shutil.copytree(folder / "disk", folder / "disk-copy")

@@ -1,4 +1,4 @@
-"""The trials of torture.py: their values are a chain of hashes, so that a state restored wrongly shows in every later one.
+"""The trials of torture.py: their values are a chain of hashes, so a state restored wrongly shows in all later ones.
 
 A trial's config: ``seed``; ``seconds`` per iteration; ``padding``, bytes of a checkpoint beyond the state; ``notes``, a
 folder that is kept for the session; and ``nasty``, the fault that the trial itself brings about in an iteration, once.
@@ -49,25 +49,25 @@ class Chain:
 
     def setup(self, config: dict[str, Any]) -> None:
         self.config = config
-        self.iteration, self.value = 0, ""
+        self.done, self.value = 0, ""
 
     def step(self) -> dict[str, Any]:
         time.sleep(self.config["seconds"])
-        answer = be_nasty(self.config, self.config["seed"].replace("/", "-"), self.iteration + 1)
-        self.iteration += 1
-        self.value = link(self.config["seed"], self.iteration, self.value)
+        answer = be_nasty(self.config, self.config["seed"].replace("/", "-"), self.done + 1)
+        self.done += 1
+        self.value = link(self.config["seed"], self.done, self.value)
         return spoil({"value": self.value, "pid": os.getpid()}, answer)
 
     def save_checkpoint(self, folder: str) -> None:
-        state = {"iteration": self.iteration, "value": self.value}
+        state = {"done": self.done, "value": self.value}
         Path(folder, "state.json").write_text(json.dumps(state))
         if self.config["padding"]:
             Path(folder, "padding").write_bytes(os.urandom(self.config["padding"]))
 
     def load_checkpoint(self, folder: str) -> None:
-        # Reads as little as a careless program would: a damaged checkpoint that Fluid hands over shows as a wrong value.
+        # Reads as a careless program would: a damaged checkpoint that Fluid hands over shows as a wrong value.
         state = json.loads(Path(folder, "state.json").read_text(errors="replace"))
-        self.iteration, self.value = state["iteration"], state["value"]
+        self.done, self.value = state["done"], state["value"]
 
     def poke(self, number: int) -> tuple[str, int]:
         """A method to call: the trial's seed, and the number it was given."""
