@@ -99,6 +99,20 @@ def require_integer(field: str, value: object, *, at_least: int, at_most: int | 
     return int(value) if isinstance(value, numbers.Integral) else int(number)
 
 
+def require_text(field: str, value: object, *, empty: bool = False) -> str:
+    """Returns ``value`` if it is a string that can be written to a file, else raises :class:`InvalidFieldError`.
+
+    A lone surrogate, such as ``"\\ud800"``, is half a character: no encoding has it.
+    """
+    if not isinstance(value, str) or not (value or empty):
+        raise InvalidFieldError(field, value, "must be a string" if empty else "must be a non-empty string")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidFieldError(field, value, "holds a lone surrogate, which no file can hold") from None
+    return value
+
+
 def require_one_of(field: str, value: object, allowed: Collection[str]) -> str:
     """Returns ``value`` if it is one of the strings ``allowed``, else raises :class:`InvalidFieldError`."""
     if not isinstance(value, str) or value not in allowed:

@@ -28,7 +28,7 @@ from fluid.resources import Device
 from fluid.session.backend_choice import make_backend
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.inbox import GroupInbox
-from fluid.session.results import TrialListener
+from fluid.session.results import TrialListener, require_listener
 from fluid.session.resume import read_session
 from fluid.session.run_folder import RunFolder
 from fluid.session.session import Session
@@ -81,8 +81,8 @@ class FluidExecutor:
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
             CPUs of one machine, else gloo) or ``"horovod"``; ``None``, the default, for the backend's own, which is
             ``"torch"`` unless you pass a backend object.
-        run_dir: folder for this session's journal, results and logs; ``None``, the default, for a new one in
-            ``$FLUID_RUNS``, or in ``~/fluid_runs`` if that is not set.
+        run_dir: folder for this session's journal, results and logs, in which no session has written yet; ``None``,
+            the default, for a new one in ``$FLUID_RUNS``, or in ``~/fluid_runs`` if that is not set.
         verbose: 1, the default, for live progress on a terminal; 0 for none.
         lane_policy: which trial a lane runs next if several have iterations left in it: ``"longest_first"``, the one
             with the longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. ``None``,
@@ -111,6 +111,7 @@ class FluidExecutor:
         run_dir: str | Path | None = None,
         verbose: int = 1,
         lane_policy: str | None = None,
+        _folder: RunFolder | None = None,
     ) -> None:
         require_one_of("packing", packing, PACKING)
         if lane_policy is not None:
@@ -122,12 +123,14 @@ class FluidExecutor:
             require_integer("devices", devices, at_least=1)
         if isinstance(backend, str):
             require_one_of("backend", backend, BACKENDS)
+        if not isinstance(verbose, int) or verbose not in (0, 1):
+            raise InvalidFieldError("verbose", verbose, "must be 0 or 1")
         failures = require_integer("max_failures", max_failures, at_least=0)
         if process_group is not None:
             require_process_group(process_group)
             if not isinstance(backend, str):
                 raise InvalidFieldError("process_group", process_group, "pass it to the backend object instead")
-        self.folder = RunFolder.create(run_dir)
+        self.folder = _folder or RunFolder.create(run_dir)
         try:
             sharing = "timeslice" if packing == "off" or (packing == "auto" and packed == 1) else packing
             chosen = make_backend(backend, devices, self.folder.path, sharing, lane_policy, process_group)
@@ -154,11 +157,12 @@ class FluidExecutor:
                 default, for no listener.
 
         Raises:
-            InvalidFieldError: a trial's id is taken, or its trainable or config cannot be pickled. Nothing of the group
-                runs then, and nothing of it is left; what runs already is not disturbed.
+            InvalidFieldError: a trial's id is taken, its trainable or config cannot be pickled, or the listener is
+                none. Nothing of the group runs then, and nothing of it is left; what runs already is not disturbed.
         """
         if not isinstance(group, TrialGroup):
             raise InvalidFieldError("group", group, "must be a TrialGroup")
+        require_listener(listener)
         if not group.active:
             raise InvalidFieldError("group", group.name, "has no active trial")
         return self._handle_of(self._session.submit(group, listener))
@@ -168,19 +172,29 @@ class FluidExecutor:
         """Goes on with a session whose driver was killed: :attr:`handles` has its groups.
 
         Trials that had not ended go on from their newest checkpoint that can still be read; iterations that were
-        reported are not reported again. The session's trainables and configs are unpickled, so resume only folders
-        that you trust.
+        reported are not reported again, and ``handle.results()`` gives them too, with metrics as JSON has them. The
+        session's trainables and configs are unpickled from ``payloads.pkl``, so resume only folders that you trust.
 
         Args:
             run_dir: folder of the session; the new one appends to its files.
             options: as for :class:`FluidExecutor`.
 
         Raises:
-            InvalidFieldError: the folder is not that of a session, or its files cannot be read.
+            InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
+                its files cannot be read.
         """
-        left = read_session(run_dir)
-        executor = cls(run_dir=left.folder, profile=options.pop("profile", left.recovered.profile), **options)
-        executor._session.resume(left)
+        folder = RunFolder.reopen(run_dir)
+        try:
+            left = read_session(folder.path)
+            executor = cls(profile=options.pop("profile", left.recovered.profile), _folder=folder, **options)
+        except BaseException:
+            folder.close()
+            raise
+        try:
+            executor._session.resume(left)
+        except BaseException:
+            executor.close()
+            raise
         return executor
 
     @property

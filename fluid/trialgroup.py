@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.resources import MemoryNeed
 
 _trial_numbers = itertools.count()
 _group_numbers = itertools.count()
+#: Mappings within mappings whose names are checked.
+_DEEPEST = 20
 
 
 class TrialState(str, Enum):
@@ -76,10 +78,8 @@ class Shown:
     metrics: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.trial_id, str) or not self.trial_id:
-            raise InvalidFieldError("trial_id", self.trial_id, "must be a non-empty string")
-        if not isinstance(self.config, Mapping):
-            raise InvalidFieldError("config", self.config, "must be a mapping of hyperparameters")
+        require_text("trial_id", self.trial_id)
+        _require_config(self.config)
         if self.metrics is not None and not isinstance(self.metrics, str):
             raise InvalidFieldError("metrics", self.metrics, "must be a string or None")
         object.__setattr__(self, "iterations", require_integer("iterations", self.iterations, at_least=0))
@@ -107,8 +107,8 @@ class Search:
     trials: int | None = None
 
     def __post_init__(self) -> None:
-        if self.metric is not None and not isinstance(self.metric, str):
-            raise InvalidFieldError("metric", self.metric, "must be a string or None")
+        if self.metric is not None:
+            require_text("metric", self.metric, empty=True)
         if self.mode is not None:
             require_one_of("mode", self.mode, ("min", "max"))
         if self.trials is not None:
@@ -163,12 +163,14 @@ class Trial:
     follow_up_iterations: int = 0
 
     def __post_init__(self) -> None:
+        if not callable(self.trainable) and not hasattr(self.trainable, "step"):
+            raise InvalidFieldError("trainable", self.trainable, "must be a class with step(), or a function")
         object.__setattr__(self, "budget", require_integer("budget", self.budget, at_least=1))
         object.__setattr__(self, "priority", require_number("priority", self.priority, at_least=0.0))
         if self.max_width is not None:
             object.__setattr__(self, "max_width", require_integer("max_width", self.max_width, at_least=1))
-        if self.profile_key is not None and (not isinstance(self.profile_key, str) or not self.profile_key):
-            raise InvalidFieldError("profile_key", self.profile_key, "must be a non-empty string or None")
+        if self.profile_key is not None:
+            require_text("profile_key", self.profile_key)
         if self.memory is not None and not isinstance(self.memory, MemoryNeed):
             raise InvalidFieldError("memory", self.memory, "must be a MemoryNeed or None")
         object.__setattr__(
@@ -176,14 +178,13 @@ class Trial:
         )
         if not isinstance(self.retry_errors, bool):
             raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
-        if not isinstance(self.config, Mapping):
-            raise InvalidFieldError("config", self.config, "must be a mapping of hyperparameters")
+        _require_config(self.config)
         if self.shown is not None and not isinstance(self.shown, Shown):
             raise InvalidFieldError("shown", self.shown, "must be a Shown or None")
         if self.trial_id is None:
             object.__setattr__(self, "trial_id", f"trial-{next(_trial_numbers):05d}")
-        elif not isinstance(self.trial_id, str) or not self.trial_id:
-            raise InvalidFieldError("trial_id", self.trial_id, "must be a non-empty string")
+        else:
+            require_text("trial_id", self.trial_id)
 
     @property
     def id(self) -> str:
@@ -197,6 +198,21 @@ class Trial:
         if self.profile_key is not None:
             return self.profile_key
         return str(getattr(self.trainable, "__qualname__", None) or type(self.trainable).__qualname__)
+
+
+def _require_config(config: object) -> None:
+    """Refuses a config that is no mapping, or with a name in it that no file can hold."""
+    if not isinstance(config, Mapping):
+        raise InvalidFieldError("config", config, "must be a mapping of hyperparameters")
+    _require_names(config, 0)
+
+
+def _require_names(config: Mapping[Any, Any], depth: int) -> None:
+    for name, value in config.items():
+        if isinstance(name, str) and not name.isascii():
+            require_text("config", name, empty=True)
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            _require_names(value, depth + 1)
 
 
 class TrialGroup:
@@ -226,7 +242,9 @@ class TrialGroup:
     def __init__(self, trials: Iterable[Trial] = (), name: str | None = None, *, search: Search | None = None) -> None:
         if search is not None and not isinstance(search, Search):
             raise InvalidFieldError("search", search, "must be a Search or None")
-        self.name = name if name is not None else f"group-{next(_group_numbers)}"
+        if isinstance(trials, (Trial, str)) or not isinstance(trials, Iterable):
+            raise InvalidFieldError("trials", trials, "must be Trials in a list, as in TrialGroup([trial])")
+        self.name = require_text("name", name, empty=True) if name is not None else f"group-{next(_group_numbers)}"
         self.search = search
         self._trials: dict[str, Trial] = {}
         self._stopped: set[str] = set()

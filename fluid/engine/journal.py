@@ -36,6 +36,7 @@ from fluid.engine.events import (
     TrialHistory,
     TrialsAdded,
     TrialSaved,
+    TrialSpec,
 )
 from fluid.errors import InvalidFieldError
 from fluid.planning.json_input import read_record
@@ -78,6 +79,7 @@ class Recovered:
         profile: the newest snapshot; ``None`` if the journal holds none.
         at: time of the last entry, in seconds on the clock of the session that wrote it.
         torn: whether the last line is cut off, as by a crash.
+        mixed: whether two sessions wrote the journal: a group or a trial was submitted twice.
     """
 
     groups: dict[str, dict[str, TrialHistory]] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class Recovered:
     profile: Profile | None = None
     at: float = 0.0
     torn: bool = False
+    mixed: bool = False
 
     def events(self, at: float, readable: Callable[[Checkpoint], bool] = lambda _: True) -> list[GroupRecovered]:
         """The events that make a new engine resume this session.
@@ -253,9 +256,9 @@ class _Replay:
         self.result.at = max(self.result.at, item.at)
 
     def _submitted(self, event: GroupSubmitted) -> None:
+        self.result.mixed |= event.group_id in self.result.groups
         self.result.groups[event.group_id] = {}
-        for spec in event.trials:
-            self._add(event.group_id, TrialHistory(spec, budget=spec.budget))
+        self._add_new(event.group_id, event.trials)
 
     def _recovered(self, event: GroupRecovered) -> None:
         self.result.groups[event.group_id] = {}
@@ -266,8 +269,12 @@ class _Replay:
     def _added(self, event: TrialsAdded) -> None:
         if event.group_id not in self.result.groups:
             raise InvalidFieldError("group_id", event.group_id, "is of no group submitted before")
-        for spec in event.trials:
-            self._add(event.group_id, TrialHistory(spec, budget=spec.budget))
+        self._add_new(event.group_id, event.trials)
+
+    def _add_new(self, group_id: str, trials: Iterable[TrialSpec]) -> None:
+        for spec in trials:
+            self.result.mixed |= spec.trial_id in self._group_of or spec.trial_id in self.result.past
+            self._add(group_id, TrialHistory(spec, budget=spec.budget))
 
     def _add(self, group_id: str, history: TrialHistory) -> None:
         self._group_of[history.trial.trial_id] = group_id

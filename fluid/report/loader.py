@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fluid.display.format import count
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded
 from fluid.engine.journal import PastTrial, Recovered
-from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
 from fluid.report.run import UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, RecordedRun, TrialRun
@@ -25,6 +25,7 @@ from fluid.report.segments import (
 )
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
+from fluid.session.folder_files import read_search
 from fluid.trialgroup import Search, TrialState
 
 
@@ -39,6 +40,7 @@ def load_run(path: str | Path) -> RecordedRun:
     """
     files = RunFiles(path)
     session, journal, done = files.session(), files.journal(), read_iterations(files)
+    _note_shared(files, journal, done)
     groups, shown_as = _TrialsReader(files, journal, done).groups()
     trials = [trial for group in groups for trial in group.trials]
     rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
@@ -53,6 +55,24 @@ def load_run(path: str | Path) -> RecordedRun:
         changes=tuple(changes),
     )
     return RecordedRun(files.path, session, groups, timeline, _key_measurements(files.profile()), tuple(files.notes))
+
+
+def _note_shared(files: RunFiles, journal: Recovered, done: FinishedIterations) -> None:
+    """Adds a note if two sessions wrote the folder, which older versions of Fluid allowed."""
+    listed = [entry["trial"] for entry in files.trials() if "trial" in entry]
+    twice = sum(
+        len(iterations) - len({iteration.number for iteration in iterations}) for iterations in done.by_trial.values()
+    )
+    if journal.mixed or len(set(map(str, listed))) < len(listed):
+        files.notes.append(
+            "Two sessions of an older Fluid wrote this folder. Trials of one id are shown as one: their configs, "
+            "states and results may be those of either session."
+        )
+    elif twice:
+        files.notes.append(
+            f"{count(twice, 'iteration')} were reported more than once: two drivers of an older Fluid ran this "
+            "session at the same time."
+        )
 
 
 # --- Trials and groups
@@ -98,7 +118,7 @@ class _TrialsReader:
                 self._entries.setdefault(str(entry["trial"]), entry)
             else:
                 group = str(entry.get("group", ""))
-                self._groups.setdefault(group, _SubmittedGroup(str(entry.get("name") or group), _search(entry)))
+                self._groups.setdefault(group, _SubmittedGroup(str(entry.get("name") or group), read_search(entry)))
 
     def groups(self) -> tuple[tuple[GroupRun, ...], dict[str, tuple[str, str]]]:
         """The groups; and, by the id of a submitted trial, the group and the name under which reports show it."""
@@ -169,17 +189,6 @@ def _nested(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
         for name, value in metrics.items()
         if name.startswith(prefix) and value is not None
     }
-
-
-def _search(entry: Mapping[str, Any]) -> Search | None:
-    """The group's search; ``None`` if its entry has none, or one that cannot be read."""
-    fields = {name: entry.get(name) for name in ("metric", "mode", "trials")}
-    if not entry.keys() & fields.keys():
-        return None
-    try:
-        return Search(**fields)
-    except InvalidFieldError:
-        return None
 
 
 # --- The timeline

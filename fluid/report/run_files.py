@@ -16,6 +16,7 @@ from fluid.engine.journal import Recovered, replay
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device
+from fluid.session.folder_files import read_facts, why_unreadable
 
 
 class RunFiles:
@@ -39,11 +40,14 @@ class RunFiles:
             raise InvalidFieldError("run", str(path), reason)
         if not (self.path / "results.jsonl").is_file():
             raise InvalidFieldError("run", str(path), "is not the folder of a run: it has no results.jsonl")
+        newer = why_unreadable(read_facts(self.path))
+        if newer is not None:
+            raise InvalidFieldError("run", str(path), newer)
 
     def session(self) -> dict[str, Any]:
         """The content of ``session.json``; empty if it is missing or damaged."""
         try:
-            content = json.loads(self._text("session.json"))
+            content = _parse(self._text("session.json"))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError):
@@ -72,7 +76,7 @@ class RunFiles:
     def journal(self) -> Recovered:
         """The groups and trials in the journal; empty if it is missing or damaged."""
         try:
-            return replay(self._text("journal.jsonl").splitlines())
+            return replay(map(_journal_line, self._text("journal.jsonl").splitlines()))
         except FileNotFoundError:
             self.notes.append("journal.jsonl is missing: budgets and final states of trials are unknown.")
         except InvalidFieldError as error:
@@ -89,7 +93,7 @@ class RunFiles:
         broken = 0
         for number, line in enumerate(lines, 1):
             try:
-                entry = json.loads(line) if line.strip() else None
+                entry = _parse(line) if line.strip() else None
             except (ValueError, RecursionError):
                 # The last line is incomplete if the session was killed, or is writing it now.
                 broken += number < len(lines)
@@ -109,6 +113,29 @@ class RunFiles:
             raise
         except OSError as error:
             raise InvalidFieldError("run", str(self.path / name), f"cannot be read: {error.strerror}") from error
+
+
+def _parse(text: str) -> Any:
+    """Parses JSON; lone surrogates, which older versions of Fluid let into ids and no output can hold, become ``?``."""
+    content = json.loads(text)
+    return _without_surrogates(content) if "\\ud" in text else content
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="replace").decode("utf-8")
+    if isinstance(value, list):
+        return [_without_surrogates(inner) for inner in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(name): _without_surrogates(inner) for name, inner in value.items()}
+    return value
+
+
+def _journal_line(line: str) -> str:
+    try:
+        return json.dumps(_parse(line)) if "\\ud" in line else line
+    except (ValueError, RecursionError):
+        return line
 
 
 def device_from(fields: object) -> Device:

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from fluid.display.format import count
 from fluid.planning.rollout import Segment
 from fluid.report.run_files import RunFiles
+from fluid.session.earlier_results import CLOCK_RESET_S
 
 #: An overlap of two segments on a device by up to this share of the shorter one is taken for clock skew between their
 #: lanes: the trials ran one after the other.
 _CLOCK_SKEW = 0.05
-#: Results are written in order of time. A step back by more seconds than this means that the clock was reset.
-_RESTART = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class FinishedIterations:
         """Yields each of the records, given in order of time, with its time in seconds since the run began."""
         latest, resets = -math.inf, 0
         for record in records:
-            if record.at < latest - _RESTART:
+            if record.at < latest - CLOCK_RESET_S:
                 resets += 1
             latest = record.at
             yield record, record.at + self.offsets[min(resets, len(self.offsets) - 1)] - self.origin
@@ -102,7 +101,7 @@ def read_iterations(files: RunFiles) -> FinishedIterations:
         except (KeyError, TypeError, ValueError, OverflowError):
             refused += 1
             continue
-        if iteration.end + offset < latest - _RESTART:
+        if iteration.end + offset < latest - CLOCK_RESET_S:
             # The session was resumed after its machine restarted. The length of the break is unknown; 0 is assumed.
             offset = latest - iteration.start
             found.offsets.append(offset)

@@ -58,7 +58,8 @@ class TrialGroupHandle:
         """Gives every result from the first one on, as it comes, until all trials have ended.
 
         Each call starts at the first result. A trial that is extended or added while results are read is waited
-        for too.
+        for too. In a session that was resumed, the first results are those of the sessions before, read from the run
+        folder: their metrics are what JSON makes of them. A listener of theirs is gone, so each group has results.
 
         Raises:
             FluidError: the executor was closed, or its session broke, before the trials ended; or a listener was
@@ -91,7 +92,10 @@ class TrialGroupHandle:
 
     @property
     def makespan(self) -> float | None:
-        """Seconds from the first start to the last finish so far; ``None`` before the first iteration ended."""
+        """Seconds from the first start to the last finish so far; ``None`` before the first iteration ended.
+
+        In a session that was resumed, the time between the sessions counts, unless the machine restarted.
+        """
         return self._inbox.makespan
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
+from fluid.session.earlier_results import GroupResults
 from fluid.session.results import CallFailedError, Result, TrialListener, exception_of
 from fluid.trainables.pickling import unpack_metrics
 from fluid.trialgroup import TrialGroup, TrialState
@@ -41,6 +42,10 @@ class GroupInbox:
         self._failures: dict[str, Failure] = {}
         #: Trials that have not ended.
         self._open: set[str] = {trial.id for trial in group.active}
+        #: What an earlier session reported; ``None`` if none did.
+        self._earlier: GroupResults | None = None
+        #: Seconds from the clock of this session to that of the first one.
+        self._clock_offset = 0.0
         self._first_start: float | None = None
         self._last_end: float | None = None
         #: Why the session ended; ``None`` while it goes on.
@@ -63,6 +68,8 @@ class GroupInbox:
         Raises:
             FluidError: the session ended before the trials did.
         """
+        if self._earlier is not None:
+            yield from self._earlier.read(self._config_of)
         position = 0
         while True:
             with self._changed:
@@ -146,9 +153,25 @@ class GroupInbox:
         if trial_id in self.group:
             self.group.remove(trial_id)
 
-    def take_over(self, ended: Mapping[str, TrialState], failures: Mapping[str, Failure]) -> None:
-        """Takes over the ends of trials in an earlier session, and the failures of those that failed."""
+    def take_over(
+        self,
+        ended: Mapping[str, TrialState],
+        failures: Mapping[str, Failure],
+        results: GroupResults | None,
+        clock_offset: float,
+    ) -> None:
+        """Takes over what an earlier session reported: how trials ended, why some failed, and the results.
+
+        Args:
+            ended: how the trials ended that have, by id.
+            failures: why trials failed, by id.
+            results: what was reported; ``None`` if nothing was.
+            clock_offset: seconds to add to times of this session, for one axis with those of ``results``.
+        """
         with self._changed:
+            self._earlier, self._clock_offset = results, clock_offset
+            if results is not None:
+                self._first_start, self._last_end = results.first_start, results.last_end
             self._states.update(ended)
             self._open -= set(ended)
             self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
@@ -177,12 +200,13 @@ class GroupInbox:
             seconds=report.seconds,
             width=report.width,
             device_ids=report.device_ids,
-            config=self.group[report.trial_id].config if report.trial_id in self.group else {},
+            config=self._config_of(report.trial_id) or {},
         )
         with self._changed:
-            started = report.at - report.seconds
-            self._first_start = started if self._first_start is None else min(self._first_start, started)
-            self._last_end = report.at if self._last_end is None else max(self._last_end, report.at)
+            end = report.at + self._clock_offset
+            start = end - report.seconds
+            self._first_start = start if self._first_start is None else min(self._first_start, start)
+            self._last_end = end if self._last_end is None else max(self._last_end, end)
             if self.listener is None:
                 self._results.append(result)
                 self._changed.notify_all()
@@ -222,6 +246,9 @@ class GroupInbox:
             future.set_exception(CallFailedError(answer.trial_id, method, failure))
         else:
             future.set_result(result)
+
+    def _config_of(self, trial_id: str) -> Mapping[str, Any] | None:
+        return self.group[trial_id].config if trial_id in self.group else None
 
     def _call_listener(self, method: Callable[..., None], *facts: Any) -> None:
         """Calls a method of the listener. An error that it raises is logged, and ends nothing."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fluid.engine.events import Failure
-from fluid.errors import FluidError
+from fluid.errors import FluidError, InvalidFieldError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,17 @@ class TrialListener(Protocol):
 
     def on_broken(self, error: BaseException) -> None:
         """The executor was closed, or its session broke: no call follows."""
+
+
+def require_listener(listener: object) -> None:
+    """Refuses a listener that lacks a method of :class:`TrialListener`."""
+    if listener is None:
+        return
+    methods = [name for name in vars(TrialListener) if name.startswith("on_")]
+    missing = [name for name in methods if not callable(getattr(listener, name, None))]
+    if missing or isinstance(listener, type):
+        reason = f"it has no {', '.join(missing)}" if missing else "this is the class itself"
+        raise InvalidFieldError("listener", listener, f"must be an object derived from TrialListener: {reason}")
 
 
 def exception_of(failure: Failure) -> BaseException | None:

@@ -1,43 +1,91 @@
-"""Reads the run folder of a killed session, so that another session can resume it."""
+"""Reads the run folder of a session that has ended, so that another session can resume it.
+
+The files are cut back to their last whole entries first. Then they are made to agree: a kill may have come between
+writing two of them. Results are written before the journal, and payloads before both, so what the journal lacks of an
+iteration or a submission is in another file.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from fluid.engine.events import Checkpoint, GroupRecovered
+from fluid.engine.commands import ReportEnd
+from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory, TrialSpec
 from fluid.engine.journal import Recovered, replay
-from fluid.errors import InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_store import disk_path
-from fluid.session.run_folder import read_trials
-from fluid.trialgroup import Trial
+from fluid.session.earlier_results import EarlierResults
+from fluid.session.folder_files import JOURNAL, PAYLOADS, RESULTS, TRIALS, cut_torn_line, json_lines, read_search
+from fluid.session.payload_file import StoredTrial, read_payloads
+from fluid.trialgroup import Search, Trial, TrialState
 
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
 _PAUSE = 0.05
+_LOST = f"its trainable and config are gone from {PAYLOADS}"
+
+
+@dataclass
+class LeftGroup:
+    """A group of the session.
+
+    Attributes:
+        name: its name.
+        search: what its search algorithm said of it.
+        trials: its trials by id, but for those that were forgotten.
+    """
+
+    name: str
+    search: Search | None = None
+    trials: dict[str, Trial] = field(default_factory=dict)
+
+
+@dataclass
+class WrittenLines:
+    """What ``trials.jsonl`` has lines of.
+
+    Attributes:
+        groups: name and search by group id.
+        trials: trial ids.
+        configs: configs as JSON has them, of trials whose payload is gone.
+    """
+
+    groups: dict[str, tuple[str, Search | None]] = field(default_factory=dict)
+    trials: set[str] = field(default_factory=set)
+    configs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LeftSession:
-    """A session that was killed, as its run folder tells.
+    """A session that has ended, as its run folder tells.
 
     Attributes:
         folder: its run folder.
-        recovered: how its trials stood, by its journal.
-        groups: name and trials of each group, by group id.
+        recovered: how its trials stood, by its journal and its results.
+        groups: by group id.
+        results: what it reported.
+        written: what ``trials.jsonl`` has lines of.
+        lost: ids of unfinished trials that cannot run, as their payloads are gone.
     """
 
     folder: Path
     recovered: Recovered
-    groups: dict[str, tuple[str, dict[str, Trial]]]
+    groups: dict[str, LeftGroup]
+    results: EarlierResults
+    written: WrittenLines
+    lost: frozenset[str]
 
-    def events(self, at: float) -> list[GroupRecovered]:
+    def events(self, at: float, spec_of: Callable[[Trial], TrialSpec]) -> list[GroupRecovered]:
         """The events that bring a new engine to where the session was.
 
         Args:
             at: seconds, on the clock of the session that goes on.
+            spec_of: what an engine needs to know of a trial; asked for trials that are not in the journal.
         """
         found: dict[Checkpoint, Checkpoint | None] = {}
 
@@ -46,17 +94,36 @@ class LeftSession:
                 found[checkpoint] = self._find(checkpoint)
             return found[checkpoint] if checkpoint is not None else None
 
-        recovered = replace(
-            self.recovered,
-            groups={
-                group_id: {
-                    trial_id: replace(history, checkpoint=standing(history.checkpoint))
-                    for trial_id, history in trials.items()
-                }
-                for group_id, trials in self.recovered.groups.items()
-            },
-        )
+        groups: dict[str, dict[str, TrialHistory]] = {}
+        for group_id, group in self.groups.items():
+            known = self.recovered.groups.get(group_id, {})
+            groups[group_id] = {
+                trial_id: replace(history, checkpoint=standing(history.checkpoint))
+                for trial_id, history in known.items()
+            }
+            for trial_id, trial in group.trials.items():
+                if trial_id not in known:
+                    reported = self.results.reported.get(trial_id, 0)
+                    spec, budget = spec_of(trial), max(trial.budget, reported)
+                    groups[group_id][trial_id] = TrialHistory(spec, budget=budget, reported=reported)
+        recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
+
+    def lost_ends(self, at: float) -> list[ReportEnd]:
+        """The ends of trials that cannot run, for the journal."""
+        return [
+            ReportEnd(
+                trial_id,
+                group_id,
+                state=TrialState.FAILED,
+                iteration=history.reported,
+                at=at,
+                failure=self.recovered.failures[trial_id],
+            )
+            for group_id, trials in self.recovered.groups.items()
+            for trial_id, history in trials.items()
+            if trial_id in self.lost
+        ]
 
     def _find(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """The checkpoint at its present path: one in host memory is moved to disk once no lane runs."""
@@ -66,25 +133,127 @@ class LeftSession:
         return checkpoint if os.path.exists(checkpoint.path) else None
 
 
-def read_session(run_dir: str | Path) -> LeftSession:
-    """Reads the folder of a session that was killed.
+def read_session(folder: Path) -> LeftSession:
+    """Reads the folder of a session that has ended, and cuts off what is torn of its files.
+
+    Args:
+        folder: the run folder, which the caller has locked.
 
     Raises:
-        InvalidFieldError: it is not the folder of a session, or its files cannot be read.
+        InvalidFieldError: its files cannot be read.
     """
-    folder = Path(run_dir).expanduser().absolute()
-    if not (folder / "journal.jsonl").is_file():
-        raise InvalidFieldError("run_dir", str(run_dir), "is not the folder of a session: it has no journal.jsonl")
-    recovered = replay((folder / "journal.jsonl").read_text(encoding="utf-8").splitlines())
-    groups: dict[str, tuple[str, dict[str, Trial]]] = {}
-    for group_id, name, trial in read_trials(folder):
-        # A trial that was forgotten is not in the journal.
-        if group_id in recovered.groups:
-            trials = groups.setdefault(group_id, (name, {}))[1]
-            if trial.id in recovered.groups[group_id]:
-                trials[trial.id] = trial
+    try:
+        return _read(folder)
+    except OSError as error:
+        raise InvalidFieldError("run_dir", str(folder), f"cannot be read: {error.strerror}") from error
+
+
+def _read(folder: Path) -> LeftSession:
+    for name in (JOURNAL, RESULTS, TRIALS):
+        cut_torn_line(folder / name)
+    recovered = _replay(folder)
+    results = EarlierResults.scan(folder)
+    forgotten = {trial_id for trials in recovered.forgotten.values() for trial_id in trials}
+    in_journal = {trial_id for trials in recovered.groups.values() for trial_id in trials}
+    stored = {
+        trial.trial_id: trial
+        for trial in read_payloads(folder / PAYLOADS, lambda trial_id: trial_id in in_journal or trial_id in forgotten)
+        if trial.trial_id not in forgotten
+    }
+    written = _read_lines(folder, in_journal - stored.keys())
+    lost = _agree(recovered, results, stored)
+    groups = _groups(recovered, stored, written)
     _wait_until_settled(recovered)
-    return LeftSession(folder, recovered, groups)
+    return LeftSession(folder, recovered, groups, results, written, lost)
+
+
+def _replay(folder: Path) -> Recovered:
+    try:
+        with (folder / JOURNAL).open("rb") as lines:
+            recovered = replay(lines)
+    except InvalidFieldError as error:
+        raise InvalidFieldError("run_dir", str(folder), f"{JOURNAL}: {error.field} {error.reason}") from error
+    if recovered.mixed:
+        reason = "two sessions of an older Fluid wrote there, and their trials cannot be told apart"
+        raise InvalidFieldError("run_dir", str(folder), reason)
+    return recovered
+
+
+def _read_lines(folder: Path, lost: set[str]) -> WrittenLines:
+    written = WrittenLines()
+    for line in json_lines(folder / TRIALS):
+        entry = line.entry or {}
+        if "trial" in entry:
+            written.trials.add(str(entry["trial"]))
+            if entry["trial"] in lost and isinstance(entry.get("config"), dict):
+                written.configs[entry["trial"]] = entry["config"]
+        elif "group" in entry:
+            group_id = str(entry["group"])
+            written.groups[group_id] = str(entry.get("name") or group_id), read_search(entry)
+    return written
+
+
+def _agree(recovered: Recovered, results: EarlierResults, stored: Mapping[str, StoredTrial]) -> frozenset[str]:
+    """Brings what the journal says of the trials to what the other files have; returns those that cannot run."""
+    lost: set[str] = set()
+    for trials in recovered.groups.values():
+        for trial_id, history in trials.items():
+            history = _told(history, results.reported.get(trial_id, 0), recovered.durable.get(trial_id))
+            if trial_id not in stored:
+                # It cannot be extended either: its state is treated as one that cannot be saved.
+                history = replace(history, trial=replace(history.trial, can_save=False), checkpoint=None)
+                if history.ended is None:
+                    lost.add(trial_id)
+                    history = replace(history, ended=TrialState.FAILED)
+                if history.ended is TrialState.FAILED:
+                    recovered.failures.setdefault(trial_id, Failure("error", _LOST))
+            trials[trial_id] = history
+    return frozenset(lost)
+
+
+def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> TrialHistory:
+    """The history of a trial of which ``told`` iterations are in ``results.jsonl``.
+
+    More than the journal has were reported: they are written first. Where there are fewer, as after a power cut, the
+    missing ones are reported again if the trial can go back to before them.
+    """
+    checkpoint, reported = history.checkpoint, max(told, history.reported)
+    if history.ended is None and (checkpoint is None or checkpoint.iteration <= told):
+        reported = told
+    elif history.ended is None and durable is not None and durable.iteration <= told:
+        reported, checkpoint = told, durable
+    ended, budget = history.ended, max(history.budget, reported)
+    if ended is None and checkpoint is not None and checkpoint.iteration >= budget:
+        ended = TrialState.DONE  # The entry of its end was cut off.
+    return replace(history, reported=reported, budget=budget, checkpoint=checkpoint, ended=ended)
+
+
+def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: WrittenLines) -> dict[str, LeftGroup]:
+    """The groups, with their trials unpickled; a trial of which the payload is gone gets one that raises."""
+    groups: dict[str, LeftGroup] = {}
+    trainables: dict[bytes, Any] = {}
+    for group_id in dict.fromkeys([*recovered.groups, *(trial.group_id for trial in stored.values())]):
+        groups[group_id] = LeftGroup(*written.groups.get(group_id, (group_id, None)))
+    for trial in stored.values():
+        group = groups[trial.group_id]
+        group.trials[trial.trial_id] = trial.load(trainables)
+        if trial.group_id not in written.groups:
+            group.name = trial.name
+    for group_id, trials in recovered.groups.items():
+        for trial_id, history in trials.items():
+            if trial_id not in groups[group_id].trials:
+                config, spec = written.configs.get(trial_id, {}), history.trial
+                kept = Trial(_LostTrainable, config, spec.budget, trial_id=trial_id, profile_key=spec.profile_key)
+                groups[group_id].trials[trial_id] = kept
+    return groups
+
+
+class _LostTrainable:
+    """Stands for a trainable that is gone."""
+
+    def step(self) -> Mapping[str, Any]:
+        """Raises an error that says so."""
+        raise FluidError(_LOST)
 
 
 def _wait_until_settled(recovered: Recovered) -> None:

@@ -1,25 +1,32 @@
-"""The folder of one session: its journal, its results, and what is needed to resume it after a crash.
+"""The folder of one session, as the session writes it: journal, results, and what is needed to resume it.
 
 session.json      what the session is: version, planner, devices, when it began
+session.lock      locked while the session runs; who holds it
 journal.jsonl     one line per event and decision, as fluid.engine.journal encodes it, in order
 results.jsonl     one line per finished iteration: group, trial, iteration, metrics, seconds, width, devices, at
 trials.jsonl      one line per group: group, name, search; one per trial: group, trial, config (as JSON where
                   possible), and the name by which reports show it
 payloads.pkl      trainables and configs, pickled, for resuming
 profile.json      measured overheads and paces, written at the end
-logs/             what trials printed
+logs/             what lanes printed outside of trials
+trials/           what trials printed, and their checkpoints
+
+Configs may hold secrets: all files are for their owner only.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fluid._clock import timestamp
 from fluid._version import __version__
@@ -28,31 +35,48 @@ from fluid.engine.events import Event
 from fluid.engine.journal import encode
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
+from fluid.session.folder_files import (
+    FORMAT,
+    JOURNAL,
+    PAYLOADS,
+    RESULTS,
+    SESSION,
+    TRIALS,
+    is_used,
+    read_facts,
+    why_unreadable,
+)
+from fluid.session.folder_lock import FolderLock
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trainables.pickling import plain_metrics
 from fluid.trialgroup import Search, Trial
 
 DEFAULT_HOME = "~/fluid_runs"
-FORMAT = 1
-_PAYLOADS = "payloads.pkl"
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+_log = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """Writes a session's files. Lines are written whole, and flushed before the engine's commands are executed.
+    """Writes a session's files, and keeps other sessions off the folder until it is closed.
+
+    What one call of the engine brings is written before its commands are executed, results first: an iteration that is
+    in the journal is in the results too.
 
     Args:
         path: the folder; it exists.
+        lock: the lock on it; released when the folder is closed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: FolderLock) -> None:
         self.path = path
-        self._began = timestamp()
-        (path / "logs").mkdir(exist_ok=True)
-        self._journal = _open(path / "journal.jsonl")
-        self._results = _open(path / "results.jsonl")
-        self._trials = _open(path / "trials.jsonl")
-        self._payloads: IO[bytes] = (path / _PAYLOADS).open("ab")
+        self._lock = lock
+        self._began = str(read_facts(path).get("began", timestamp()))
+        (path / "logs").mkdir(_FOLDER_MODE, exist_ok=True)
+        self._journal = _open(path / JOURNAL)
+        self._results = _open(path / RESULTS)
+        self._trials = _open(path / TRIALS)
+        self._payloads = _open(path / PAYLOADS)
         #: Trainables written so far, by their pickles: each is written once, before the first trial that has it.
         self._trainables: dict[bytes, int] = {}
         #: Groups whose line was written.
@@ -60,18 +84,64 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path | None) -> RunFolder:
-        """Makes the folder; ``None`` for a new one in ``$FLUID_RUNS`` or ``~/fluid_runs``."""
+        """Makes the folder of a new session; ``None`` for a new one in ``$FLUID_RUNS`` or ``~/fluid_runs``.
+
+        Raises:
+            InvalidFieldError: a session has written there, or the folder cannot be made or written to.
+        """
         if path is None:
             home = Path(os.environ.get("FLUID_RUNS", DEFAULT_HOME)).expanduser()
             path = home / f"{timestamp().replace(':', '').replace(' ', '-')}-{secrets.token_hex(3)}"
-        folder = Path(path).expanduser().absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        return cls(folder)
+        folder = folder_of(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not any(folder.iterdir()) and folder.stat().st_uid == os.geteuid():
+                folder.chmod(_FOLDER_MODE)
+            return cls._locked(folder, new=True)
+        except FileExistsError:
+            raise InvalidFieldError("run_dir", str(path), "is a file; give a folder") from None
+        except OSError as error:
+            raise InvalidFieldError("run_dir", str(path), f"cannot be used: {error.strerror}") from error
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> RunFolder:
+        """Opens the folder of a session that has ended, to resume it.
+
+        Raises:
+            InvalidFieldError: it is not the folder of a session, another session runs there, it is of a newer Fluid,
+                or it cannot be written to.
+        """
+        folder = folder_of(path)
+        if not (folder / JOURNAL).is_file():
+            raise InvalidFieldError("run_dir", str(path), f"is not the folder of a session: it has no {JOURNAL}")
+        newer = why_unreadable(read_facts(folder))
+        if newer is not None:
+            raise InvalidFieldError("run_dir", str(path), newer)
+        try:
+            return cls._locked(folder, new=False)
+        except OSError as error:
+            raise InvalidFieldError("run_dir", str(path), f"cannot be used: {error.strerror}") from error
+
+    @classmethod
+    def _locked(cls, folder: Path, *, new: bool) -> RunFolder:
+        lock = FolderLock(folder)
+        try:
+            if new and is_used(folder):
+                reason = "holds a session already: go on with it by FluidExecutor.resume(...), or give a fresh folder"
+                raise InvalidFieldError("run_dir", str(folder), reason)
+            return cls(folder, lock)
+        except BaseException:
+            lock.release()
+            raise
 
     def write_session(self, **facts: Any) -> None:
         """Writes what the session is, in place of what was written before."""
         content = {"format": FORMAT, "fluid": __version__, "began": self._began, "pid": os.getpid(), **facts}
-        (self.path / "session.json").write_text(json.dumps(content, indent=1, default=repr), encoding="utf-8")
+        draft = self.path / f".{SESSION}.tmp"
+        draft.unlink(missing_ok=True)
+        with _open(draft) as file:
+            _append(file, json.dumps(content, indent=1, default=repr).encode())
+        os.replace(draft, self.path / SESSION)
 
     def write_trials(
         self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload], search: Search | None = None
@@ -85,35 +155,50 @@ class RunFolder:
             search: what its search algorithm said of it.
         """
         frames = [frame for trial, payload in trials.items() for frame in self._frames(group_id, name, trial, payload)]
-        self._payloads.write(b"".join(map(pickle.dumps, frames)))
-        self._payloads.flush()
+        if frames:
+            frames[-1]["complete"] = True
+        _append(self._payloads, b"".join(map(pickle.dumps, frames)))
+        self.write_trial_lines(group_id, name, trials, search)
+
+    def write_trial_lines(
+        self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload], search: Search | None
+    ) -> None:
+        """Writes what reports show of trials, and the line of their group before the first of them."""
+        entries = [
+            {"group": group_id, "trial": trial.id, **_facts(trial, payload)} for trial, payload in trials.items()
+        ]
         if group_id not in self._groups:
             self._groups.add(group_id)
-            self._trials.write(_line({"group": group_id, "name": name, **({} if search is None else asdict(search))}))
-        for trial, payload in trials.items():
-            self._trials.write(_line({"group": group_id, "trial": trial.id, **_facts(trial, payload)}))
-        self._trials.flush()
+            entries.insert(0, {"group": group_id, "name": name, **({} if search is None else asdict(search))})
+        _append(self._trials, "".join(map(_line, entries)).encode())
+
+    def has_lines_of(self, group_ids: Iterable[str]) -> None:
+        """Says that an earlier session wrote the lines of these groups."""
+        self._groups.update(group_ids)
 
     def journal(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
         """Writes what happened and what the engine decided."""
+        reports = [command for command in commands if isinstance(command, Report)]
+        if reports:
+            _append(self._results, "".join(_line(_result(report)) for report in reports).encode())
         items: list[Event | Command] = [*events, *commands]
         entries = [entry for item in items if (entry := encode(item)) is not None]
         if entries:
-            self._journal.write("".join(map(_line, entries)))
-            self._journal.flush()
-        reports = [command for command in commands if isinstance(command, Report)]
-        if reports:
-            self._results.write("".join(_line(_result(report)) for report in reports))
-            self._results.flush()
+            _append(self._journal, "".join(map(_line, entries)).encode())
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""
-        profile.save(self.path / "profile.json")
+        path = self.path / "profile.json"
+        profile.save(path)
+        path.chmod(_FILE_MODE)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files, and gives the folder free."""
+        if not self._results.closed and not os.fstat(self._results.fileno()).st_nlink:
+            _log.error("the run folder %s was deleted while the session ran: its results are lost", self.path)
         for file in (self._journal, self._results, self._trials, self._payloads):
             file.close()
+        self._lock.release()
 
     def _frames(self, group_id: str, name: str, trial: Trial, payload: TrialPayload) -> Iterator[dict[str, Any]]:
         """What ``payloads.pkl`` gets for a trial: the trainable, if it is new, then the trial."""
@@ -140,27 +225,18 @@ class RunFolder:
         }
 
 
-def read_trials(folder: Path) -> Iterator[tuple[str, str, Trial]]:
-    """Gives (group id, group name, trial) in the order written; a last entry that was cut off is skipped.
+def folder_of(path: str | Path) -> Path:
+    """A run folder's absolute path.
 
     Raises:
-        InvalidFieldError: the folder has no such file.
+        InvalidFieldError: it is no path.
     """
-    path = folder / _PAYLOADS
-    if not path.is_file():
-        raise InvalidFieldError("run_dir", str(folder), f"has no {_PAYLOADS}, so it cannot be resumed")
-    trainables: dict[int, Any] = {}
-    with path.open("rb") as file:
-        while True:
-            try:
-                frame = pickle.load(file)
-            except (EOFError, pickle.UnpicklingError):
-                return
-            if "pickled" in frame:
-                trainables[frame["trainable"]] = pickle.loads(frame["pickled"])
-            else:
-                trial = Trial(trainables[frame["uses"]], pickle.loads(frame["config"]), **frame["fields"])
-                yield frame["group"], frame["name"], trial
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or "\0" in os.fspath(path):
+        raise InvalidFieldError("run_dir", path, "must be the path of a folder")
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:  # The home of an unknown user.
+        raise InvalidFieldError("run_dir", str(path), str(error)) from error
 
 
 def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:
@@ -185,8 +261,21 @@ def _result(report: Report) -> dict[str, Any]:
     }
 
 
-def _open(path: Path) -> IO[str]:
-    return path.open("a", encoding="utf-8")
+def _open(path: Path) -> FileIO:
+    """Opens a file to append to, for its owner only."""
+    # Without a buffer: what a full disk refuses is not written later, behind the session's back.
+    file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE), "a")
+    found = os.fstat(file.fileno())
+    if stat.S_IMODE(found.st_mode) != _FILE_MODE and found.st_uid == os.geteuid():
+        os.fchmod(file.fileno(), _FILE_MODE)  # The umask, or an older Fluid.
+    return file
+
+
+def _append(file: FileIO, data: bytes) -> None:
+    """Writes data in one go; in several only where a signal comes between, or the disk is full."""
+    written = file.write(data)
+    while written < len(data):
+        written += file.write(data[written:])
 
 
 def _line(entry: dict[str, Any]) -> str:

@@ -175,25 +175,41 @@ class Session:
     def resume(self, left: LeftSession) -> None:
         """Goes on with the groups of an earlier session."""
         payloads = {
-            group_id: {trial.id: self._payloads.payload_of(trial.trainable, trial.config) for trial in trials.values()}
-            for group_id, (_, trials) in left.groups.items()
+            group_id: {trial: self._payload_of(trial) for trial in group.trials.values()}
+            for group_id, group in left.groups.items()
         }
 
         def register(group_id: str) -> None:
-            for trial_id, payload in payloads[group_id].items():
-                self._backend.register(trial_id, payload)
+            for trial, payload in payloads[group_id].items():
+                self._backend.register(trial.id, payload)
 
         def resume() -> None:
-            for event in left.events(self._backend.now()):
-                name, trials = left.groups[event.group_id]
-                inbox = GroupInbox(event.group_id, TrialGroup(trials.values(), name))
+            now = self._backend.now()
+            self._complete_files(left, payloads, now)
+            for event in left.events(now, self._spec):
+                group = left.groups[event.group_id]
+                trials = TrialGroup(group.trials.values(), group.name, search=group.search)
+                inbox = GroupInbox(event.group_id, trials)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
-                inbox.take_over(ended, left.recovered.failures)
+                results = left.results.groups.get(event.group_id)
+                inbox.take_over(ended, left.recovered.failures, results, left.results.offset_at(now))
                 self._pump.inboxes[event.group_id] = inbox
                 self._pump.handle(event, accepted=partial(register, event.group_id))
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
 
         self._in_thread(resume)
+
+    def _complete_files(
+        self, left: LeftSession, payloads: Mapping[str, Mapping[Trial, TrialPayload]], now: float
+    ) -> None:
+        """Writes the lines of trials that the earlier session was killed before writing."""
+        self._folder.has_lines_of(left.written.groups)
+        for group_id, group in left.groups.items():
+            of_group = payloads[group_id].items()
+            missing = {trial: payload for trial, payload in of_group if trial.id not in left.written.trials}
+            if missing or group_id not in left.written.groups:
+                self._folder.write_trial_lines(group_id, group.name, missing, group.search)
+        self._folder.journal((), left.lost_ends(now))
 
     def status(self) -> Status:
         """How the session stands."""

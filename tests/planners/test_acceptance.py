@@ -214,7 +214,7 @@ def by_group(example: Example, planner: type[Planner]) -> Plan:
         slow = iterations % 2 == 0
         budget = iterations // 2 if slow else iterations
         key = "slow" if slow else "fast"
-        trials.append(Trial("trainable", {}, budget=budget, trial_id=f"t{row}", profile_key=key))
+        trials.append(Trial(print, {}, budget=budget, trial_id=f"t{row}", profile_key=key))
     return planner(c=example.c, d=example.d).plan(TrialGroup(trials), Cluster.of(example.n), profile)
 
 

@@ -34,12 +34,9 @@ class Session:
     def __init__(self, path: Path, groups: Mapping[str, Sequence[Trial]], **facts: Any) -> None:
         self.path = path
         self.group_of: dict[str, str] = {}
-        path.mkdir()
-        for name in ("results.jsonl", "trials.jsonl", "journal.jsonl"):
-            (path / name).touch()
+        self._folder = RunFolder.create(path)
         began = {"format": 1, "fluid": "0.1.0", "began": "2026-01-31 12:34:56", **facts}
         (path / "session.json").write_text(json.dumps(began), encoding="utf-8")
-        self._folder = RunFolder(path)
         self._numbers: dict[str, str] = {}
         for name, trials in groups.items():
             if trials:

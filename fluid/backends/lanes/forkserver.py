@@ -70,7 +70,7 @@ class ForkServerProcess:
         self._control: socket.socket | None = None
         self._closed = False
         self._log_folder = os.path.join(run_folder, "logs")
-        os.makedirs(self._log_folder, exist_ok=True)
+        os.makedirs(self._log_folder, mode=0o700, exist_ok=True)
         self._start()
 
     @property
@@ -163,7 +163,7 @@ class ForkServerProcess:
         if not sys.executable:
             raise FluidError("sys.executable is empty: there is no Python to start lanes with")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, open(os.path.join(self._log_folder, "forkserver.log"), "ab") as log:
+        with theirs, open(os.path.join(self._log_folder, "forkserver.log"), "ab", opener=_for_owner) as log:
             state = ForkServerState(
                 control=theirs.fileno(),
                 driver=os.getpid(),
@@ -248,3 +248,7 @@ def _python_path() -> str:
     """The server's ``PYTHONPATH``, by which it finds the same Fluid."""
     root = str(Path(fluid._version.__file__).resolve().parents[1])
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -14,6 +14,7 @@ from fluid.backends.lanes import host_memory
 from fluid.backends.lanes.backend import make_run_folder
 from fluid.backends.lanes.forkserver import ForkServerProcess
 from fluid.backends.lanes.gpu_sharing import LaneSharing
+from fluid.errors import FluidError
 from fluid.gpu.nvml import Gpu
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.culprit_note import read_running_trial
@@ -77,7 +78,13 @@ class ForkLauncher:
         return self._server.wants_to_write
 
     def launch(self, lane_id: int, device: Device) -> LaneConnected:
-        """Forks a lane; the connection can be used at once, before the process runs."""
+        """Forks a lane; the connection can be used at once, before the process runs.
+
+        Raises:
+            FluidError: the run folder was deleted, so the lane could not run.
+        """
+        if not os.path.isdir(os.path.join(self.run_folder, "logs")):
+            raise FluidError(f"the run folder {self.run_folder} is gone: it was deleted while the session ran")
         is_gpu = device.kind == "gpu"
         cores = available_cores()
         options = LaneOptions(

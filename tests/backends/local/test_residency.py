@@ -50,7 +50,9 @@ def make(tmp_path: Path) -> Iterator[Callable[..., FluidExecutor]]:
     def build() -> FluidExecutor:
         device = Device(0, kind="cpu", memory_bytes=CAPACITY)
         made.append(
-            FluidExecutor("local", [device], max_packing=1, run_dir=tmp_path / "session", profile=None, verbose=0)
+            FluidExecutor(
+                "local", [device], max_packing=1, run_dir=tmp_path / f"session-{len(made)}", profile=None, verbose=0
+            )
         )
         return made[-1]
 

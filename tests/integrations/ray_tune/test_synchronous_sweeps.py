@@ -159,7 +159,7 @@ def test_a_sweep_that_is_restored_goes_on_with_its_stage(
         executor=executor,
     )
     break_off(tuner)
-    again = FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "fluid", verbose=0)
+    again = FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "again", verbose=0)
     restored = tune.Tuner.restore(str(tmp_path / "sweep"), Climber, executor=again)
     restored._local_tuner._run_config.callbacks = []
     grid = restored.fit()
@@ -187,7 +187,7 @@ def test_bohb_that_is_restored_knows_what_it_has_suggested(
         executor=executor,
     )
     break_off(tuner)
-    again = FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "fluid", verbose=0)
+    again = FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "again", verbose=0)
     restored = tune.Tuner.restore(str(tmp_path / "sweep"), Climber, executor=again)
     restored._local_tuner._run_config.callbacks = []
     grid = restored.fit()

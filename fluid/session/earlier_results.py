@@ -1,0 +1,134 @@
+"""The results of a session that is resumed. They stay in ``results.jsonl``, and are read when someone asks for them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fluid.session.folder_files import RESULTS, TRIALS, json_lines
+from fluid.session.results import Result
+
+#: Results are written in order of time. A step back by more seconds than this means that the clock was reset.
+CLOCK_RESET_S = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class GroupResults:
+    """The earlier results of one group.
+
+    Attributes:
+        folder: the run folder.
+        group_id: the group.
+        start, end: the bytes of ``results.jsonl`` that hold them, among those of other groups.
+        first_start, last_end: seconds, on the axis of :class:`EarlierResults`.
+    """
+
+    folder: Path
+    group_id: str
+    start: int
+    end: int
+    first_start: float = math.inf
+    last_end: float = -math.inf
+
+    def read(self, config_of: Callable[[str], Mapping[str, Any] | None]) -> Iterator[Result]:
+        """Gives the results in the order written; their metrics are what JSON makes of them.
+
+        Args:
+            config_of: the config of a trial, by its id; ``None`` for a trial that was forgotten, whose config is
+                then read from ``trials.jsonl``, as JSON has it.
+        """
+        forgotten: dict[str, Mapping[str, Any]] | None = None
+        for line in json_lines(self.folder / RESULTS, self.start, self.end):
+            if line.entry is None or line.entry.get("group") != self.group_id or _times(line.entry) is None:
+                continue
+            trial_id = line.entry["trial"]
+            config = config_of(trial_id)
+            if config is None:
+                forgotten = self._configs() if forgotten is None else forgotten
+                config = forgotten.get(trial_id, {})
+            yield Result(
+                trial_id=trial_id,
+                iteration=line.entry["iteration"],
+                metrics=line.entry.get("metrics"),
+                seconds=float(line.entry["seconds"]),
+                width=float(line.entry.get("width", 1.0)),
+                device_ids=tuple(line.entry.get("devices", ())),
+                config=config,
+            )
+
+    def _configs(self) -> dict[str, Mapping[str, Any]]:
+        entries = (line.entry or {} for line in json_lines(self.folder / TRIALS))
+        return {
+            entry["trial"]: entry["config"]
+            for entry in entries
+            if entry.get("group") == self.group_id and "trial" in entry and isinstance(entry.get("config"), dict)
+        }
+
+
+@dataclass
+class EarlierResults:
+    """What ``results.jsonl`` holds when a session is resumed.
+
+    Times are on one axis: the clock of the first session, and behind its latest result if the clock was reset.
+
+    Attributes:
+        reported: newest iteration, by trial id.
+        groups: by group id.
+        latest: when the last iteration ended.
+        offset: seconds from the clock of the last session to the axis.
+    """
+
+    reported: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, GroupResults] = field(default_factory=dict)
+    latest: float = -math.inf
+    offset: float = 0.0
+
+    @classmethod
+    def scan(cls, folder: Path) -> EarlierResults:
+        """Reads a run folder's results, and keeps where they are. Lines that are no results are skipped."""
+        found, skipped = cls(), 0
+        for line in json_lines(folder / RESULTS):
+            times = None if line.entry is None else _times(line.entry)
+            if line.entry is None or times is None:
+                skipped += 1
+                continue
+            trial_id, group_id, iteration = line.entry["trial"], line.entry["group"], line.entry["iteration"]
+            found.reported[trial_id] = max(iteration, found.reported.get(trial_id, 0))
+            start, end = found._on_axis(*times)
+            if group_id not in found.groups:
+                found.groups[group_id] = GroupResults(folder, group_id, line.start, line.end)
+            group = found.groups[group_id]
+            group.end = line.end
+            group.first_start, group.last_end = min(group.first_start, start), max(group.last_end, end)
+        if skipped:
+            _log.warning("%s: %d lines are no results, and were skipped", folder / RESULTS, skipped)
+        return found
+
+    def offset_at(self, now: float) -> float:
+        """Seconds from the clock of a session that begins ``now`` to the axis."""
+        reset = now + self.offset < self.latest - CLOCK_RESET_S
+        return self.latest - now if reset else self.offset
+
+    def _on_axis(self, start: float, end: float) -> tuple[float, float]:
+        if end + self.offset < self.latest - CLOCK_RESET_S:
+            self.offset = self.latest - start
+        start, end = start + self.offset, end + self.offset
+        self.latest = max(self.latest, end)
+        return start, end
+
+
+def _times(entry: Mapping[str, Any]) -> tuple[float, float] | None:
+    """When the iteration of an entry started and ended; ``None`` if the entry is no result."""
+    trial, group, iteration = entry.get("trial"), entry.get("group"), entry.get("iteration")
+    seconds, at = entry.get("seconds"), entry.get("at")
+    if not isinstance(trial, str) or not isinstance(group, str) or not isinstance(iteration, int):
+        return None
+    if not isinstance(seconds, (int, float)) or not isinstance(at, (int, float)):
+        return None
+    return at - seconds, at

@@ -1,0 +1,130 @@
+"""Reads ``payloads.pkl``: trainables and configs of trials, pickled, for resuming.
+
+The file is a row of pickles, *frames*: ``{"trainable": number, "pickled": bytes}``, and one per trial, with the number
+of its trainable. The last trial of a submission says ``"complete"``: a submission counts as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+from fluid.errors import InvalidFieldError
+from fluid.session.folder_files import PAYLOADS, cut
+from fluid.trialgroup import Trial
+
+#: How a frame begins: the protocol of pickle, and the opcode that frames its content.
+_BEGIN = re.compile(rb"\x80[\x04-\x09]\x95", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrial:
+    """A trial as the file has it; trainable and config are not unpickled yet.
+
+    Attributes:
+        group_id, name: its group.
+        trainable, config: pickled.
+        fields: the trial's other fields.
+    """
+
+    group_id: str
+    name: str
+    trainable: bytes
+    config: bytes
+    fields: dict[str, Any]
+
+    @property
+    def trial_id(self) -> str:
+        """The trial's id."""
+        return str(self.fields["trial_id"])
+
+    def load(self, trainables: dict[bytes, Any]) -> Trial:
+        """Unpickles the trial.
+
+        Args:
+            trainables: those that are unpickled already, by their pickles; gets this one.
+
+        Raises:
+            InvalidFieldError: this process cannot unpickle it.
+        """
+        try:
+            if self.trainable not in trainables:
+                trainables[self.trainable] = pickle.loads(self.trainable)
+            config = pickle.loads(self.config)
+        except Exception as error:  # What a pickle refers to may raise anything.
+            reason = f"trial {self.trial_id!r} cannot be unpickled: {type(error).__name__}: {error}"
+            raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
+        return Trial(trainables[self.trainable], config, **self.fields)
+
+
+def read_payloads(path: Path, is_known: Callable[[str], bool]) -> list[StoredTrial]:
+    """Reads the stored trials, and cuts the file back to the last whole submission.
+
+    Args:
+        path: the file.
+        is_known: whether the journal knows the trial of this id. An incomplete submission of others is cut off.
+
+    Raises:
+        InvalidFieldError: there is no such file, or it is damaged before its end.
+    """
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        raise InvalidFieldError("run_dir", str(path.parent), f"has no {PAYLOADS}, so it cannot be resumed") from None
+    found: list[StoredTrial] = []
+    started: list[StoredTrial] = []
+    trainables: dict[int, bytes] = {}
+    with file:
+        size = file.seek(0, 2)
+        end = keep = file.seek(0)
+        while end < size and (frame := _read_frame(file)) is not None:
+            end = file.tell()
+            if "pickled" in frame:
+                trainables[frame["trainable"]] = frame["pickled"]
+                continue
+            pickled = trainables[frame["uses"]]
+            started.append(StoredTrial(frame["group"], frame["name"], pickled, frame["config"], frame["fields"]))
+            if "complete" in frame:
+                found += started
+            elif is_known(started[-1].trial_id):
+                found.append(started[-1])  # An older Fluid wrote no "complete".
+            else:
+                continue
+            started, keep = [], end
+        if end < size and _has_frame(file, end + 1):
+            reason = f"its {PAYLOADS} is damaged at byte {end}, and goes on behind that; it cannot be resumed"
+            raise InvalidFieldError("run_dir", str(path.parent), reason)
+        cut(file, keep, size)
+    return found
+
+
+class _FrameReader(pickle.Unpickler):
+    """Reads frames, and nothing that runs code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "fluid.resources":
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is in no frame")
+
+
+def _read_frame(file: IO[bytes]) -> dict[str, Any] | None:
+    """The frame at the file's position; ``None`` if there is no whole one."""
+    try:
+        frame = _FrameReader(file).load()
+    except Exception:  # Of cut-off or other bytes pickle raises anything.
+        return None
+    if isinstance(frame, dict) and frame.keys() >= {"trainable", "pickled"}:
+        return frame
+    return frame if isinstance(frame, dict) and frame.keys() >= {"group", "name", "uses", "config", "fields"} else None
+
+
+def _has_frame(file: IO[bytes], start: int) -> bool:
+    """Whether a whole frame begins at byte ``start`` or later."""
+    file.seek(start)
+    rest = file.read()
+    return any(_read_frame(BytesIO(rest[begin.start() :])) is not None for begin in _BEGIN.finditer(rest))
