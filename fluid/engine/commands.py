@@ -183,6 +183,10 @@ class NoteResize(Notice):
 
     Attributes:
         seconds: without progress until then.
+        old_width: the width before.
+        begun_at: when the engine decided on it.
+        gain: predicted seconds by which the trial ends earlier; negative if it made room for others. ``None`` if the
+            engine did not choose: a lane was lost.
     """
 
     trial_id: str
@@ -191,6 +195,9 @@ class NoteResize(Notice):
     width: float
     device_ids: tuple[int, ...]
     seconds: float
+    old_width: float | None = None
+    begun_at: float | None = None
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
+from fluid.engine.notices import NotePlaced, NotePreempted, NoteQueued, NoteTrial
 from fluid.engine.rebalancing import Rebalancing
-from fluid.engine.records import GroupRecord, Stage, TrialRecord
+from fluid.engine.records import GroupRecord, Move, Stage, TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.transitions import LEGAL
@@ -190,11 +191,17 @@ class SessionState:
         if not told:
             self.commands.append(StopTrial(trial.trial_id, lane_ids))
 
-    def enqueue(self, trial: TrialRecord, why: str) -> None:
-        """Queues a trial, which will go on from the state that is left of it; its width is planned at this instant."""
+    def enqueue(self, trial: TrialRecord, why: str, *, kind: str | None = None) -> None:
+        """Queues a trial, which will go on from the state that is left of it; its width is planned at this instant.
+
+        Args:
+            trial: the trial.
+            why: for people.
+            kind: the kind of failure that sends it back; ``None`` if none does.
+        """
         if trial.residence.lane is None:
             trial.progress.go_back_to(trial.residence.restart_at)
-        self._set_queued(trial, why)
+        self._set_queued(trial, why, kind)
         self.arrivals[trial.row] = trial
 
     def queue_again(self, trial: TrialRecord, why: str) -> None:
@@ -203,11 +210,15 @@ class SessionState:
         self.scheduling.enqueue(trial, trial.placement.width, again=True)
         self.changed = True
 
-    def _set_queued(self, trial: TrialRecord, why: str) -> None:
+    def _set_queued(self, trial: TrialRecord, why: str, kind: str | None = None) -> None:
         if trial.state is TrialState.QUEUED:  # a new trial, or one that is sorted in again
             self.log(trial, f"QUEUED: {why}")
         else:
             self.set_state(trial, TrialState.QUEUED, why)
+            done, failures = trial.progress.done, trial.limits.failures
+            self.commands.append(
+                NoteQueued(trial.trial_id, at=self.now, iteration=done, why=why, kind=kind, failures=failures)
+            )
         if trial.residence.device is not None:
             self.memory.request_check(trial.residence.device)  # its state may leave now
 
@@ -250,10 +261,52 @@ class SessionState:
                 ReportStart(trial.trial_id, trial.group_id, at=self.now, width=width, device_ids=devices)
             )
 
-    def note_resize(self, trial: TrialRecord, seconds: float) -> None:
+    def note_resize(self, trial: TrialRecord, move: Move, seconds: float) -> None:
         """Tells the journal that a trial runs at another width."""
-        devices, width = self._devices_of(trial), trial.placement.width
-        self.commands.append(NoteResize(trial.trial_id, at=self.now, width=width, device_ids=devices, seconds=seconds))
+        self.commands.append(
+            NoteResize(
+                trial.trial_id,
+                at=self.now,
+                width=trial.placement.width,
+                device_ids=self._devices_of(trial),
+                seconds=seconds,
+                old_width=move.old_width,
+                begun_at=move.begun_at,
+                gain=move.gain,
+            )
+        )
+
+    def note_placed(self, trial: TrialRecord, devices: tuple[int, ...]) -> None:
+        """Tells the journal where a trial is about to run."""
+        place = trial.placement
+        self.commands.append(
+            NotePlaced(
+                trial.trial_id,
+                at=self.now,
+                width=place.width,
+                device_ids=devices,
+                lane_ids=place.lanes,
+                iteration=trial.progress.done,
+                resident=trial.residence.lane in place.lanes,
+                alpha=self.estimates.of_key(trial).alpha if place.width < 1.0 else None,
+            )
+        )
+
+    def note_preempted(self, trial: TrialRecord, successor: str | None) -> None:
+        """Tells the journal that a trial was told to pause for others."""
+        beside = self.estimates.co_residents(trial)
+        self.commands.append(NotePreempted(trial.trial_id, at=self.now, successor=successor, co_residents=beside))
+        why = f"for {successor!r}" if successor is not None else f": {beside} trials on its device are too many"
+        self.log(trial, f"is preempted {why}")
+
+    def note(self, trial: TrialRecord, text: str) -> None:
+        """Adds a line to a trial's story, and tells it the journal."""
+        self.log(trial, text)
+        self.tell(trial, text)
+
+    def tell(self, trial: TrialRecord, text: str) -> None:
+        """Tells the journal something rare of a trial."""
+        self.commands.append(NoteTrial(trial.trial_id, at=self.now, text=text))
 
     def _devices_of(self, trial: TrialRecord) -> tuple[int, ...]:
         return tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])

@@ -72,6 +72,7 @@ class Failures:
         if core.holder(event.trial_id, event.lane_id) is None:
             if event.lane_id in core.lanes:
                 core.lanes.remove_resident(event.lane_id, event.trial_id)
+                core.changed = True  # the memory that it held is free
             return
         if trial.state is TrialState.STOPPING:
             return  # a lane that it was to leave by a Resize; the lanes it was to move to were told to stop it
@@ -90,7 +91,7 @@ class Failures:
         elif neighbours > 1:
             # The trial runs again with fewer neighbours, and this does not count as a failure.
             trial.limits.packing_cap = neighbours - 1
-            core.enqueue(trial, f"out of memory beside {neighbours - 1} others")
+            core.enqueue(trial, f"out of memory beside {neighbours - 1} others", kind=failure.kind)
         elif self._others_leave(devices):
             self._count(trial, failure)
         else:
@@ -138,7 +139,8 @@ class Failures:
         if trial.limits.failures > self._max_failures or _is_final(trial, failure):
             self._core.end(trial, TrialState.FAILED, failure.message)
         else:
-            self._core.enqueue(trial, f"failure {trial.limits.failures} of {self._max_failures}: {failure.message}")
+            why = f"failure {trial.limits.failures} of {self._max_failures}: {failure.message}"
+            self._core.enqueue(trial, why, kind=failure.kind)
 
     # -- lanes ---------------------------------------------------------------------------------------------
 
@@ -208,7 +210,7 @@ class Failures:
             core.release(trial)
             core.enqueue(trial, reason)
         elif lane.lane_id not in trial.placement.hosts:
-            self._resizing.call_off(trial)  # the trial had not moved there yet
+            self._resizing.call_off(trial, f"a lane that it was to go to is gone: {reason}")
             core.top_up(trial)
         elif self._resizing.survivors(trial, lane.lane_id) and self._may_go_on(trial, reason, culprit, blameless):
             self._resizing.go_on_without(trial, lane.lane_id, reason)

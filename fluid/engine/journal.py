@@ -9,6 +9,8 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`KillLane`: which lane was killed, and why, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
+* :class:`TrialStarted` and the notices of :mod:`fluid.engine.notices`: what happened to trials and why, for reports;
+  :func:`replay` passes over them.
 
 Calls of trials' methods are not written: their callers end with the driver.
 
@@ -37,6 +39,15 @@ from fluid.engine.events import (
     TrialsAdded,
     TrialSaved,
     TrialSpec,
+    TrialStarted,
+)
+from fluid.engine.notices import (
+    NoteMeasured,
+    NotePlaced,
+    NotePreempted,
+    NoteQueued,
+    NoteTrial,
+    NoteWaiting,
 )
 from fluid.errors import InvalidFieldError
 from fluid.planning.json_input import read_record
@@ -144,10 +155,16 @@ class ProfileSaved:
     profile: dict[str, Any]
 
 
+#: What is written for reports only.
+_TOLD: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (TrialStarted, NotePlaced, NoteWaiting, NoteQueued, NotePreempted, NoteTrial, NoteMeasured)
+}
 #: What is written, by the name in ``what``.
 _WRITTEN: dict[str, type] = {
     kind.__name__: kind
     for kind in (
+        *_TOLD.values(),
         *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
         *(DeviceAdded, NoteDeviceLost, NoteResize, KillLane, ReportEnd, IterationReported, ProfileSaved),
     )
@@ -247,6 +264,10 @@ class _Replay:
             raise InvalidFieldError("v", entry.get("v"), reason)
         if entry.get("what") not in _WRITTEN:
             raise InvalidFieldError("what", entry.get("what"), f"line {number} is of an unknown kind")
+        if entry["what"] in _TOLD:
+            at = entry.get("at")
+            self.result.at = max(self.result.at, at) if isinstance(at, float) else self.result.at
+            return
         content = {name: value for name, value in entry.items() if name not in ("v", "what")}
         try:
             item: Any = read_record(content, _WRITTEN[entry["what"]], "journal")

@@ -30,6 +30,7 @@ class Lifecycle:
         lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
+        core.note_placed(trial, devices)
         core.invalidate_timing(trial)
         self._residency.clear_for(trial)
         self.launch_when_ready(trial)
@@ -135,7 +136,7 @@ class Lifecycle:
         if place.move is not None:
             if place.move.stage is not Stage.WARMING:
                 return  # it ends when the Pause or the Resize is answered
-            self._resizing.call_off(trial)
+            self._resizing.call_off(trial, "it has ended")
         self.finish(trial)
 
     def _learn(self, trial: TrialRecord, event: IterationDone) -> None:
@@ -185,10 +186,7 @@ class Lifecycle:
         core = self._core
         core.commands.append(Pause(trial.trial_id, trial.placement.lanes, purpose=PausePurpose.PREEMPT))
         trial.placement.preemption = PendingPreemption(None if successor is None else successor.row)
-        if successor is not None:
-            core.log(trial, f"is preempted for {successor.trial_id!r}")
-        else:
-            core.log(trial, f"is preempted: {core.estimates.co_residents(trial)} trials on its device are too many")
+        core.note_preempted(trial, None if successor is None else successor.trial_id)
 
     def paused(self, event: TrialPaused) -> None:
         """RUNNING -> PAUSED -> QUEUED: a preempted trial leaves its device; its state stays in its lane."""
@@ -229,7 +227,7 @@ class Lifecycle:
             return
         if place.launched:
             if place.move is not None and place.move.stage is not Stage.MOVING:
-                self._resizing.call_off(trial)
+                self._resizing.call_off(trial, "it was stopped")
             place.stopping_lanes = set(place.lanes)
             core.commands.append(StopTrial(trial.trial_id, place.lanes))
             core.set_state(trial, TrialState.STOPPING, f"lanes {list(place.lanes)} were told to stop it")

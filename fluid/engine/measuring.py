@@ -37,13 +37,13 @@ class Measuring:
         self._estimates = estimates
         self._allocations = allocations
         self._rebalancing = rebalancing
-        #: whether c, d or the first pace of a key changed while its trials run or wait.
-        self.has_ramp_changes = False
+        #: Keys of which c, d or the first pace changed while their trials run or wait, by name.
+        self.ramp_changes: dict[str, KeyEstimate] = {}
 
-    def pop_ramp_changes(self) -> bool:
-        """Whether c, d or the first pace of a key changed since the last call."""
-        changed, self.has_ramp_changes = self.has_ramp_changes, False
-        return changed
+    def pop_ramp_changes(self) -> list[KeyEstimate]:
+        """The keys of which c, d or the first pace changed since the last call."""
+        changed, self.ramp_changes = self.ramp_changes, {}
+        return list(changed.values())
 
     def observe(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, busy: float | None = None) -> None:
         """Learns from an iteration of a running trial whose co-residency did not change meanwhile.
@@ -93,10 +93,11 @@ class Measuring:
         """Brings a key's estimate up to date with the profile, which learnt from an iteration of a trial."""
         if estimate.pace is None:
             estimate.pace = seconds / self._estimates.stretch(trial)
-            self.has_ramp_changes = True
+            self.ramp_changes[estimate.key] = estimate
             self._allocations.update_works(estimate.key)
         packing = estimate.packing
-        self.has_ramp_changes |= self._estimates.update(estimate, trying_pays=self._trying_pays())
+        if self._estimates.update(estimate, trying_pays=self._trying_pays()):
+            self.ramp_changes[estimate.key] = estimate
         if estimate.packing < packing:
             self._rebalancing.check_packing()
 

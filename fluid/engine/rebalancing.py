@@ -11,7 +11,6 @@ from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
 from fluid.planning.arrangement import Replanner, WidthChange
 from fluid.planning.occupancy import Occupancy
-from fluid.planning.runtime_model import stretch_of
 from fluid.planning.start_queue import StartQueue
 from fluid.trialgroup import TrialState
 
@@ -84,13 +83,7 @@ class Rebalancing:
 
     def _pays(self, trial: TrialRecord, width: float) -> bool:
         """Whether a wider trial ends sooner, though the iteration in flight still runs at its present width."""
-        estimates = self._estimates
-        if not estimates.may_try(trial, width):
-            return False
-        estimate, speed = estimates.of_key(trial), self._occupancy.speed(self._occupancy.held[trial.row])
-        after = estimates.height(trial) * (1.0 - 1.0 / max(1, trial.progress.left))
-        moved = estimates.epsilon + after * stretch_of(estimate.alpha, estimate.beta, width) / speed
-        return moved < after * estimates.stretch(trial)
+        return self._estimates.may_try(trial, width) and self._estimates.seconds_gained(trial, width) > 0.0
 
     # -- packing -------------------------------------------------------------------------------------------
 

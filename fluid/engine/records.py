@@ -38,6 +38,8 @@ class Move:
         stage: how far the resize has come.
         called_off: whether the trial stays where it is once its lanes have answered the Pause in flight.
         after_loss: whether the trial lost a lane and goes on in the ones that are left.
+        begun_at: when the engine decided on it, seconds.
+        gain: predicted seconds by which the trial ends earlier; ``None`` after a loss.
     """
 
     old_lanes: tuple[int, ...]
@@ -48,6 +50,8 @@ class Move:
     stage: Stage = Stage.WARMING
     called_off: bool = False
     after_loss: bool = False
+    begun_at: float = 0.0
+    gain: float | None = None
 
 
 @dataclass(slots=True)
@@ -177,6 +181,7 @@ class TrialPlacement:
         preemption: set while the trial's lane was told to pause it for others; ``None`` otherwise.
         stopping_lanes: lanes that were told to stop the trial and have not answered; empty unless it is STOPPING.
         lost_lanes: lanes that the trial lost and went on without; what they had reported may still arrive.
+        line: number of the line of queued trials in which the journal last said that it waits.
     """
 
     width: float = 1.0
@@ -186,6 +191,7 @@ class TrialPlacement:
     preemption: PendingPreemption | None = None
     stopping_lanes: set[int] = field(default_factory=set)
     lost_lanes: set[int] = field(default_factory=set)
+    line: int | None = None
 
     @property
     def hosts(self) -> tuple[int, ...]:

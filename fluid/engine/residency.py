@@ -110,7 +110,7 @@ class Residency:
         else:
             self.drop(trial)
             trial.residence.given_up = True
-            self._core.log(trial, "its state was given up to make room")
+            self._core.note(trial, "its state was given up to make room for others: it cannot be saved")
 
     def save_out(self, trial: TrialRecord) -> None:
         """Tells a resident's lane to save it and drop it."""

@@ -34,10 +34,11 @@ class Resizing:
             return
         if devices == old_devices:
             core.allocations.allow_packing(trial, width)
-            core.log(trial, f"lets others in, width {width:g}")
+            core.note(trial, f"lets others in, width {width:g}")
             return
+        gain = core.estimates.seconds_gained(trial, width)
         old_need, old_devices_row = core.memory.placed_need_of(trial.row), core.trials.new_row()
-        move = Move(place.lanes, old_devices, place.width, old_devices_row, old_need)
+        move = Move(place.lanes, old_devices, place.width, old_devices_row, old_need, begun_at=core.now, gain=gain)
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
         place.lanes = tuple(
@@ -73,7 +74,7 @@ class Resizing:
         if event.iteration != progress.done:
             raise core.error(trial, f"paused at iteration {event.iteration} after {progress.done}")
         if progress.done >= progress.budget:
-            self.call_off(trial)
+            self.call_off(trial, "it has ended")
             self._stay(trial)
             return trial
         if move.called_off:
@@ -104,7 +105,7 @@ class Resizing:
         del core.resizing[trial.row]
         core.invalidate_timing(trial)
         core.allocations.mark_running(trial)
-        core.note_resize(trial, event.seconds)
+        core.note_resize(trial, move, event.seconds)
         core.changed |= bool(core.queue) or core.occupancy.free_count > 0
         if trial.state is TrialState.STOPPING:
             return None
@@ -115,13 +116,14 @@ class Resizing:
         core.top_up(trial)
         return None
 
-    def call_off(self, trial: TrialRecord) -> None:
-        """Lets a trial that has not moved yet stay where it is, at the width it had."""
+    def call_off(self, trial: TrialRecord, why: str) -> None:
+        """Lets a trial that has not moved yet stay where it is, at the width it had; ``why`` is for people."""
         core, move = self._core, trial.placement.move
         if move is None or move.called_off:
             return
+        planned = trial.placement.width
         self._give_back(trial, move)
-        core.log(trial, "stays where it is")
+        core.note(trial, f"stays at width {move.old_width:g} instead of going to {planned:g}: {why}")
         if move.stage is Stage.WARMING:
             self._stay(trial)
 
@@ -129,8 +131,7 @@ class Resizing:
         """Lets a trial stay where it is because a new lane could not set it up; it is not widened again."""
         assert trial.placement.move is not None
         trial.limits.width_cap = max(1, round(trial.placement.move.old_width))
-        self._core.log(trial, f"could not be set up on further devices: {why}")
-        self.call_off(trial)
+        self.call_off(trial, f"it could not be set up on further devices: {why}")
 
     # -- losses --------------------------------------------------------------------------------------------
 
@@ -173,6 +174,7 @@ class Resizing:
         place.lanes = lanes
         core.resizing[trial.row] = trial
         why = f"goes on without lane {lane_id}, on devices {list(devices)}: {reason}"
+        core.tell(trial, why)
         if trial.state is TrialState.RESIZING:
             core.log(trial, why)
         else:
@@ -202,7 +204,7 @@ class Resizing:
             move = trial.placement.move
             if move is None or move.called_off or move.stage is Stage.MOVING or trial.placement.width < move.old_width:
                 continue
-            self.call_off(trial)
+            self.call_off(trial, "a queued trial needs the devices")
             return True
         return False
 

@@ -41,6 +41,8 @@ class Scheduling:
 
     Attributes:
         replanner: the planner's re-planner of the latest arrival.
+        joined: trials queued since this was last emptied, for :class:`fluid.engine.waits.Waits`.
+        refused: trials that did not fit at the latest :meth:`dispatch`, one of those that are alike to placement.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Scheduling:
         allocations: Allocations,
     ) -> None:
         self.replanner: Replanner = planner.replanner()
+        self.joined: list[TrialRecord] = []
+        self.refused: list[TrialRecord] = []
         self._queue = queue
         self._planner = planner
         self._trials = trials
@@ -138,12 +142,14 @@ class Scheduling:
         # A pinned trial can use only the device of its lane.
         self._allocations.set_width(trial, min(width, 1.0) if trial.pinned else width)
         self._allocations.update_work(trial)
-        need = self._estimates.need(trial)
-        # On the device that keeps its state, a trial fits although others with the same need do not.
-        fits_alone = trial.pinned or (trial.residence.device is not None and need is not None)
-        kind: Hashable = trial.row if fits_alone else need
+        # Trials are alike to placement while they have the same need, which is that of their key, also once it is
+        # measured. On the device that keeps its state, a trial fits although others with the same need do not.
+        kind: Hashable = trial.spec.memory or (trial.spec.profile_key if self._occupancy.memory.is_bounded else None)
+        if trial.pinned or (trial.residence.device is not None and self._estimates.need(trial) is not None):
+            kind = trial.row
         critical = self._planner.preempts and (early or self._is_critical(trial))
         self._queue.push(trial.row, trial.placement.width, trial.spec.priority, kind, critical=critical, in_front=again)
+        self.joined.append(trial)
 
     def withdraw(self, trial: TrialRecord) -> None:
         """Takes a trial out of the queue; one that is not queued is passed over."""
@@ -183,6 +189,7 @@ class Scheduling:
 
     def dispatch(self) -> list[TrialRecord]:
         """Places every queued trial that fits; returns them."""
+        self.refused = []
         if not self._queue:
             return []
         started = [self._trials.by_row[row] for row in self._queue.start(self._place)]
@@ -210,10 +217,12 @@ class Scheduling:
 
     def _place(self, row: int) -> bool:
         trial = self._trials.by_row[row]
-        if trial.pinned and self._lane_is_busy(trial):
-            return False
         near = None if trial.residence.saving else trial.residence.device
-        return self._place_near(trial, near, only=trial.pinned)
+        busy = trial.pinned and self._lane_is_busy(trial)
+        if not busy and self._place_near(trial, near, only=trial.pinned):
+            return True
+        self.refused.append(trial)
+        return False
 
     def _place_near(self, trial: TrialRecord, near: int | None, *, only: bool) -> bool:
         """Places a trial, on that device if it fits there; where ``only`` is set, on no other one."""

@@ -38,13 +38,16 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.failures import Failures
+from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.notices import NoteMeasured
 from fluid.engine.preemption import Preemptions
 from fluid.engine.records import TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.submissions import Submissions
 from fluid.engine.view import EngineView, seconds_left, view_of
+from fluid.engine.waits import Waits
 from fluid.errors import require_integer
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
@@ -112,6 +115,7 @@ class EngineState:
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
         self._submissions = Submissions(self._core, self._lifecycle)
         self._preemptions = Preemptions(self._core, planner.preempts)
+        self._waits = Waits(self._core)
         self._ticked = False
         self._table = self._event_table()
         #: What handles a deadline, by the type of its key.
@@ -204,8 +208,9 @@ class EngineState:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
         # 3. If devices or trials came or went, or a tick came: plan, start, preempt and resize.
-        if core.changed or core.arrivals or self._ticked or self._core.measuring.has_ramp_changes:
+        if core.changed or core.arrivals or self._ticked or core.measuring.ramp_changes:
             self._settle()
+            self._waits.note()
         # 8. Ask for a tick if a waiting trial may have become urgent.
         self.wants_tick |= self._preemptions.is_due()
         # 9. Evict kept states from devices whose known bytes do not fit any more.
@@ -259,6 +264,7 @@ class EngineState:
             # 4. Fail what no device can hold; give what arrived, or is to be planned again, widths in the queue.
             self._failures.end_misfits()
             if ramped:
+                self._note_measured(ramped)
                 scheduling.plan_queue_again()
             arrived, core.arrivals = list(core.arrivals.values()), {}
             scheduling.arrive(arrived)
@@ -271,6 +277,20 @@ class EngineState:
             self._ticked = False
             if self.wants_tick:
                 self._rebalance()
+
+    def _note_measured(self, keys: list[KeyEstimate]) -> None:
+        self._core.commands += [
+            NoteMeasured(
+                key.key,
+                at=self._core.now,
+                seconds=key.pace,
+                packing=key.packing,
+                width=key.width,
+                alpha=key.alpha,
+                beta=key.beta,
+            )
+            for key in keys
+        ]
 
     def _rebalance(self) -> None:
         self.wants_tick = False

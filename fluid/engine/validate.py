@@ -20,7 +20,7 @@ def validate_state(state: EngineState) -> None:
     Raises:
         EngineError: some are broken; it names them, with the stories of the trials concerned.
     """
-    broken = [*_devices(state), *_groups(state), *_queue(state), *_work(state), *_copies(state)]
+    broken = [*_devices(state), *_groups(state), *_queue(state), *_idle_devices(state), *_work(state), *_copies(state)]
     for lane in state.lanes:
         broken += [f"lane {lane.lane_id}: {what}" for what in _lane(state, lane)]
     for trial in state.trials.values():
@@ -118,6 +118,29 @@ def _queue(state: EngineState) -> Iterator[str]:
     planned = set(state.allocations.running)
     if running != planned:
         yield f"rows {planned} are planned as running, and {running} are"
+
+
+def _idle_devices(state: EngineState) -> Iterator[str]:
+    """No device is idle while a trial is queued that could start there."""
+    occupancy = state.occupancy
+    idle = [index for index, rows in occupancy.residents.items() if not rows]
+    for row in state.queue if idle else ():
+        trial = state.trials.by_row[row]
+        fitting = [device for device in idle if _could_start(state, trial, device)]
+        if fitting and len(fitting) >= round(trial.placement.width):
+            yield f"devices {fitting} are idle, and {trial.trial_id!r} of width {trial.placement.width:g} waits"
+
+
+def _could_start(state: EngineState, trial: TrialRecord, device: int) -> bool:
+    """Whether memory, and the lane of a trial that cannot be saved, let it start on an idle device."""
+    residence = trial.residence
+    lane = None if residence.lane is None else state.lanes[residence.lane]
+    if trial.pinned and lane is not None and (lane.device_id != device or lane.trial_id is not None):
+        return False
+    own_state = 0.0
+    if lane is not None and lane.device_id == device and not residence.saving and trial.placement.width <= 1.0:
+        own_state = state.lanes.kept_bytes(lane.lane_id, trial.trial_id)
+    return state.memory.fits(device, state.estimates.need(trial), own_state=own_state)
 
 
 def _work(state: EngineState) -> Iterator[str]:

@@ -27,6 +27,8 @@ class MemoryLedger:
         self._held = held
         #: device index -> bytes that trials may fill there; ``None`` where memory does not bound packing.
         self._usable: dict[int, float | None] = {}
+        #: Devices whose memory bounds packing.
+        self._bounded = 0
         self._needs: dict[int, MemoryNeed] = {}
         #: row -> its need when it was placed, where that was known.
         self._placed: dict[int, MemoryNeed] = {}
@@ -42,12 +44,18 @@ class MemoryLedger:
     def add_device(self, index: int, memory_bytes: float | None) -> None:
         """Adds a device with so much memory; ``None`` where memory does not bound packing."""
         self._usable[index] = None if memory_bytes is None else memory_bytes * self.watermark
+        self._bounded += memory_bytes is not None
 
     def remove_device(self, index: int) -> None:
         """Removes a device, and what lanes and kept states take on it."""
-        del self._usable[index]
+        self._bounded -= self._usable.pop(index) is not None
         self.reserved.pop(index, None)
         self._lanes.pop(index, None)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether memory bounds packing on any device."""
+        return self._bounded > 0
 
     def usable_bytes(self, index: int) -> float | None:
         """Bytes that trials may fill on a device; ``None`` where its memory does not bound packing."""

@@ -153,6 +153,12 @@ class Occupancy:
         rows = self.residents[index]
         return not rows or (width < 1.0 and len(rows) < min(self._limit(rows), residents_at(width)))
 
+    def has_open(self, width: float) -> bool:
+        """Whether enough devices are open to a trial of that width, its memory apart."""
+        if width < 1.0:
+            return self._open_device(residents_at(width), None) is not None
+        return self._idle.count >= round(width)
+
     def release(self, row: int) -> None:
         """Frees everything that ``row`` holds."""
         devices = self.held.pop(row)

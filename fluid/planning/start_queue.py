@@ -71,6 +71,11 @@ class StartQueue:
         """The width with which a row was queued."""
         return -self._where[row][0][2]
 
+    def line(self, row: int) -> Hashable:
+        """The width and kind of a row: rows of one line are alike to placement."""
+        key, kind, _ = self._where[row]
+        return key[2], kind
+
     def remove(self, row: int) -> None:
         """Removes a row."""
         key, kind, ticket = self._where.pop(row)

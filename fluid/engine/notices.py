@@ -1,0 +1,152 @@
+"""What the engine tells the journal about its decisions, for reports: where a trial runs, why it waits, what it costs.
+
+No backend and no submitter sees these. :mod:`fluid.report.history` reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum
+
+from fluid.engine.commands import Notice
+
+
+class WaitReason(str, Enum):
+    """Why the engine could not start a queued trial."""
+
+    #: No device has an open slot, or too few devices are idle for the trial's width.
+    DEVICES = "DEVICES"
+    #: A device has an open slot, and too little free memory.
+    MEMORY = "MEMORY"
+    #: The trial's state cannot be saved, and another trial runs in the lane that keeps it.
+    LANE = "LANE"
+
+
+@dataclass(frozen=True, slots=True)
+class NotePlaced(Notice):
+    """A trial got devices and lanes, and starts there as soon as the lanes are ready.
+
+    Attributes:
+        iteration: iterations done by the state that it goes on from; 0 if it begins afresh.
+        resident: whether one of these lanes keeps that state.
+        alpha: packing overhead of its profile key, if it may share its device; ``None`` if not.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    width: float
+    device_ids: tuple[int, ...]
+    lane_ids: tuple[int, ...]
+    iteration: int = 0
+    resident: bool = False
+    alpha: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Device memory, in bytes, as placement saw it.
+
+    Attributes:
+        free: bytes that one more trial could have had.
+        usable: bytes that trials may fill in all.
+    """
+
+    device_id: int
+    free: float
+    usable: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoteWaiting(Notice):
+    """Trials of one line wait. Trials of a line are alike to placement: they wait for the same.
+
+    Written when trials join a line, and when the reason changes. A trial is in the line that it joined last.
+
+    Attributes:
+        line: number of the line.
+        trial_ids: the trials that join it now.
+        width: the width that they wait for.
+        reason: why the first of the line could not start.
+        need_bytes: device memory that each needs; ``None`` if unknown.
+        memory: for the reason MEMORY, the devices with an open slot, at most four, those with the most memory first.
+    """
+
+    line: int
+    _: KW_ONLY
+    at: float
+    trial_ids: tuple[str, ...]
+    width: float
+    reason: WaitReason
+    need_bytes: float | None = None
+    memory: tuple[FreeMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoteQueued(Notice):
+    """A trial that had a device, or had ended, waits again.
+
+    Attributes:
+        iteration: iterations done by the state that it will go on from.
+        why: for people.
+        kind: the kind of failure that sent it back (:class:`fluid.engine.events.Failure`); ``None`` if none did.
+        failures: failures counted so far.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    iteration: int
+    why: str
+    kind: str | None = None
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NotePreempted(Notice):
+    """A running trial was told to pause after its iteration.
+
+    Attributes:
+        successor: the trial that takes its device over; ``None`` if too many trials shared the device.
+        co_residents: trials on its device, itself included.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    successor: str | None
+    co_residents: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteTrial(Notice):
+    """Something rare happened to a trial.
+
+    Attributes:
+        text: for people.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteMeasured(Notice):
+    """Measurements changed how far trials of a profile key are packed or widened, or gave its first pace.
+
+    Attributes:
+        seconds: per iteration, alone on one device; ``None`` if unknown.
+        packing: c, the packing limit.
+        width: d, the width limit.
+    """
+
+    profile_key: str
+    _: KW_ONLY
+    at: float
+    seconds: float | None
+    packing: int
+    width: int
+    alpha: float
+    beta: float
