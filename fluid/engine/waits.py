@@ -16,7 +16,7 @@ _SPARE_LINES = 64
 
 
 @dataclass(slots=True)
-class _Line:
+class _WaitLine:
     """Queued trials of one width and one kind.
 
     Attributes:
@@ -38,7 +38,7 @@ class Waits:
     def __init__(self, core: SessionState) -> None:
         self._core = core
         #: (width, kind) -> line
-        self._lines: dict[Hashable, _Line] = {}
+        self._lines: dict[Hashable, _WaitLine] = {}
         self._next = 0
 
     def note(self) -> None:
@@ -66,11 +66,11 @@ class Waits:
             live = {queue.line(row) for row in queue}
             self._lines = {key: line for key, line in self._lines.items() if key in live}
 
-    def _line_of(self, trial: TrialRecord) -> _Line:
+    def _line_of(self, trial: TrialRecord) -> _WaitLine:
         key = self._core.queue.line(trial.row)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line(self._next)
+            line = self._lines[key] = _WaitLine(self._next)
             self._next += 1
         return line
 
