@@ -112,11 +112,15 @@ def check(folder: Path) -> Found:
     for entry in results(folder / "disk" / "run"):
         written.setdefault(entry["trial"], []).append(entry)
     told: dict[str, dict[int, str | None]] = {}
+    told_last: set[tuple[str, int]] = set()
+    drivers = [driver for driver, _ in told_in(folder)]
     ways: Counter[tuple[int, str, str, int]] = Counter()
     states: dict[str, str] = {}
     for driver, entry in sorted(told_in(folder), key=lambda pair: pair[0]):
         if "iteration" in entry:
             _check_told(found, told.setdefault(entry["trial"], {}), driver, entry)
+            if driver == max(drivers):
+                told_last.add((entry["trial"], entry["iteration"]))
             ways[(driver, entry["way"], entry["trial"], entry["iteration"])] += 1
         states |= entry.get("states", {})
     for (driver, way, trial, iteration), times in ways.items():
@@ -125,7 +129,10 @@ def check(folder: Path) -> Found:
     for trial_id, wanted in expected.items():
         lines = written.get(trial_id, [])
         if wanted.certain or lines:
-            _check_trial(found, trial_id, wanted, lines, told.get(trial_id, {}))
+            _check_trial(found, trial_id, wanted, lines, told.get(trial_id, {}), states.get(trial_id))
+            missing = [line["iteration"] for line in lines if (trial_id, line["iteration"]) not in told_last]
+            if missing:
+                found.lost.append(f"{trial_id}: {missing} were not told by the last driver")
             forgotten = any(entry["what"] == "forget" and entry["trial"] == trial_id for entry in requests)
             _check_state(found, trial_id, wanted, states.get(trial_id), forgotten)
     for trial_id in sorted((written.keys() | told.keys()) - expected.keys()):
@@ -171,7 +178,12 @@ def _check_told(found: Found, told: dict[int, str | None], driver: int, entry: d
 
 
 def _check_trial(
-    found: Found, trial_id: str, wanted: Expected, lines: list[dict[str, Any]], told: dict[int, str | None]
+    found: Found,
+    trial_id: str,
+    wanted: Expected,
+    lines: list[dict[str, Any]],
+    told: dict[int, str | None],
+    state: str | None,
 ) -> None:
     numbers = Counter(line["iteration"] for line in lines)
     values = chain(wanted.fields["config"]["seed"], max([wanted.most, *numbers, *told]))
@@ -188,7 +200,8 @@ def _check_trial(
             found.wrong.append(f"{trial_id} {iteration}: told {value}")
     found.repeated += [f"{trial_id} {number}: {times} times" for number, times in numbers.items() if times > 1]
     last = max([*numbers, *told], default=0)
-    least = last if wanted.stopped else max(last, wanted.least)
+    ends_early = wanted.stopped or (wanted.fields["doomed"] and state == "FAILED")
+    least = last if ends_early else max(last, wanted.least)
     for number in range(1, least + 1):
         where = [name for name, of in (("results.jsonl", numbers), ("told", told)) if number not in of]
         if where:
@@ -198,7 +211,7 @@ def _check_trial(
 
 
 def _check_state(found: Found, trial_id: str, wanted: Expected, state: str | None, forgotten: bool) -> None:
-    allowed = ("DONE", "STOPPED") if wanted.stopped else ("DONE",)
+    allowed = ["DONE"] + ["STOPPED"] * wanted.stopped + ["FAILED"] * wanted.fields["doomed"]
     if state not in allowed and not (forgotten and state is None):
         found.others.append(f"{trial_id}: ended as {state}")
 

@@ -71,7 +71,7 @@ def make_trial(fields: dict[str, Any], notes: str) -> Trial:
         trainable: Any = ElasticChain
     else:
         trainable = {"class": torture_trials.Chain, "generator": torture_trials.generate}[fields["form"]]
-    options: dict[str, Any] = {"priority": fields["priority"]}
+    options: dict[str, Any] = {"priority": fields["priority"], "retry_errors": not fields["doomed"]}
     if "iteration_timeout_s" in fields:
         options["iteration_timeout_s"] = fields["iteration_timeout_s"]
     config = {**fields["config"], "notes": notes}

@@ -87,7 +87,7 @@ def _is_internal(line: bytes, run: Path) -> bool:
         return False
     if entry["what"] != "IterationReported":
         return True
-    known = {(result["trial"], result["iteration"]) for result in results(run)}
+    known = {(result.get("trial"), result.get("iteration")) for result in results(run)}
     return (entry.get("trial_id"), entry.get("iteration")) in known
 
 

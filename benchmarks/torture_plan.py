@@ -139,13 +139,18 @@ def trial(draws: random.Random, seed: str, kind: str, nasty: list[str]) -> dict[
     budget = draws.randint(40, 80) if elastic else draws.choice([1, 3, 8, 20, 40])
     form = "elastic" if elastic else draws.choices(["class", "generator"], [9, 1])[0]
     drawn: dict[str, str] = {}
+    doomed = False
     if nasty and draws.random() < (0.15 if elastic else 0.3):
         for _ in range(draws.randint(1, 2)):
             drawn[str(draws.randint(1, budget))] = draws.choice(nasty)
+        doomed = "value_error" in nasty and draws.random() < 0.1
+        if doomed:
+            drawn = {str(draws.randint(1, budget)): "value_error"}
     return {
         "id": seed.rpartition("/")[2],
         "form": form,
         "budget": budget,
+        "doomed": doomed,
         "priority": draws.choice([0.5, 1.0, 2.0]),
         "config": {
             "seed": seed,
