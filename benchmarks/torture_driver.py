@@ -111,7 +111,7 @@ class Driver:
                 plan["devices"],
                 run_dir=self._run,
                 sharing="mps",
-                lane_policy=options["lane_policy"] or "longest_first",
+                lane_policy=options.pop("lane_policy") or "longest_first",
                 _mps_program=str(self._folder / "nvidia-cuda-mps-control"),
             )
             options["devices"] = None

@@ -148,7 +148,7 @@ class Session:
     def _take_refusal(self) -> None:
         """A session that was never told to have a group may be begun anew; any other must be resumed."""
         text = (self._folder / f"driver-{self.drivers - 1}.log").read_text(errors="replace")
-        if '"done"' in (self._folder / "requests.jsonl").read_text():
+        if "no journal" not in text or '"done"' in (self._folder / "requests.jsonl").read_text():
             self.refused.append(text[-2000:])
         else:
             self.ends["begun anew"] += 1
