@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -206,7 +207,7 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., ForkServerProcess]]:
     made: list[ForkServerProcess] = []
 
     def make(**options: Any) -> ForkServerProcess:
-        made.append(ForkServerProcess(str(tmp_path), **options))
+        made.append(ForkServerProcess(str(tmp_path), **{"mark": secrets.token_hex(8), **options}))
         return made[-1]
 
     yield make

@@ -14,6 +14,7 @@ from pathlib import Path
 import fluid._version
 from fluid.gpu.mps_supervisor_main import SETTINGS_VARIABLE
 from fluid.processes.children import describe_exit
+from fluid.processes.signals import blocked_for_driver
 
 _PROGRAM = "fluid.gpu.mps_supervisor_main"
 #: Seconds that the supervisor has to kill the remaining processes, beyond the time that the daemon has to quit.
@@ -45,13 +46,14 @@ class SupervisorProcess:
         settings = {"driver": self._owner, "program": program, "grace": grace, "output": output, "delete": delete}
         root = str(Path(fluid._version.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM],
-            env={**environment, "PYTHONPATH": path, SETTINGS_VARIABLE: json.dumps(settings)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # No Ctrl-C reaches it: the driver decides what that means.
-        )
+        with blocked_for_driver():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _PROGRAM],
+                env={**environment, "PYTHONPATH": path, SETTINGS_VARIABLE: json.dumps(settings)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # No Ctrl-C reaches it: the driver decides what that means.
+            )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._unread = b""
         #: Runs at the end of the interpreter too, for callers that do not call end().

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from fluid._clock import MonotonicClock
 from fluid.processes.children import adopt_orphans, die_with_parent, kill_children, open_process, set_process_name
+from fluid.processes.signals import FOR_THE_DRIVER, leave_to_driver
 
 #: The environment variable with the settings; as an argument they would clutter every list of processes.
 SETTINGS_VARIABLE = "FLUID_MPS_SUPERVISOR"
@@ -53,9 +54,7 @@ class Supervisor:
 
     def run(self) -> NoReturn:
         """Starts the daemon; ends it and this process when the driver asks for it or dies."""
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self.end())
+        leave_to_driver()
         signal.signal(signal.SIGCHLD, lambda *_: None)  # A handler, so that the signal wakes the loop.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         # Servers whose daemon has died become children of this process, which can kill them.
@@ -82,7 +81,6 @@ class Supervisor:
 
     def end(self) -> NoReturn:
         """Ends the daemon, its descendants and this process."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._daemon is not None:
             self._ask_to_quit()
         kill_children()
@@ -98,6 +96,8 @@ class Supervisor:
         def prepare() -> None:
             # In case this process is killed, too. SIGKILL, because the daemon may handle other signals slowly.
             die_with_parent(supervisor)
+            for number in FOR_THE_DRIVER:  # Here by SIG_IGN, which survives the exec.
+                signal.signal(number, signal.SIG_IGN)
 
         try:
             with open(self._output, "ab") as output:

@@ -51,6 +51,7 @@ from fluid.lane.messages import (
 from fluid.lane.process_state import Output
 from fluid.lane.residents import Residents
 from fluid.lane.work_queue import ResidentTrial
+from fluid.processes.signals import leave_to_driver
 from fluid.trainables.trainable import elastic_part
 
 #: The lane reports iterations shorter than this in batches, seconds.
@@ -67,8 +68,7 @@ def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], 
         options: its settings.
         on_hangup: called in another thread when the driver is gone; must end the process at once.
     """
-    # The driver handles interrupts. A handler that does nothing, because sub-processes would inherit SIG_IGN.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    leave_to_driver(signal.SIGINT, signal.SIGUSR1)
     bind(options)
     own_bytes = warm_up(options)
     clock = MonotonicClock()

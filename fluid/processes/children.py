@@ -41,9 +41,19 @@ def die_with_parent(parent: int) -> None:
     Args:
         parent: the process that forked. If it has died already, this process ends at once.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # It died before its death could be signalled.
+    if not signal_parents_death(parent, signal.SIGKILL):
+        os._exit(1)
+
+
+def signal_parents_death(parent: int, number: int) -> bool:
+    """Lets the kernel send this process a signal when its parent dies; returns whether the parent still lives.
+
+    Args:
+        parent: the process that forked this one.
+        number: the signal.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    return os.getppid() == parent  # If not, it died before its death could be signalled.
 
 
 def open_process(process: int) -> int | None:

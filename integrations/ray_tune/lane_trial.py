@@ -28,7 +28,6 @@ from fluid.integrations.ray_tune.private_api import (
     session_module,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
-from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 
 #: Keys of what :meth:`LaneTrial.step` reports.
 RESULT, SAVED = "result", "saved"
@@ -99,12 +98,9 @@ class LaneTrial:
     def step(self) -> dict[str, Any]:
         begun = self._clock.now()
         with self._in_place():
-            try:
-                result = self._trainable.train()
-            except StopIteration as error:
-                raise stray_stop_iteration("step") from error
+            result = self._trainable.train()
             if RESULT_DUPLICATE in result:
-                raise NoIterationLeftError
+                raise StopIteration
             done = bool(result.get(DONE))
             self.iteration += 1
             self._work += self._clock.now() - begun

@@ -1,4 +1,7 @@
-"""The driver's end of the fork server: see :mod:`fluid.backends.lanes.forkserver_main`."""
+"""The driver's end of the fork server and of its guardian.
+
+See :mod:`fluid.backends.lanes.forkserver_main` and :mod:`fluid.backends.lanes.guardian`.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,12 @@ from typing import Any, NamedTuple
 import fluid._version
 from fluid.backends.lanes.forkserver_state import PROGRAM, STATE_VARIABLE, ForkServerState
 from fluid.backends.lanes.framed_socket import limit_lane_buffer
+from fluid.backends.lanes.guardian import END, exit_code
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
 from fluid.processes.children import describe_exit
+from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
+from fluid.processes.signals import blocked_for_driver
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +40,7 @@ _ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 _LARGEST_ANSWER = 1 << 20
-#: Seconds the server has to kill everything below it, before it is killed itself.
+#: Seconds the guardian has to kill everything below it, before it is killed itself.
 _END_S = 5.0
 
 
@@ -51,22 +57,34 @@ class ForkServerProcess:
     Args:
         run_folder: folder of the run; logs of the server and of the lanes go to ``logs`` there.
         memory_folder: folder of the checkpoints in host memory; empty if there is none.
+        mark: the session's; see :mod:`fluid.processes.session_mark`.
         temporary: whether both folders are deleted once the driver is gone.
         preload: modules to load first.
     """
 
     def __init__(
-        self, run_folder: str, *, memory_folder: str = "", temporary: bool = False, preload: Sequence[str] = ()
+        self,
+        run_folder: str,
+        *,
+        memory_folder: str = "",
+        mark: str,
+        temporary: bool = False,
+        preload: Sequence[str] = (),
     ) -> None:
         self._run_folder = run_folder
         self._memory_folder = memory_folder
+        self._mark = mark
         self._temporary = temporary
         self._modules: list[str] = list(dict.fromkeys(preload))
         #: register() of a trial may preload from another thread than the one that polls.
         self._lock = threading.RLock()
         self._requests: deque[tuple[bytes, socket.socket | None]] = deque()
         self._lanes: set[int] = set()
+        self._ended: list[Exited] = []
+        self._pid: int | None = None
+        #: The guardian, and the pipe to it.
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard = -1
         self._control: socket.socket | None = None
         self._closed = False
         self._log_folder = os.path.join(run_folder, "logs")
@@ -75,7 +93,14 @@ class ForkServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The server's process; ``None`` while it has none."""
+        """The server's process; ``None`` while it has none, or has not told it yet."""
+        with self._lock:
+            self._receive()
+            return self._pid
+
+    @property
+    def guardian(self) -> int | None:
+        """The guardian's process; ``None`` while there is none."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -117,43 +142,27 @@ class ForkServerProcess:
 
     def poll(self) -> list[Exited]:
         """Returns the lanes that have ended since the last call."""
-        ended: list[Exited] = []
         with self._lock:
             self._flush()
-            while self._control is not None:
-                try:
-                    answer = self._control.recv(_LARGEST_ANSWER)
-                except (BlockingIOError, InterruptedError):
-                    break
-                except OSError:
-                    answer = b""
-                if not answer:
-                    return ended + self._lose_server()
-                ended += self._read(pickle.loads(answer))
+            self._receive()
+            ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
         """Ends the server and every process below it; none is left when it returns."""
         with self._lock:
             self._closed = True
-            process, self._process = self._process, None
-            if process is not None:
-                # Before the connection ends, which alone would mean that the driver has died.
-                process.terminate()
+            guardian = self._dismiss_guardian()
             self._disconnect()
-        if process is not None:
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_END_S)
-            finally:  # Also when interrupted.
-                process.kill()  # If it still runs. Its lanes die with it.
-                process.wait()
+        if guardian is not None:
+            self._await_end(guardian)
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes the connection, and leaves the server alone."""
         self._closed = True
         self._disconnect()
         if self._process is not None:
+            os.close(self._guard)
             self._process.returncode = 0  # Not its child: it must not wait for it.
             self._process = None
 
@@ -163,29 +172,57 @@ class ForkServerProcess:
         if not sys.executable:
             raise FluidError("sys.executable is empty: there is no Python to start lanes with")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, open(os.path.join(self._log_folder, "forkserver.log"), "ab", opener=_for_owner) as log:
-            state = ForkServerState(
-                control=theirs.fileno(),
-                driver=os.getpid(),
-                python_path=os.environ.get("PYTHONPATH"),
-                sys_path=sys.path,
-                run_folder=self._run_folder,
-                memory_folder=self._memory_folder,
-                temporary=self._temporary,
-            )
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM],
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path(), STATE_VARIABLE: state.to_json()},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # No Ctrl-C reaches it: the driver decides what that means.
-            )
+        with theirs:
+            try:
+                reader, self._guard = os.pipe()
+                try:
+                    self._process = self._execute(theirs.fileno(), reader)
+                except BaseException:
+                    os.close(self._guard)
+                    raise
+                finally:
+                    os.close(reader)
+            except BaseException:
+                ours.close()
+                raise
         ours.setblocking(False)
         self._control = ours
         if self._modules:
             self._request("preload", self._modules)
+
+    def _execute(self, control: int, guard: int) -> subprocess.Popen[bytes]:
+        """Starts the program, which forks into guardian and server."""
+        state = ForkServerState(
+            control=control,
+            guard=guard,
+            driver=os.getpid(),
+            mark=self._mark,
+            python_path=os.environ.get("PYTHONPATH"),
+            sys_path=sys.path,
+            run_folder=self._run_folder,
+            memory_folder=self._memory_folder,
+            temporary=self._temporary,
+        )
+        environment = {
+            **os.environ,
+            **_ENVIRONMENT,
+            "PYTHONPATH": _python_path(),
+            SESSION_VARIABLE: self._mark,
+            STATE_VARIABLE: state.to_json(),
+        }
+        with (
+            open(os.path.join(self._log_folder, "forkserver.log"), "ab", opener=_for_owner) as log,
+            blocked_for_driver(),
+        ):
+            return subprocess.Popen(
+                [sys.executable, "-m", PROGRAM],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[control, guard],
+                start_new_session=True,  # No Ctrl-C reaches it: the driver decides what that means.
+            )
 
     def _request(self, name: str, argument: Any, connection: socket.socket | None = None) -> None:
         if self._control is not None:
@@ -206,39 +243,72 @@ class ForkServerProcess:
             if connection is not None:
                 connection.close()
 
-    def _read(self, answer: tuple[Any, ...]) -> list[Exited]:
+    def _receive(self) -> None:
+        """Reads what the server says."""
+        while self._control is not None:
+            try:
+                answer = self._control.recv(_LARGEST_ANSWER)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                answer = b""
+            if answer:
+                self._read(pickle.loads(answer))
+            else:
+                self._lose_server()
+
+    def _read(self, answer: tuple[Any, ...]) -> None:
         if answer[0] == "exited":
             _, lane_id, reason = answer
             self._lanes.discard(lane_id)
-            return [Exited(lane_id, reason)]
-        if answer[0] == "preloaded":
+            self._ended.append(Exited(lane_id, reason))
+        elif answer[0] == "started":
+            self._pid = answer[1]
+        elif answer[0] == "preloaded":
             _, name, seconds, error = answer
             if error:
                 _log.info("lanes start without %s: %s", name, error)
             else:
                 _log.debug("%s was loaded for all lanes in %.3f s", name, seconds)
-        return []
 
-    def _lose_server(self) -> list[Exited]:
-        """Returns all lanes: the server has died, and they with it."""
+    def _lose_server(self) -> None:
+        """Reports all lanes as ended: the server has died, and they with it."""
         self._disconnect()
-        process, self._process = self._process, None
         reason = "lost the fork server it came from"
-        if process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            process.kill()
-            process.wait()
-            reason += f", which {describe_exit(process.returncode)}; see {self._log_folder}/forkserver.log"
-        ended = [Exited(lane_id, reason) for lane_id in sorted(self._lanes)]
+        guardian = self._dismiss_guardian()
+        if guardian is not None:
+            self._await_end(guardian)
+            who = "whose guardian" if guardian.returncode < 0 else "which"
+            reason += f", {who} {describe_exit(exit_code(guardian.returncode))}; see {self._log_folder}/forkserver.log"
+        self._ended += [Exited(lane_id, reason) for lane_id in sorted(self._lanes)]
         self._lanes.clear()
-        return ended
+
+    def _dismiss_guardian(self) -> subprocess.Popen[bytes] | None:
+        """Tells the guardian to end everything below it, and returns it, if there is one."""
+        guardian, self._process = self._process, None
+        if guardian is not None:
+            with suppress(OSError):  # It has died.
+                os.write(self._guard, END)
+            os.close(self._guard)
+        return guardian
+
+    def _await_end(self, guardian: subprocess.Popen[bytes]) -> None:
+        """Waits for the guardian's end; kills what is left if it did not end by itself."""
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                guardian.wait(_END_S)
+        finally:  # Also when interrupted.
+            guardian.kill()  # If it still runs. The server and its lanes die with it.
+            guardian.wait()
+            if guardian.returncode < 0:
+                kill_marked(self._mark)
 
     def _disconnect(self) -> None:
         for _, connection in self._requests:
             if connection is not None:
                 connection.close()
         self._requests.clear()
+        self._pid = None
         if self._control is not None:
             self._control.close()
             self._control = None

@@ -5,8 +5,9 @@ process forked from one that did cannot use it. Should a module that it loads do
 the lanes would not have), then the server replaces itself, by ``exec``, with one that leaves that module out.
 
 It is the parent of all lanes, so it knows how they end, and it adopts the processes they leave behind, which it kills.
-When the driver dies, it ends with everything below it. The server of ``multiprocessing.forkserver`` cannot do this: it
-loads modules only before it starts, does not say how its children end, and does not follow its driver.
+It is below a guardian (:mod:`fluid.backends.lanes.guardian`), which ends it when the driver dies. The server of
+``multiprocessing.forkserver`` cannot do this: it loads modules only before it starts, does not say how its children
+end, and does not follow its driver.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any, NoReturn
 from fluid._clock import MonotonicClock
 from fluid.backends.lanes import host_memory
 from fluid.backends.lanes.forkserver_state import PROGRAM, STATE_VARIABLE, ForkServerState
+from fluid.backends.lanes.guardian import fork_below_guardian
 from fluid.lane import serve as lane
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
@@ -42,14 +44,15 @@ from fluid.processes.children import (
     die_with_parent,
     kill,
     kill_children,
-    open_process,
     set_process_name,
+    signal_parents_death,
 )
+from fluid.processes.signals import FOR_THE_DRIVER, leave_to_driver, restore_in_forks
 
 #: Seconds that processes left behind by a lane have to end by themselves.
 _ORPHAN_GRACE_S = 0.5
-#: Seconds between two checks for the driver while a module is loaded.
-_DRIVER_CHECK_S = 1.0
+#: Sent by the kernel when the guardian dies; no module that is loaded is likely to use it.
+_GUARDIAN_DIED = signal.SIGRTMAX
 _LARGEST_REQUEST = 1 << 20
 
 
@@ -70,21 +73,20 @@ class ForkServer:
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
-        self._driver_fd = self._watch_driver()
         # Lanes hold it too, so that no other session clears the folder while one of them is still ending.
         self._memory_lock = self._enter_memory()
         #: When to kill processes that lanes have left behind.
         self._orphans_at: float | None = None
 
     def run(self) -> NoReturn:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self.end(closing=True))
+        signal.signal(_GUARDIAN_DIED, lambda *_: self.end())  # Also while a module is loaded, which may take long.
         signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         adopt_orphans()
         set_process_name("fluid-forks")
-        if os.getppid() != self._state.driver:
-            self.end()  # It died before it could be watched.
+        if not signal_parents_death(self._state.guardian, _GUARDIAN_DIED):
+            self.end()
+        self._tell("started", self._pid)
         self._load(list(self._state.loaded))
         self._serve()
         while True:
@@ -92,11 +94,9 @@ class ForkServer:
             for key, _ in self._selector.select(self._until_orphans()):
                 if key.fileobj is self._control:
                     self._serve()
-                elif key.fd == self._wake_reader:
+                else:
                     with suppress(BlockingIOError):
                         os.read(self._wake_reader, 4096)
-                else:
-                    self.end()  # The driver has died.
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class ForkServer:
                 continue
             threads = threading.active_count()
             error = ""
-            with self._watching_driver(), _without_collector():
+            with _without_collector():
                 begun = self._clock.now()
                 try:
                     importlib.import_module(name)
@@ -167,6 +167,7 @@ class ForkServer:
         sys.stdout.flush()
         sys.stderr.flush()
         os.environ[STATE_VARIABLE] = self._state.to_json()
+        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_DRIVER)  # Until the other program has its handlers.
         os.execv(sys.executable, [sys.executable, "-m", PROGRAM])
 
     # -- lanes -----------------------------------------------------------------------------------------------
@@ -202,14 +203,16 @@ class ForkServer:
         die_with_parent(self._pid)
         set_process_name(f"fluid-lane-{options.lane_id}")
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
+        for number in (signal.SIGCHLD, _GUARDIAN_DIED):
             signal.signal(number, signal.SIG_DFL)
+        restore_in_forks()
+        # A process that a trial leaves behind must not seem to use the session's folder.
+        os.register_at_fork(after_in_child=self._leave_memory)
         self._selector.close()
         self._control.close()
         others = [descriptor for _, descriptor in self._state.waiting]
-        for descriptor in (self._wake_reader, self._wake_writer, self._driver_fd, *others):
-            if descriptor >= 0:
-                os.close(descriptor)
+        for descriptor in (self._wake_reader, self._wake_writer, *others):
+            os.close(descriptor)
         log = os.open(os.path.join(options.run_folder, "logs", f"lane-{options.lane_id}.log"), _APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -246,53 +249,31 @@ class ForkServer:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    def _watch_driver(self) -> int:
-        """Watches for the driver's death. The socket ends then, too, unless another process holds a copy of it."""
-        descriptor = open_process(self._state.driver)
-        if descriptor is None:
-            return -1
-        self._selector.register(descriptor, selectors.EVENT_READ)
-        return descriptor
-
     def _enter_memory(self) -> int:
         state = self._state
         if not state.memory_folder:
             return -1
         try:
-            return host_memory.enter(state.memory_folder, state.run_folder, temporary=state.temporary)
+            return host_memory.enter(state.memory_folder, state.run_folder, state.mark, temporary=state.temporary)
         except OSError:
             return -1
 
-    @contextmanager
-    def _watching_driver(self) -> Iterator[None]:
-        """Checks for the driver's death while the loop cannot: loading a module may take long."""
+    def _leave_memory(self) -> None:
+        if self._memory_lock >= 0:
+            with suppress(OSError):  # A trial may have closed it.
+                os.close(self._memory_lock)
 
-        def check(*_: object) -> None:
-            if os.getppid() != self._state.driver:
-                self.end()
-
-        signal.signal(signal.SIGALRM, check)
-        signal.setitimer(signal.ITIMER_REAL, _DRIVER_CHECK_S, _DRIVER_CHECK_S)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-    def end(self, *, closing: bool = False) -> NoReturn:
-        """Kills everything below this process, and ends.
-
-        Args:
-            closing: the driver asked for it, and clears the run's folders itself.
-        """
+    def end(self) -> NoReturn:
+        """Kills everything below this process, and ends: the guardian or the driver has died, or both."""
         if os.getpid() != self._pid:
             os._exit(1)  # A signal in a forked process that is not a lane yet.
         for process in self._state.lanes:
             with suppress(OSError):
                 os.killpg(process, signal.SIGKILL)
         kill_children(self._state.lanes)
-        # Of a driver that dies the connection ends first, and only then does this process get another parent.
-        if not closing or os.getppid() != self._state.driver:
-            persist_checkpoints(self._state.memory_folder, self._state.run_folder, temporary=self._state.temporary)
+        state = self._state
+        if self._memory_lock >= 0 and host_memory.is_last(self._memory_lock):
+            persist_checkpoints(state.memory_folder, state.run_folder, temporary=state.temporary)
         os._exit(0)
 
 
@@ -349,6 +330,9 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+    leave_to_driver()
+    if not state.guardian:
+        fork_below_guardian(state)
     server = ForkServer(state)
     try:
         server.run()

@@ -16,13 +16,16 @@ class ForkServerState:
     """What a fork server knows.
 
     Attributes:
-        control: descriptor of the socket to the driver.
+        control: descriptor of the server's socket to the driver.
+        guard: descriptor of the pipe from the driver to the guardian.
         driver: the driver's process.
+        mark: the session's; see :mod:`fluid.processes.session_mark`.
         python_path: the driver's ``PYTHONPATH``; the server's own may differ.
         sys_path: the driver's ``sys.path``.
         run_folder: folder of the run.
         memory_folder: folder of the checkpoints in host memory; empty if there is none.
         temporary: whether both folders are deleted after the driver's death.
+        guardian: the guardian's process; 0 before it was forked.
         loaded: modules to load.
         refused: modules not to load, with the reason.
         lanes: lane by process, of the lanes there are.
@@ -31,12 +34,15 @@ class ForkServerState:
     """
 
     control: int
+    guard: int
     driver: int
+    mark: str
     python_path: str | None
     sys_path: list[str]
     run_folder: str
     memory_folder: str
     temporary: bool
+    guardian: int = 0
     loaded: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     lanes: dict[int, int] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid.lane.checkpoint_store import persist_checkpoints
+from fluid.processes.session_mark import kill_marked
 
 #: Where the folders are.
 RAM_DISK = "/dev/shm"
@@ -30,12 +31,14 @@ MEMORY_SHARE = 0.5
 _LOOK_S = 0.01
 
 
-def enter(folder: str, run_folder: str, *, temporary: bool) -> int:
+def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> int:
     """Begins to use a folder, and makes it if need be.
 
     Args:
         folder: on the RAM disk; only this user may read it.
         run_folder: the run's folder on disk, to which checkpoints go when no process uses this one any more.
+        mark: the session's, by which processes that it left behind are found; see
+            :mod:`fluid.processes.session_mark`. Empty for none.
         temporary: whether both are deleted then.
 
     Returns:
@@ -55,7 +58,7 @@ def enter(folder: str, run_folder: str, *, temporary: bool) -> int:
                 break
         os.close(lock)  # Another process was just clearing it.
     if os.fstat(lock).st_size == 0:
-        os.pwrite(lock, json.dumps({"run_folder": run_folder, "temporary": temporary}).encode(), 0)
+        os.pwrite(lock, json.dumps({"run_folder": run_folder, "mark": mark, "temporary": temporary}).encode(), 0)
     return lock
 
 
@@ -90,7 +93,7 @@ def is_last(lock: int, patience: float = 0.0) -> bool:
 
 
 def sweep() -> None:
-    """Clears what earlier sessions of this user left in host memory."""
+    """Clears what earlier sessions of this user left in host memory, and kills the processes that they left."""
     try:
         names = os.listdir(RAM_DISK)
     except OSError:
@@ -107,6 +110,8 @@ def _sweep(folder: str) -> None:
     try:
         if is_last(lock):
             left = json.loads(os.pread(lock, 1 << 16, 0))
+            if left.get("mark"):  # Not written by earlier versions.
+                kill_marked(left["mark"])
             persist_checkpoints(folder, left["run_folder"], temporary=left["temporary"])
     finally:
         os.close(lock)

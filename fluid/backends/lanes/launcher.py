@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -58,13 +59,15 @@ class ForkLauncher:
         self._threads = _threads_per_gpu(sum(device.kind == "gpu" for device in devices))
         self._temporary = run_dir is None
         self.run_folder = make_run_folder(run_dir)
-        self._memory_folder, self._memory_lock = _make_memory_folder(self.run_folder, temporary=self._temporary)
+        mark = secrets.token_hex(16)
+        self._memory_folder, self._memory_lock = _make_memory_folder(self.run_folder, mark, temporary=self._temporary)
         self._memory_bytes = host_memory.checkpoint_bytes(self._memory_folder) / len(devices)
         self._notes = tempfile.mkdtemp(prefix="fluid-notes-", dir=self._memory_folder or self.run_folder)
         try:
             self._server = ForkServerProcess(
                 self.run_folder,
                 memory_folder=self._memory_folder,
+                mark=mark,
                 temporary=self._temporary,
                 preload=preload,
             )
@@ -163,14 +166,14 @@ def _with_late(modules: Sequence[str]) -> list[str]:
     return [*modules, *itertools.chain.from_iterable(late)]
 
 
-def _make_memory_folder(run_folder: str, *, temporary: bool) -> tuple[str, int]:
+def _make_memory_folder(run_folder: str, mark: str, *, temporary: bool) -> tuple[str, int]:
     """Returns a private folder in host memory and its lock; an empty name if there can be none."""
     host_memory.sweep()
     try:
         folder = tempfile.mkdtemp(
             prefix=f"fluid-{os.getuid()}-", dir=host_memory.RAM_DISK
         )  # Only this user may read it.
-        return folder, host_memory.enter(folder, run_folder, temporary=temporary)
+        return folder, host_memory.enter(folder, run_folder, mark, temporary=temporary)
     except OSError:
         return "", -1
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from fluid.backends.lanes import host_memory
 from fluid.lane.checkpoint_store import locked_for_reading, persist_checkpoints
 from fluid.lane.messages import folder_name, trials_folder
+from fluid.processes.session_mark import kill_marked
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
 HERE = "localhost"
@@ -75,7 +76,7 @@ class HostFolders:
         if not os.path.isdir(folder):
             host_memory.sweep()
         with suppress(OSError):
-            self._lock = host_memory.enter(folder, self.run_folder, temporary=self._temporary)
+            self._lock = host_memory.enter(folder, self.run_folder, session.token, temporary=self._temporary)
             self.memory_folder = folder
 
     def note(self, lane_id: int) -> str:
@@ -106,7 +107,8 @@ class HostFolders:
 
 
 def clear_host(session: SessionFolders, host: str) -> None:
-    """Empties a machine's memory after the session. Runs there."""
+    """Empties a machine's memory after the session, and kills what its trials have left running. Runs there."""
+    kill_marked(session.token)
     HostFolders(session, host).leave(clear=True)
 
 

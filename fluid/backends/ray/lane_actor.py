@@ -23,6 +23,8 @@ from fluid.lane.channel import Connection as LaneConnection
 from fluid.lane.device import bind
 from fluid.lane.messages import LaneOptions, StartResident, decode, encode
 from fluid.lane.serve import serve
+from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
+from fluid.processes.signals import leave_to_driver, restore_in_forks
 
 with try_import("Ray", extra="ray"):
     import ray
@@ -88,6 +90,9 @@ def run_lane(start: LaneStart) -> None:
     Raises:
         OSError: the driver cannot be reached.
     """
+    leave_to_driver(signal.SIGINT, signal.SIGUSR1)  # Not SIGTERM, by which Ray ends its workers.
+    restore_in_forks()
+    os.environ[SESSION_VARIABLE] = start.session.token
     with suppress(OSError):  # Another machine need not have it.
         os.chdir(start.folder)
     if start.visible is not None:
@@ -199,6 +204,7 @@ def _hang_up(start: LaneStart, home: HostFolders) -> None:
         # The driver may be alive, and have closed this connection only.
         if not is_reachable(start.address, _DRIVER_S):
             home.leave(clear=True)
+            kill_marked(start.session.token)
     finally:
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)

@@ -24,6 +24,7 @@ from fluid.elastic.messages import LOOPBACK
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import encode
 from fluid.lane.policy import DEFAULT_POLICY
+from fluid.processes.session_mark import kill_marked
 from fluid.resources import Device
 
 _LENGTH = struct.Struct("!i")
@@ -170,6 +171,7 @@ class RayLauncher:
                     actor.socket.close()
             self._supervisor.close([host for host in self._devices.hosts if host != HERE])
             self._processes.end()
+            kill_marked(self._session.token)
         finally:
             self._close_descriptors()
             with suppress(OSError):

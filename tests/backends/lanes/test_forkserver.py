@@ -161,8 +161,9 @@ def test_what_a_lane_prints_itself_is_in_its_log(make_server: Any, fork: Any, tm
 def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes: Any) -> None:
     server = make_server(preload=["colorsys"])
     lane = fork(server, 0)
-    processes.watch(server.pid, lane.receive(LaneWarm).pid)
-    os.kill(server.pid, signal.SIGKILL)
+    lane_pid, server_pid = lane.receive(LaneWarm).pid, server.pid
+    processes.watch(lane_pid, server_pid, server.guardian)
+    os.kill(server_pid, signal.SIGKILL)
     (lost,) = exits_of(server)
     assert lost.lane_id == 0
     assert lost.reason.startswith("lost the fork server it came from, which was killed by SIGKILL")
@@ -173,7 +174,7 @@ def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes:
 
 def test_a_closed_server_starts_nothing(make_server: Any, processes: Any) -> None:
     server = make_server()
-    processes.watch(server.pid)
+    processes.watch(server.guardian)
     server.close()
     assert processes.have_ended()
     server.close()

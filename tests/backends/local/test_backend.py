@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import select
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -573,18 +571,13 @@ def test_when_the_fork_server_dies_its_lanes_are_lost_and_new_ones_start(drive: 
     pids = pids_of(drive, *lanes)
     start(drive, "a", lanes[0], 1, Parent)
     metrics = drive.of(IterationDone, "a").metrics
-    processes.watch(metrics["pid"], metrics["server"])
+    processes.watch(metrics["pid"], metrics["server"], metrics["child"])
     os.kill(metrics["server"], signal.SIGKILL)
     assert {drive.until(LaneLost).lane_id for _ in lanes} == set(lanes)
     assert processes.have_ended(within=30.0)
     (after,) = drive.lanes(0)
     start(drive, "b", after, 1)
     assert drive.of(IterationDone, "b").metrics["pid"] not in pids
-    for pid in pids | {metrics["child"]}:  # Orphans of a server that was killed: init's.
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 DRIVER = """
@@ -598,7 +591,8 @@ class Parent:
     def setup(self, config): pass
     def step(self):
         child = subprocess.Popen(["sleep", "1000"])
-        return {"pids": [os.getpid(), os.getppid(), child.pid]}
+        guardian = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])
+        return {"pids": [os.getpid(), os.getppid(), guardian, child.pid]}
 
 class Endless(Parent):
     def step(self):
@@ -640,37 +634,9 @@ def read_facts(driver: subprocess.Popen[str]) -> tuple[Path, list[int]]:
     return Path(folder), [int(pid) for pid in pids]
 
 
-def memory_of(run_folder: Path) -> Path:
-    """The folder in host memory of the session that has this one on disk."""
-    for session in Path("/dev/shm").glob("fluid-*/.session"):
-        with suppress(FileNotFoundError):  # Of another session, which is just ending.
-            if f'"{run_folder}"' in session.read_text():
-                return session.parent
-    raise AssertionError(f"{run_folder} has no folder in host memory")
-
-
-def test_what_is_left_when_its_driver_and_its_server_are_killed_is_swept_up(
-    driver: subprocess.Popen[str], processes: Any
-) -> None:
-    folder, (_, server, child) = read_facts(driver)
-    session = memory_of(folder) / ".session"
-    os.kill(server, signal.SIGSTOP)  # It would clear away, should it see its driver die.
-    driver.kill()
-    driver.wait()
-    processes.watch(server)
-    os.kill(server, signal.SIGKILL)
-    assert processes.have_ended(within=10.0)
-    os.kill(child, signal.SIGKILL)  # No process is left to end it.
-    with open(session, "r+b") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Waits for the lanes, which end with the server.
-    assert session.exists() and folder.is_dir()
-    LocalBackend(1, preload=[]).close()
-    assert not session.parent.exists() and not folder.exists()
-
-
 def test_no_process_outlives_a_killed_driver(driver: subprocess.Popen[str], processes: Any) -> None:
     folder, pids = read_facts(driver)
-    assert len(pids) == 3
+    assert len(pids) == 4
     processes.watch(*pids)
     driver.kill()
     assert processes.have_ended(within=10.0)
