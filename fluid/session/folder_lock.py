@@ -57,8 +57,13 @@ class FolderLock:
     def release(self) -> None:
         """Gives the folder free. Releasing twice is harmless."""
         if self in _held:
-            _held.remove(self)
-            os.close(self._file)
+            with suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # A child that is being forked may not have closed it yet.
+            self._forget()
+
+    def _forget(self) -> None:
+        _held.remove(self)
+        os.close(self._file)
 
 
 def _holder(file: int) -> str:
@@ -71,9 +76,9 @@ def _holder(file: int) -> str:
     return f"the session of {'this process' if pid == os.getpid() and not where else f'process {pid}'}{where}"
 
 
-def _release_in_child() -> None:
+def _forget_all() -> None:
     for lock in list(_held):
-        lock.release()
+        lock._forget()
 
 
-os.register_at_fork(after_in_child=_release_in_child)
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,384 @@
+"""A session that is resumed from its run folder, whatever a kill, a full disk or a power cut left of its files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.errors import FluidError, InvalidFieldError
+from fluid.executor import FluidExecutor
+from fluid.report.loader import load_run
+from fluid.resources import Device
+from fluid.session import run_folder
+from fluid.session.results import TrialListener
+from fluid.trialgroup import Search, Trial, TrialGroup
+
+PATIENCE = 90.0
+FILES = ("payloads.pkl", "trials.jsonl", "results.jsonl", "journal.jsonl")
+LINES = FILES[1:]
+
+
+def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Never run: the backend is simulated."""
+    yield {}
+
+
+def count_up(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for step in range(1, 100):
+        yield {"step": step, "pair": (step, config["x"])}
+
+
+class Deaf(TrialListener):
+    """Does nothing with what it hears."""
+
+
+class Savable:
+    """Never run either."""
+
+    def step(self) -> dict[str, Any]:
+        return {}
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Never called."""
+
+    def load_checkpoint(self, folder: str) -> None:
+        """Never called."""
+
+
+def simulated(*, saves: bool = False) -> SimulatedBackend:
+    return SimulatedBackend(lambda trial_id, config: Truth(config["seconds"]), [Device(0), Device(1)], saves=saves)
+
+
+def trial(name: str, budget: int, seconds: float = 1.0, trainable: Any = train) -> Trial:
+    return Trial(trainable, {"seconds": seconds}, budget=budget, trial_id=name)
+
+
+def run(folder: Path, *, saves: bool = False) -> None:
+    """A session of two groups, with trials that are added, extended, stopped and forgotten."""
+    kind = Savable if saves else train
+    with FluidExecutor(simulated(saves=saves), run_dir=folder, verbose=0) as executor:
+        search = Search("loss", "max", trials=3)
+        trials = [trial("a", 2, trainable=kind), trial("b", 3, 0.7, kind)]
+        first = executor.submit_trialgroup(TrialGroup(trials, "first", search=search))
+        assert first.wait(PATIENCE)
+        second = executor.submit_trialgroup(TrialGroup([trial("c", 2, 1.3, kind)], "second"), Deaf())
+        first.extend("a", 2)
+        first.stop("b")
+        first.add(trial("d", 2, trainable=kind))
+        assert first.wait(PATIENCE) and second.wait(PATIENCE)
+        first.forget("b")
+
+
+def resume(folder: Path, backend: Any = None) -> FluidExecutor:
+    return FluidExecutor.resume(folder, backend=backend or simulated(), verbose=0)
+
+
+def finish(folder: Path) -> dict[str, list[int]]:
+    """Resumes a session until its trials have ended; returns the iterations of each, as the handles give them."""
+    told: dict[str, list[int]] = defaultdict(list)
+    with resume(folder) as executor:
+        for handle in executor.handles:
+            assert handle.wait(PATIENCE)
+            assert set(handle.states.values()) <= {"DONE", "STOPPED"}, handle.failures
+            for result in handle.results():
+                told[result.trial_id].append(result.iteration)
+    return dict(told)
+
+
+def written(folder: Path) -> dict[str, list[int]]:
+    """The iterations of each trial in ``results.jsonl``."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for line in (folder / "results.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        found[entry["trial"]].append(entry["iteration"])
+    return dict(found)
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Path:
+    """The folder of a session that ended in order."""
+    run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+# -- a kill at any moment ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["unsaved", "saved"])
+def writes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
+    """What a session wrote, in order: the file, and the bytes."""
+    found: list[tuple[str, bytes]] = []
+    append = run_folder._append
+
+    def record(file: Any, data: bytes) -> None:
+        found.append((os.path.basename(os.readlink(f"/proc/self/fd/{file.fileno()}")), data))
+        append(file, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "_append", record)
+        run(tmp_path / "whole", saves=request.param)
+    # A simulated checkpoint has no path. It can be restored if there is one.
+    path = json.dumps(str(tmp_path)).encode()
+    return [(name, data.replace(b'"path": ""', b'"path": ' + path)) for name, data in found if name in FILES]
+
+
+def test_a_kill_at_any_write_loses_and_repeats_no_iteration(
+    writes: list[tuple[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    budgets = {"a": (2, 4), "b": (3,), "c": (2,), "d": (2,)}
+    folder = tmp_path / "killed"
+    for number, (name, data) in enumerate(writes):
+        for cut in sorted({0, 1, len(data) // 2, len(data) - 1}):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            for file in FILES:
+                before = b"".join(content for where, content in writes[:number] if where == file)
+                (folder / file).write_bytes(before + (data[:cut] if name == file else b""))
+            whole = (folder / "results.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
+            was_told = [(entry["trial"], entry["iteration"]) for entry in map(json.loads, whole)]
+            for _ in range(2):
+                told = finish(folder)
+                assert told == written(folder), (number, name, cut)
+                for trial_id, iterations in told.items():
+                    assert len(iterations) in budgets[trial_id], (number, name, cut, trial_id)
+                    assert iterations == list(range(1, len(iterations) + 1)), (number, name, cut, trial_id)
+                assert all(iteration in told[trial_id] for trial_id, iteration in was_told), (number, name, cut)
+
+
+def test_results_are_written_first_and_payloads_before_the_journal(writes: list[tuple[str, bytes]]) -> None:
+    files = [name for name, _ in writes]
+    for number, (name, data) in enumerate(writes):
+        if name == "results.jsonl":
+            assert files[number + 1] == "journal.jsonl" and b"IterationReported" in writes[number + 1][1]
+        if name == "journal.jsonl" and (b"GroupSubmitted" in data or b"TrialsAdded" in data):
+            assert files[number - 2 : number] == ["payloads.pkl", "trials.jsonl"]
+
+
+# -- torn files ----------------------------------------------------------------------------------------------------
+
+
+TAILS = {
+    "half a line": b'{"v": 2, "what": "Iteratio!',
+    "no newline": b'{"v": 2}',
+    "half a character": b'{"v": "\xc3',
+    "no JSON": b"garbage\n",
+    "zeros": bytes(5000),
+    "zeros behind half a line": b'{"v"' + bytes(100_000),
+}
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS.keys())
+@pytest.mark.parametrize("name", FILES)
+def test_a_torn_tail_is_cut_off_once_and_for_all(
+    ended: Path, name: str, tail: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = (ended / name).read_bytes()
+    (ended / name).write_bytes(before + tail)
+    expected = written(ended) if name != "results.jsonl" else None
+    told = finish(ended)
+    assert f"{name}: its last entry was not whole, and was cut off ({len(tail)} bytes)" in caplog.text
+    assert (ended / name).read_bytes().startswith(before) and tail not in (ended / name).read_bytes()
+    assert told == {"a": [1, 2, 3, 4], "b": [1, 2, 3], "c": [1, 2], "d": [1, 2]}
+    assert expected in (None, told)
+    caplog.clear()
+    assert finish(ended) == told and not caplog.records
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_last_entry_that_is_cut_in_two_can_be_resumed_twice(ended: Path, name: str) -> None:
+    content = (ended / name).read_bytes()
+    (ended / name).write_bytes(content[:-9])
+    for _ in range(2):
+        told = finish(ended)
+        assert all(iterations == list(range(1, len(iterations) + 1)) for iterations in told.values())
+
+
+def test_a_journal_line_that_is_damaged_before_the_end_is_named(ended: Path) -> None:
+    lines = (ended / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (ended / "journal.jsonl").write_bytes(b"".join([*lines[:3], b'{"v": 2, \xff\n', *lines[3:]]))
+    for _ in range(2):
+        with pytest.raises(InvalidFieldError, match=r"run_dir=.*journal\.jsonl.*line 4 is not JSON"):
+            resume(ended)
+    (ended / "journal.jsonl").write_bytes(b"".join(lines))
+    finish(ended)
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "trials.jsonl"])
+def test_other_lines_that_are_damaged_before_the_end_are_skipped(
+    ended: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = (ended / name).read_bytes().splitlines(keepends=True)
+    (ended / name).write_bytes(b"".join([lines[0], b"gar\xffbage\n", b'{"trial": 5}\n', *lines[1:]]))
+    assert finish(ended) == {"a": [1, 2, 3, 4], "b": [1, 2, 3], "c": [1, 2], "d": [1, 2]}
+    assert ("2 lines are no results" in caplog.text) == (name == "results.jsonl")
+
+
+def test_payloads_that_are_damaged_before_the_end_are_named(ended: Path) -> None:
+    content = bytearray((ended / "payloads.pkl").read_bytes())
+    content[20:30] = bytes(10)
+    (ended / "payloads.pkl").write_bytes(content)
+    with pytest.raises(InvalidFieldError, match=r"payloads\.pkl is damaged at byte 0"):
+        resume(ended)
+    assert (ended / "payloads.pkl").read_bytes() == content, "nothing was cut off"
+
+
+# -- files that do not agree ---------------------------------------------------------------------------------------
+
+
+def test_a_trial_whose_payload_is_gone_fails_and_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with FluidExecutor(simulated(), run_dir=folder, verbose=0) as executor:
+        handle = executor.submit_trialgroup(TrialGroup([trial("a", 2)], "first"))
+        assert handle.wait(PATIENCE)
+        size = (folder / "payloads.pkl").stat().st_size
+        handle.add(trial("b", 2), trial("c", 2))
+        assert handle.wait(PATIENCE)
+        handle.extend("b", 3)
+        assert handle.wait(PATIENCE)
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if "BudgetExtended" in line)
+    (folder / "journal.jsonl").write_text("".join(lines[: last + 1]))
+    os.truncate(folder / "payloads.pkl", size)
+    for _ in range(2):
+        with resume(folder) as executor:
+            (handle,) = executor.handles
+            assert handle.wait(PATIENCE)
+            assert handle.states == {"a": "DONE", "b": "FAILED", "c": "DONE"}
+            assert "gone from payloads.pkl" in handle.failures["b"].message
+            configs = {result.trial_id: result.config for result in handle.results()}
+            assert configs == {name: {"seconds": 1.0} for name in "abc"}
+            with pytest.raises(InvalidFieldError):
+                handle.extend("b", 1)
+    failed = {each.trial_id: each.failure for each in load_run(folder).trials}
+    assert failed["a"] == failed["c"] == "" and "gone from payloads.pkl" in failed["b"]
+
+
+def test_a_submission_that_the_journal_lost_is_there_again(ended: Path) -> None:
+    (ended / "journal.jsonl").write_bytes(b"")
+    (ended / "trials.jsonl").write_bytes(b"")
+    (ended / "results.jsonl").write_bytes(b"")
+    assert finish(ended) == {"a": [1, 2], "b": [1, 2, 3], "c": [1, 2], "d": [1, 2]}
+    run = load_run(ended)
+    assert [group.name for group in run.groups] == ["first", "second"] and not run.notes
+    assert {each.trial_id: each.config for each in run.trials}["c"] == {"seconds": 1.3}
+
+
+def test_results_that_are_gone_are_reported_again_where_the_trial_can_go_back(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with FluidExecutor(simulated(), run_dir=folder, verbose=0) as executor:
+        assert executor.submit_trialgroup(TrialGroup([trial("a", 4), trial("b", 9)])).wait(PATIENCE)
+    for name in ("journal.jsonl", "results.jsonl"):  # b has not ended.
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        wanted = "IterationReported" if name == "journal.jsonl" else '"trial": "b"'
+        kept = [line for line in lines if '"b"' not in line or wanted in line or "Submitted" in line]
+        of_b = [line for line in kept if '"b"' in line and wanted in line]
+        kept = [line for line in kept if line not in of_b[6 if name == "journal.jsonl" else 3 :]]
+        (folder / name).write_text("".join(kept))
+    assert finish(folder) == {"a": [1, 2, 3, 4], "b": list(range(1, 10))}
+
+
+# -- what handles have after a resume ------------------------------------------------------------------------------
+
+
+def test_all_results_of_a_session_that_had_ended_are_there(ended: Path) -> None:
+    with resume(ended) as executor:
+        first, second = executor.handles
+        assert first.done and first.states == {"a": "DONE", "d": "DONE"} and second.states == {"c": "DONE"}
+        assert first.search == Search("loss", "max", trials=3) and second.search is None
+        results = list(first.results())
+        assert results == list(first.results()), "a second reader begins at the first result"
+        assert {result.trial_id: result.config for result in results} == {
+            "a": {"seconds": 1.0},
+            "b": {"seconds": 0.7},
+            "d": {"seconds": 1.0},
+        }
+        assert [result.iteration for result in second.results()] == [1, 2], "its listener is gone"
+        run = load_run(ended)
+        assert [first.makespan, second.makespan] == pytest.approx([group.makespan for group in run.groups])
+        assert executor.handles[0].search == run.groups[0].search
+
+
+def test_results_before_and_after_a_resume_are_one_row(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options: dict[str, Any] = {"backend": "local", "devices": 1, "verbose": 0}
+    with FluidExecutor(run_dir=folder, **options) as executor:
+        handle = executor.submit_trialgroup(TrialGroup([Trial(count_up, {"x": 5}, budget=3, trial_id="a")]))
+        before = list(handle.results())
+    with FluidExecutor.resume(folder, **options) as executor:
+        (handle,) = executor.handles
+        handle.add(Trial(count_up, {"x": 6}, budget=2, trial_id="b"))
+        results = list(handle.results())
+        assert [(result.trial_id, result.iteration) for result in results] == [
+            *(("a", 1), ("a", 2), ("a", 3)),
+            *(("b", 1), ("b", 2)),
+        ]
+        assert before[0].metrics == {"step": 1, "pair": (1, 5)}
+        assert results[0].metrics == {"step": 1, "pair": [1, 5]}, "as JSON has it"
+        assert results[3].metrics == {"step": 1, "pair": (1, 6)}
+        assert [result.seconds for result in results[:3]] == [result.seconds for result in before]
+        makespan = handle.makespan
+    (group,) = load_run(folder).groups
+    assert makespan == pytest.approx(group.makespan)
+    assert json.loads((folder / "session.json").read_text())["pid"] == os.getpid()
+
+
+def test_the_makespan_does_not_count_a_clock_that_was_reset(ended: Path) -> None:
+    lines = [json.loads(line) for line in (ended / "results.jsonl").read_text().splitlines()]
+    for entry in lines:  # As if the machine had run for a day before.
+        entry["at"] += 86_400.0
+    (ended / "results.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    with resume(ended) as executor:
+        first = executor.handles[0]
+        before = first.makespan
+        first.add(trial("e", 2))
+        assert first.wait(PATIENCE)
+        assert before is not None and first.makespan is not None
+        assert before < first.makespan < before + 60.0
+
+
+# -- a disk that is full -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["submit", "add", "extend", "stop"])
+def test_a_full_disk_ends_the_session_which_can_be_resumed(
+    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first byte of the journal's entry is written, and then the disk is full."""
+    folder = tmp_path / "run"
+    executor = FluidExecutor(simulated(), run_dir=folder, verbose=0)
+    handle = executor.submit_trialgroup(TrialGroup([trial("a", 2)], "first"))
+    assert handle.wait(PATIENCE)
+    append = run_folder._append
+
+    def full(file: Any, data: bytes) -> None:
+        if file is executor.folder._journal:
+            append(file, data[:1])
+            raise OSError(28, "No space left on device")
+        append(file, data)
+
+    changes: dict[str, Callable[[], Any]] = {
+        "submit": lambda: executor.submit_trialgroup(TrialGroup([trial("b", 2)], "second")),
+        "add": lambda: handle.add(trial("b", 2)),
+        "extend": lambda: handle.extend("a", 2),
+        "stop": lambda: handle.stop("a"),
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "_append", full)
+        with pytest.raises(OSError, match="No space left"):
+            changes[change]()
+        with pytest.raises(FluidError, match=r"closed.*No space left"):
+            handle.extend("a", 1)
+        executor.close()
+    for _ in range(2):
+        told = finish(folder)
+        assert told == {"a": [1, 2], **({"b": [1, 2]} if change in ("submit", "add") else {})}
