@@ -109,6 +109,41 @@ def test_two_trials_of_one_configuration_are_two_trials() -> None:
     assert len({one, other}) == 2
 
 
+@pytest.mark.parametrize("trainable", [None, 5, "resnet", {"lr": 0.1}, object()])
+def test_a_trainable_that_is_none_is_refused(trainable: Any) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        Trial(trainable, {})
+    assert (caught.value.field, caught.value.value) == ("trainable", trainable)
+
+
+HALF = "half \ud800"
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("trial_id", lambda: Trial(train, trial_id=HALF)),
+        ("profile_key", lambda: Trial(train, profile_key=HALF)),
+        ("config", lambda: Trial(train, {HALF: 1})),
+        ("config", lambda: Trial(train, {"model": {"layers": {HALF: 1}}})),
+        ("trial_id", lambda: Shown(HALF)),
+        ("config", lambda: Shown("a", {HALF: 1})),
+        ("metric", lambda: Search(HALF)),
+        ("name", lambda: TrialGroup(name=HALF)),
+    ],
+)
+def test_text_that_no_file_can_hold_is_refused(field: str, make: Any) -> None:
+    with pytest.raises(InvalidFieldError, match="lone surrogate") as caught:
+        make()
+    assert caught.value.field == field
+    str(caught.value).encode("utf-8")
+
+
+def test_text_of_any_script_is_fine() -> None:
+    group = TrialGroup([Trial(train, {"größe": {"\N{GRINNING FACE}": 1, 5: 2}}, trial_id="ä")], name="")
+    assert group["ä"].config["größe"] == {"\N{GRINNING FACE}": 1, 5: 2} and group.name == ""
+
+
 # --- What reports are told
 
 
@@ -156,6 +191,19 @@ def test_a_group_may_begin_empty_and_gets_a_name() -> None:
     assert len(one) == 0
     assert list(one) == one.active == []
     assert one.name != other.name
+
+
+@pytest.mark.parametrize("trials", [Trial(train, trial_id="a"), 5, None, "ab"])
+def test_what_is_no_row_of_trials_is_refused(trials: Any) -> None:
+    with pytest.raises(InvalidFieldError, match=r"TrialGroup\(\[trial\]\)") as caught:
+        TrialGroup(trials)
+    assert (caught.value.field, caught.value.value) == ("trials", trials)
+
+
+@pytest.mark.parametrize("wrong", [[5], [None], ["a"], {"a": 1}])
+def test_a_row_of_what_are_no_trials_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidFieldError, match="must be a Trial"):
+        TrialGroup(wrong)
 
 
 def test_two_trials_of_one_id_are_refused() -> None:

@@ -14,7 +14,7 @@ from fluid.engine.journal import PastTrial, Recovered
 from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
 from fluid.report.run import UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, RecordedRun, TrialRun
-from fluid.report.run_files import RunFiles, device_from
+from fluid.report.run_files import RunFiles, device_from, without_surrogates
 from fluid.report.segments import (
     FinishedIteration,
     FinishedIterations,
@@ -246,7 +246,7 @@ def _key_measurements(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
         packing = profile.measured_packing(key)
         found.append(
             KeyMeasurements(
-                key,
+                without_surrogates(key),
                 profile.seconds_per_iteration(key),
                 profile.alpha(key),
                 profile.beta(key),

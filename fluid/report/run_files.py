@@ -118,16 +118,17 @@ class RunFiles:
 def _parse(text: str) -> Any:
     """Parses JSON; lone surrogates, which older versions of Fluid let into ids and no output can hold, become ``?``."""
     content = json.loads(text)
-    return _without_surrogates(content) if "\\ud" in text else content
+    return without_surrogates(content) if "\\ud" in text else content
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
+    """What JSON holds, with ``?`` for each lone surrogate in a text."""
     if isinstance(value, str):
         return value.encode("utf-8", errors="replace").decode("utf-8")
     if isinstance(value, list):
-        return [_without_surrogates(inner) for inner in value]
+        return [without_surrogates(inner) for inner in value]
     if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(inner) for name, inner in value.items()}
+        return {without_surrogates(name): without_surrogates(inner) for name, inner in value.items()}
     return value
 
 

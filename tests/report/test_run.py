@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fluid.cli import main
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded, Failure
 from fluid.errors import InvalidFieldError
+from fluid.executor import FluidExecutor
 from fluid.planning.rollout import Segment
 from fluid.report.html import render_html
 from fluid.report.loader import load_run
@@ -220,6 +222,62 @@ def test_a_broken_file_is_told_of(small_run: Path, name: str) -> None:
     run = load_run(small_run)
     assert len(run.notes) == 1
     assert len(run.trials) == 4
+
+
+@pytest.fixture
+def shared_folder(session: Sessions) -> Path:
+    """A folder that two sessions of an older Fluid wrote, one after the other: ids begin anew, session.json is new."""
+    folders = []
+    for k in (1.0, 100.0):
+        made = session({"sweep": [Trial(print, {"k": k}, budget=2, trial_id="trial-00000")]}, name=f"session-{k:g}")
+        made.results(*(("trial-00000", n, n - 1.0, float(n), 1.0, (0,), {"loss": k / n}) for n in (1, 2)))
+        made.end("trial-00000", iteration=2)
+        folders.append(made.close())
+    first, second = folders
+    for name in ("results.jsonl", "trials.jsonl", "journal.jsonl"):
+        (first / name).write_bytes((first / name).read_bytes() + (second / name).read_bytes())
+    (first / "session.json").write_bytes((second / "session.json").read_bytes())
+    return first
+
+
+def test_a_folder_that_two_sessions_wrote_says_so(shared_folder: Path) -> None:
+    (note,) = load_run(shared_folder).notes
+    assert note.startswith("Two sessions of an older Fluid wrote this folder.")
+    with pytest.raises(InvalidFieldError, match="two sessions of an older Fluid wrote there"):
+        FluidExecutor.resume(shared_folder, verbose=0)
+    (shared_folder / "journal.jsonl").unlink()
+    assert load_run(shared_folder).notes[1].startswith("Two sessions")
+
+
+def test_iterations_that_two_drivers_reported_are_counted(small_run: Path) -> None:
+    lines = (small_run / "results.jsonl").read_text().splitlines(keepends=True)
+    (small_run / "results.jsonl").write_text("".join([*lines, *lines[:2]]))
+    (note,) = load_run(small_run).notes
+    assert note.startswith("2 iterations were reported more than once: two drivers")
+
+
+def test_lone_surrogates_of_an_older_fluid_can_be_shown(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = {
+        '"a"': r'"\ud800a \ud83d\ude00"',
+        '"act"': r'"act\udfff"',
+        '"relu"': r'"\ud801"',
+        '"net"': r'"net\ud800"',
+        '"rung 0"': r'"\udc00"',
+    }
+    for name in ("results.jsonl", "trials.jsonl", "journal.jsonl", "profile.json"):
+        text = (small_run / name).read_text()
+        for before, after in written.items():
+            text = text.replace(before, after)
+        (small_run / name).write_text(text)
+    run = load_run(small_run)
+    assert run.notes == ()
+    shown = by_id(run)["?a \N{GRINNING FACE}"]
+    assert (shown.state, shown.iterations, shown.config) == ("DONE", 3, {"lr": 0.1, "act?": "?"})
+    assert [group.name for group in run.groups] == ["?", "rung 1"]
+    assert [key.key for key in run.keys] == ["net?"]
+    for arguments in ([], ["--json"]):
+        assert main(["report", str(small_run), *arguments]) == 0
+        assert "?a \N{GRINNING FACE}" in capsys.readouterr().out
 
 
 def test_only_results(small_run: Path) -> None:
