@@ -6,10 +6,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.resources import MemoryNeed
+
+#: When an iteration counts as hung: seconds, ``"auto"`` for a limit measured on its like, or ``None`` for never.
+IterationTimeout = float | Literal["auto"] | None
 
 _trial_numbers = itertools.count()
 _group_numbers = itertools.count()
@@ -145,6 +148,10 @@ class Trial:
         follow_up_iterations: iterations that later rungs may add after this budget, to this trial or to one that waits
             for it; 0 by default. The scheduler uses it as critical-path length: of one priority, trials with more start
             first.
+        iteration_timeout_s: seconds that an iteration may take before it counts as hung, above 0; ``None`` for no
+            limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took
+            (docs/running.md). The process of a hung trial is killed. The trial goes on from its checkpoint once; if it
+            hangs again, it fails, with ``"timeout"`` as the kind of its failure.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -161,6 +168,7 @@ class Trial:
     retry_errors: bool = True
     shown: Shown | None = None
     follow_up_iterations: int = 0
+    iteration_timeout_s: IterationTimeout = "auto"
 
     def __post_init__(self) -> None:
         if not callable(self.trainable) and not hasattr(self.trainable, "step"):
@@ -176,6 +184,8 @@ class Trial:
         object.__setattr__(
             self, "follow_up_iterations", require_integer("follow_up_iterations", self.follow_up_iterations, at_least=0)
         )
+        timeout = require_timeout("iteration_timeout_s", self.iteration_timeout_s)
+        object.__setattr__(self, "iteration_timeout_s", timeout)
         if not isinstance(self.retry_errors, bool):
             raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
         _require_config(self.config)
@@ -213,6 +223,23 @@ def _require_names(config: Mapping[Any, Any], depth: int) -> None:
             require_text("config", name, empty=True)
         if isinstance(value, Mapping) and depth < _DEEPEST:
             _require_names(value, depth + 1)
+
+
+def require_timeout(name: str, value: object) -> IterationTimeout:
+    """Returns a limit of an iteration.
+
+    Raises:
+        InvalidFieldError: it is not ``"auto"``, ``None`` or a finite number above 0.
+    """
+    if value is None or value == "auto":
+        return None if value is None else "auto"
+    try:
+        seconds = require_number(name, value, at_least=0.0)
+    except InvalidFieldError as error:
+        raise InvalidFieldError(name, value, "must be a number of seconds above 0, 'auto' or None") from error
+    if seconds == 0.0:
+        raise InvalidFieldError(name, value, "must be a number of seconds above 0, 'auto' or None")
+    return seconds
 
 
 class TrialGroup:

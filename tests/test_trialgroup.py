@@ -366,3 +366,14 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroupMachine = GroupMachine.TestCase
+
+
+@pytest.mark.parametrize("timeout", ["auto", None, 1, 0.5])
+def test_the_limit_of_an_iteration(timeout: Any) -> None:
+    assert Trial(print, iteration_timeout_s=timeout).iteration_timeout_s == timeout
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "never", True, [1]])
+def test_a_limit_that_cannot_be_is_refused(timeout: Any) -> None:
+    with pytest.raises(InvalidFieldError, match=r"iteration_timeout_s=.*must be a number of seconds above 0"):
+        Trial(print, iteration_timeout_s=timeout)

@@ -175,6 +175,10 @@ class Launcher(Protocol):
         """Kills a lane; :meth:`poll` reports its end."""
         ...
 
+    def dump_stacks(self, lane_id: int, trial_id: str) -> None:
+        """Has the stacks of a lane's threads written to the log of the trial that runs there, soon."""
+        ...
+
     def preload(self, modules: Sequence[str]) -> None:
         """Loads modules ahead, so that lanes launched later need not."""
         ...

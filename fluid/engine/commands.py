@@ -52,6 +52,14 @@ class KillLane(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class DumpStacks(Command):
+    """Write the stacks of all threads of a trial's lanes to the trial's log, soon. There is no answer."""
+
+    trial_id: str
+    lane_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartTrial(Command):
     """Set a trial up, or restore it, and run it; answered by TrialStarted and IterationDone, or TrialFailed.
 

@@ -6,7 +6,15 @@ from collections.abc import Container, Hashable
 from dataclasses import dataclass, field
 
 from fluid.engine.allocations import Allocations
-from fluid.engine.commands import Command, NoteResize, ReportCall, ReportEnd, ReportStart, RunIteration, StopTrial
+from fluid.engine.commands import (
+    Command,
+    NoteResize,
+    ReportCall,
+    ReportEnd,
+    ReportStart,
+    RunIteration,
+    StopTrial,
+)
 from fluid.engine.deadlines import Deadlines
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
@@ -19,6 +27,7 @@ from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.transitions import LEGAL
 from fluid.engine.trials import Trials
+from fluid.engine.watching import Watching
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.occupancy import Occupancy
@@ -75,13 +84,14 @@ class SessionState:
     rebalancing: Rebalancing
     measuring: Measuring
     scheduling: Scheduling
+    deadlines: Deadlines
+    watching: Watching
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     arrivals: dict[int, TrialRecord] = field(default_factory=dict)
     resizing: dict[int, TrialRecord] = field(default_factory=dict)
     clearing: dict[int, TrialRecord] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
-    deadlines: Deadlines = field(default_factory=Deadlines)
     changed: bool = False
     now: float = 0.0
 
@@ -167,6 +177,7 @@ class SessionState:
         if place.move is not None:
             self.lanes.release(place.move.old_lanes)
         self.allocations.release(trial)
+        self.watching.released(trial)
         self.resizing.pop(trial.row, None)
         self.clearing.pop(trial.row, None)
         place.lanes, place.launched = (), False
@@ -188,6 +199,7 @@ class SessionState:
         need = self.estimates.need(trial)
         for lane_id in lane_ids:
             self.lanes.drain(lane_id, trial.trial_id, need.peak_bytes if need is not None else 0.0)
+            self.watching.draining(trial, lane_id, self.now)
         if not told:
             self.commands.append(StopTrial(trial.trial_id, lane_ids))
 
@@ -345,6 +357,7 @@ def make_session_state(
     planner: Planner, profile: Profile, *, max_packing: int, max_width: int, resident_limit: int, watermark: float
 ) -> SessionState:
     """The state of a session without devices and trials (arguments: see :class:`fluid.engine.state.EngineState`)."""
+    deadlines = Deadlines()
     trials, queue, table, occupancy = Trials(), StartQueue(), RunningTable(), Occupancy(watermark=watermark)
     lanes = Lanes(resident_limit, occupancy.memory)
     estimates = Estimates(profile, occupancy, table, max_packing=max_packing, max_width=max_width)
@@ -362,4 +375,6 @@ def make_session_state(
         rebalancing=rebalancing,
         measuring=Measuring(profile, occupancy, estimates, allocations, rebalancing),
         scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations),
+        deadlines=deadlines,
+        watching=Watching(deadlines, estimates, lanes),
     )

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from fluid.resources import Device, MemoryNeed
-from fluid.trialgroup import TrialState
+from fluid.trialgroup import IterationTimeout, TrialState
 
 #: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
 OUTCOMES = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED, TrialState.PAUSED)
@@ -27,6 +27,7 @@ class TrialSpec:
         can_save: whether it can be saved and restored, and so moved to another lane.
         retry_errors: whether it is tried again after it raised; after a lost lane or out of memory it always is.
         follow_up_iterations: iterations that later rungs may add after its budget, its critical path.
+        iteration_timeout_s: when an iteration counts as hung: see :class:`fluid.trialgroup.Trial`.
     """
 
     trial_id: str
@@ -39,6 +40,7 @@ class TrialSpec:
     can_save: bool = True
     retry_errors: bool = True
     follow_up_iterations: int = 0
+    iteration_timeout_s: IterationTimeout = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class Failure:
     """Why a trial could not go on, or a call of one of its methods failed.
 
     Attributes:
-        kind: ``"error"`` (the trial raised), ``"out_of_memory"``, ``"lane_lost"``, or ``"stopped"`` for a call of a
-            trial that was stopped.
+        kind: ``"error"`` (the trial raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (an iteration gave no
+            result in time, twice), or ``"stopped"`` for a call of a trial that was stopped.
         message: one line for people.
         traceback: the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.
@@ -161,10 +163,12 @@ class StopRequested(Event):
 
     Attributes:
         outcome: one of :data:`OUTCOMES`, which reports show; ``None`` for the state in which the trial ends.
+        now: whether its lanes are killed; otherwise it ends its iteration first.
     """
 
     trial_id: str
     outcome: TrialState | None = None
+    now: bool = False
 
 
 @dataclass(frozen=True, slots=True)

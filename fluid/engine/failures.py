@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from fluid.engine import tuning
 from fluid.engine.calls import Calls
 from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import Claims, SessionState
@@ -159,6 +160,10 @@ class Failures:
             return
         lane = core.lanes.lose(event.lane_id)
         core.changed = True
+        if lane.killing is not None:
+            self._evacuate(lane, event.reason, culprit=lane.killing.trial_id, failure=lane.killing.failure)
+            core.lanes.start(lane.device_id, core.commands)
+            return
         if lane.ready or event.blameless:
             self._evacuate(lane, event.reason, culprit=event.culprit, blameless=event.blameless)
             core.lanes.start(lane.device_id, core.commands)
@@ -183,7 +188,15 @@ class Failures:
             trial.limits.failure = Failure("lane_lost", f"no lane could be started on any device: {reason}")
             core.end(trial, TrialState.FAILED, trial.limits.failure.message)
 
-    def _evacuate(self, lane: LaneRecord, reason: str, *, culprit: str | None = None, blameless: bool = False) -> None:
+    def _evacuate(
+        self,
+        lane: LaneRecord,
+        reason: str,
+        *,
+        culprit: str | None = None,
+        blameless: bool = False,
+        failure: Failure | None = None,
+    ) -> None:
         """Sets the trials of a lost lane back to their newest checkpoint.
 
         Args:
@@ -191,6 +204,7 @@ class Failures:
             reason: why it is gone.
             culprit: the trial whose code killed it, if known.
             blameless: whether no trial is to blame.
+            failure: what the culprit is to blame for; ``None`` for the loss of the lane.
         """
         core = self._core
         for trial_id in list(lane.residents):
@@ -215,7 +229,7 @@ class Failures:
         elif self._resizing.survivors(trial, lane.lane_id) and self._may_go_on(trial, reason, culprit, blameless):
             self._resizing.go_on_without(trial, lane.lane_id, reason)
         else:
-            self._killed(trial, lane.lane_id, reason, culprit=culprit, blameless=blameless)
+            self._killed(trial, lane.lane_id, reason, culprit=culprit, blameless=blameless, failure=failure)
 
     def _may_go_on(self, trial: TrialRecord, reason: str, culprit: str | None, blameless: bool) -> bool:
         """Counts the loss of one of a trial's lanes as a failure; returns whether the trial may still go on."""
@@ -235,7 +249,16 @@ class Failures:
         self._core.drain(trial, others, told=True)
         self._core.end(trial, TrialState.STOPPED, reason)
 
-    def _killed(self, trial: TrialRecord, lane_id: int, reason: str, *, culprit: str | None, blameless: bool) -> None:
+    def _killed(
+        self,
+        trial: TrialRecord,
+        lane_id: int,
+        reason: str,
+        *,
+        culprit: str | None,
+        blameless: bool,
+        failure: Failure | None,
+    ) -> None:
         core = self._core
         others = tuple(host for host in trial.placement.stays_in if host != lane_id and host in core.lanes)
         core.release(trial)
@@ -247,9 +270,21 @@ class Failures:
         if blameless:
             core.enqueue(trial, reason)
             return
+        if failure is not None:
+            self._timed_out(trial, failure)
+            return
         if culprit is not None:
             trial.limits.packing_cap = 1  # a trial that kills its lane may kill those of its neighbours
         self._count(trial, Failure("lane_lost", reason))
+
+    def _timed_out(self, trial: TrialRecord, failure: Failure) -> None:
+        """Queues a trial again whose lanes were killed because it gave no result; the second time it has failed."""
+        trial.limits.timeouts += 1
+        trial.limits.failure = failure
+        if trial.limits.timeouts > tuning.MOST_TIMEOUTS:
+            self._core.end(trial, TrialState.FAILED, failure.message)
+        else:
+            self._core.enqueue(trial, f"timed out: {failure.message}", kind=failure.kind)
 
     # -- devices -------------------------------------------------------------------------------------------
 

@@ -7,10 +7,9 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`TrialSaved`: where a trial can be restored from.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
-* :class:`KillLane`: which lane was killed, and why, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
-* :class:`TrialStarted` and the notices of :mod:`fluid.engine.notices`: what happened to trials and why, for reports;
-  :func:`replay` passes over them.
+* :class:`TrialStarted`, :class:`KillLane` and the notices of :mod:`fluid.engine.notices`: what happened to trials and
+  why, for reports; :func:`replay` passes over them.
 
 Calls of trials' methods are not written: their callers end with the driver.
 
@@ -42,6 +41,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.notices import (
+    NoteHung,
     NoteMeasured,
     NotePlaced,
     NotePreempted,
@@ -158,7 +158,17 @@ class ProfileSaved:
 #: What is written for reports only.
 _TOLD: dict[str, type] = {
     kind.__name__: kind
-    for kind in (TrialStarted, NotePlaced, NoteWaiting, NoteQueued, NotePreempted, NoteTrial, NoteMeasured)
+    for kind in (
+        TrialStarted,
+        NotePlaced,
+        NoteWaiting,
+        NoteQueued,
+        NotePreempted,
+        NoteTrial,
+        NoteMeasured,
+        NoteHung,
+        KillLane,
+    )
 }
 #: What is written, by the name in ``what``.
 _WRITTEN: dict[str, type] = {
@@ -166,7 +176,7 @@ _WRITTEN: dict[str, type] = {
     for kind in (
         *_TOLD.values(),
         *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
-        *(DeviceAdded, NoteDeviceLost, NoteResize, KillLane, ReportEnd, IterationReported, ProfileSaved),
+        *(DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd, IterationReported, ProfileSaved),
     )
 }
 
@@ -251,7 +261,6 @@ class _Replay:
             DeviceAdded: self.result.places.append,
             NoteDeviceLost: self.result.places.append,
             NoteResize: self.result.places.append,
-            KillLane: lambda _: None,
             ProfileSaved: self._measured,
         }
 

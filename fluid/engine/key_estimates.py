@@ -23,6 +23,8 @@ class KeyEstimate:
         memory: device memory; ``None`` until measured.
         starts: seconds of its trials' latest starts, afresh or from a checkpoint.
         saves: seconds of its trials' latest saves.
+        latest: seconds of its trials' latest iterations, whatever ran beside them.
+        longest: seconds of the longest one.
         observed: (co-residents, width) -> iterations seen.
     """
 
@@ -38,6 +40,8 @@ class KeyEstimate:
     memory: MemoryNeed | None = None
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_ITERATIONS))
+    longest: float = 0.0
     observed: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
@@ -45,6 +49,12 @@ class KeyEstimate:
         """Seconds to save a trial and to resume it elsewhere; a save that was never measured counts as a start."""
         start = median_low(self.starts) if self.starts else 0.0
         return start + (median_low(self.saves) if self.saves else start)
+
+    def add_iteration(self, seconds: float) -> None:
+        """Records how long an iteration took."""
+        self.latest.append(seconds)
+        if seconds > self.longest:
+            self.longest = seconds
 
     def worth_observing(self, co_residents: int, width: int) -> bool:
         """Counts an iteration; returns whether the profile is to learn from it."""

@@ -57,6 +57,7 @@ class Lifecycle:
     def _launch(self, trial: TrialRecord) -> None:
         trial.progress.go_back_to(trial.residence.restart_at)
         trial.placement.launched = True
+        self._core.watching.launched(trial, self._core.now, iterates=False)
         iterations, checkpoint = trial.progress.grant(trial.limit), trial.residence.checkpoint
         self._core.commands.append(
             StartTrial(trial.trial_id, trial.placement.lanes, iterations=iterations, checkpoint=checkpoint)
@@ -67,6 +68,7 @@ class Lifecycle:
         core, lanes = self._core, trial.placement.lanes
         self._residency.leave_lane(trial)
         trial.placement.launched = True
+        core.watching.launched(trial, core.now, iterates=True)
         core.commands.append(RunIteration(trial.trial_id, lanes, trial.progress.grant(trial.limit)))
         core.set_state(trial, TrialState.RUNNING, "resumed where it was")
         core.report_start(trial)
@@ -83,6 +85,8 @@ class Lifecycle:
         if event.iteration > progress.done:
             raise core.error(trial, f"started at iteration {event.iteration}, beyond its checkpoint's {progress.done}")
         core.measuring.observe_start(trial, event.seconds)
+        core.watching.answered(trial, core.now)
+        trial.placement.iterates = True
         self._residency.restored(trial, event.iteration)
         progress.restart(event.iteration)
         if trial.state is TrialState.STOPPING:
@@ -97,6 +101,9 @@ class Lifecycle:
 
     def saved(self, event: TrialSaved) -> None:
         """Records a checkpoint, and launches a trial that waited for it."""
+        running = self._core.holder(event.trial_id, event.lane_id)
+        if running is not None:
+            self._core.watching.answered(running, self._core.now)  # saving takes no time from its next iteration
         trial = self._residency.saved(event)
         if trial is not None:
             self.launch_when_ready(trial)
@@ -120,8 +127,10 @@ class Lifecycle:
         if further != 1 and not (further == 0 and event.finished):
             raise core.error(trial, f"reports iteration {event.iteration} after {progress.done}")
         progress.count(event.iteration)
+        core.watching.answered(trial, core.now)
         trial.residence.checkpoint_is_current = False
         if further:
+            core.estimates.of_key(trial).add_iteration(event.seconds)
             self._learn(trial, event)
             self._report(trial, event)
         if event.finished:
@@ -220,10 +229,18 @@ class Lifecycle:
 
     # -- stop ----------------------------------------------------------------------------------------------
 
-    def stop(self, trial: TrialRecord) -> None:
-        """Stops a trial in whatever state it is; one that runs ends its iteration first."""
+    def stop(self, trial: TrialRecord, *, now: bool = False) -> None:
+        """Stops a trial in whatever state it is; one that runs ends its iteration first, or ``now`` loses its lanes."""
         core, place = self._core, trial.placement
-        if trial.state in (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED):
+        if trial.state in (TrialState.STOPPED, TrialState.FAILED):
+            return
+        if place.launched and now:
+            lanes = place.hosts
+            self.stop(trial)
+            reason = f"was killed to stop trial {trial.trial_id!r} at once"
+            core.commands += core.watching.kill(trial.trial_id, lanes, reason, core.now)
+            return
+        if trial.state is TrialState.STOPPING:
             return
         if place.launched:
             if place.move is not None and place.move.stage is not Stage.MOVING:

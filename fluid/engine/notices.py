@@ -150,3 +150,21 @@ class NoteMeasured(Notice):
     width: int
     alpha: float
     beta: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoteHung(Notice):
+    """A trial has given no result for long; its stacks were dumped.
+
+    Attributes:
+        seconds: without a result until then.
+        limit: seconds without a result after which its lanes are killed.
+        killed: whether its lanes are killed now.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    seconds: float
+    limit: float
+    killed: bool = False

@@ -182,6 +182,9 @@ class TrialPlacement:
         stopping_lanes: lanes that were told to stop the trial and have not answered; empty unless it is STOPPING.
         lost_lanes: lanes that the trial lost and went on without; what they had reported may still arrive.
         line: number of the line of queued trials in which the journal last said that it waits.
+        since: when its lanes were told what they do now, or gave their latest sign of progress, seconds.
+        iterates: whether that is an iteration; otherwise it is set up, restored or resized.
+        dumped: whether its stacks were dumped since.
     """
 
     width: float = 1.0
@@ -192,6 +195,9 @@ class TrialPlacement:
     stopping_lanes: set[int] = field(default_factory=set)
     lost_lanes: set[int] = field(default_factory=set)
     line: int | None = None
+    since: float = 0.0
+    iterates: bool = False
+    dumped: bool = False
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -216,6 +222,7 @@ class Limits:
 
     Attributes:
         failures: times the trial failed and was queued again.
+        timeouts: times its lanes were killed because it gave no result.
         failure: the last failure.
         width_cap: most devices, since the trial could not be set up on further ones; ``None`` for no cap.
         packing_cap: most trials on its device, itself included, since it ran out of memory or killed its lane; ``None``
@@ -223,6 +230,7 @@ class Limits:
     """
 
     failures: int = 0
+    timeouts: int = 0
     failure: Failure | None = None
     width_cap: int | None = None
     packing_cap: int | None = None
@@ -306,6 +314,19 @@ class TrialRecord:
         return self.residence.lane is not None and not self.spec.can_save
 
 
+@dataclass(frozen=True, slots=True)
+class Killing:
+    """The engine has told the backend to kill a lane.
+
+    Attributes:
+        trial_id: the trial because of which.
+        failure: what that trial is to blame for; ``None`` if it is stopped.
+    """
+
+    trial_id: str
+    failure: Failure | None = None
+
+
 @dataclass(slots=True)
 class LaneRecord:
     """One lane.
@@ -317,6 +338,7 @@ class LaneRecord:
         residents: trials whose state the lane keeps though they do not run, least recently used first.
         reserved: bytes of device memory by trial, for residents and for trials about to leave.
         own_bytes: device memory that the lane takes for itself, such as for a CUDA context.
+        killing: set once the backend was told to kill the lane; ``None`` otherwise.
     """
 
     lane_id: int
@@ -327,11 +349,12 @@ class LaneRecord:
     residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
     reserved: dict[str, float] = field(default_factory=dict)
     own_bytes: float = 0.0
+    killing: Killing | None = None
 
     @property
     def usable(self) -> bool:
         """Whether the trial that holds the lane can be told to run."""
-        return self.ready and self.draining is None
+        return self.ready and self.draining is None and self.killing is None
 
     @property
     def is_empty(self) -> bool:

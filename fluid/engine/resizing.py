@@ -98,6 +98,8 @@ class Resizing:
             return None
         if not move.after_loss:
             core.measuring.observe_resize(event.seconds)
+        core.watching.answered(trial, core.now)
+        place.iterates = True
         core.invalidate_timing(trial)
         core.allocations.release_old_devices(move)
         core.lanes.release(lane_id for lane_id in move.old_lanes if lane_id not in place.lanes)
@@ -145,7 +147,8 @@ class Resizing:
         else:
             lanes = place.lanes if set(place.lanes) <= set(move.old_lanes) else ()
         lanes = lanes if lane_id in lanes else ()
-        return tuple(other for other in lanes if other != lane_id and other in self._core.lanes)
+        known = self._core.lanes
+        return tuple(other for other in lanes if other != lane_id and other in known and known[other].killing is None)
 
     def go_on_without(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
         """Resizes a trial onto the lanes that are left of those it had, from the end of its last iteration."""
@@ -184,6 +187,8 @@ class Resizing:
     def _resize(self, trial: TrialRecord, move: Move, iterations: int) -> None:
         """Tells a trial's lanes to bring it to its new ones."""
         lanes, done = trial.placement.lanes, trial.progress.done
+        self._core.watching.answered(trial, self._core.now)
+        trial.placement.iterates = False
         self._core.commands.append(Resize(trial.trial_id, lanes, move.old_lanes, iterations=iterations, done=done))
 
     def _give_back(self, trial: TrialRecord, move: Move) -> None:
@@ -210,6 +215,7 @@ class Resizing:
 
     def _stay(self, trial: TrialRecord) -> None:
         """RESIZING -> RUNNING where it was."""
+        self._core.watching.answered(trial, self._core.now)
         trial.placement.move = None
         del self._core.resizing[trial.row]
         self._core.allocations.mark_running(trial)

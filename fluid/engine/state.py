@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fluid.engine import tuning
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
 from fluid.engine.core import Claims, EngineError, make_session_state
@@ -38,6 +39,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.failures import Failures
+from fluid.engine.hung_trials import HungTrials
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.notices import NoteMeasured
@@ -48,6 +50,7 @@ from fluid.engine.resizing import Resizing
 from fluid.engine.submissions import Submissions
 from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.engine.waits import Waits
+from fluid.engine.watching import DrainDeadline, IterationDeadline
 from fluid.errors import require_integer
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
@@ -103,6 +106,7 @@ class EngineState:
         self.profile, self.trials, self.groups, self.queue = core.profile, core.trials, core.groups, core.queue
         self.lanes, self.occupancy, self.memory = core.lanes, core.occupancy, core.memory
         self.estimates, self.allocations, self.clearing = core.estimates, core.allocations, core.clearing
+        self.deadlines = core.deadlines
         #: Whether a Tick is due, once the submitter has had time to answer what ended.
         self.wants_tick = False
         #: When that was last found, seconds.
@@ -114,12 +118,16 @@ class EngineState:
         most = require_integer("max_failures", max_failures, at_least=0)
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
         self._submissions = Submissions(self._core, self._lifecycle)
+        self._hung = HungTrials(self._core)
         self._preemptions = Preemptions(self._core, planner.preempts)
         self._waits = Waits(self._core)
         self._ticked = False
         self._table = self._event_table()
         #: What handles a deadline, by the type of its key.
-        self._due: dict[type, _Handler] = {}
+        self._due: dict[type, _Handler] = {
+            IterationDeadline: self._hung.look,
+            DrainDeadline: self._hung.look_at_drain,
+        }
 
     def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
         """What checks and what handles each event; events of the backend are not checked."""
@@ -235,7 +243,10 @@ class EngineState:
 
     def _trial_called(self, event: TrialCalled) -> None:
         trial = self._calls.answered(event)
-        if trial is not None and not trial.calls:
+        if trial is None:
+            return
+        self._core.watching.answered(trial, self._core.now)
+        if not trial.calls:
             self._residency.answered(trial)
 
     def _tick(self, event: Tick) -> None:
@@ -243,7 +254,11 @@ class EngineState:
 
     def _alarm(self, event: Alarm) -> None:
         """Hands each deadline that has come to the part whose it is; unlike a tick, it rebalances nothing."""
-        for key in self._core.deadlines.pop_due(event.at):
+        deadlines = self._core.deadlines
+        asked_for = deadlines.earliest
+        if asked_for is not None and event.at > asked_for + tuning.LATE_S:
+            self._hung.begin_anew()
+        for key in deadlines.pop_due(event.at):
             self._due[type(key)](key)
 
     # -- after each instant --------------------------------------------------------------------------------

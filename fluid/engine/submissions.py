@@ -17,7 +17,7 @@ from fluid.engine.events import (
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import GroupRecord, Progress, TrialRecord
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.trialgroup import TrialState
+from fluid.trialgroup import TrialState, require_timeout
 
 #: How a trial of an earlier session may have ended.
 _ENDS = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
@@ -99,6 +99,7 @@ class Submissions:
         require_integer("max_width", spec.max_width, at_least=1)
         require_number("priority", spec.priority, at_least=float("-inf"))
         require_integer("follow_up_iterations", spec.follow_up_iterations, at_least=0)
+        require_timeout("iteration_timeout_s", spec.iteration_timeout_s)
         if not self._core.estimates.could_hold(spec.memory):
             raise InvalidFieldError("memory", spec.memory, f"trial {spec.trial_id!r} fits on no device")
 
@@ -162,7 +163,7 @@ class Submissions:
         trial = self._core.trials[event.trial_id]
         if event.outcome is not None:
             trial.outcome = TrialState(event.outcome)
-        self._lifecycle.stop(trial)
+        self._lifecycle.stop(trial, now=event.now)
 
     def check_forgotten(self, event: TrialForgotten, claims: Claims) -> None:
         """Refuses to forget a trial that has not ended."""

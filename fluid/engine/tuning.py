@@ -31,6 +31,26 @@ LEAST_TO_TRY = 4
 #: A trial about to end has at least this much work left, to the planner: heights are positive.
 LEAST_HEIGHT_S = 1e-9
 
+# -- hung trials (docs/running.md) ----------------------------------------------------------------------------
+
+#: An iteration is compared with so many of the latest of its key, once there are so many: with USUAL_QUANTILE of them
+#: in order, which one slow iteration in a hundred does not change.
+LATEST_ITERATIONS = 128
+LEAST_MEASURED = 5
+USUAL_QUANTILE = 0.99
+#: Stacks are dumped after so many times that long, and at least so many seconds.
+DUMP_FACTOR = 10.0
+LEAST_DUMP_S = 60.0
+#: The lanes are killed after so many times that, and at least so many seconds: a validation or a compilation is not.
+KILL_FACTOR = 3.0
+LEAST_KILL_S = 600.0
+#: Where the user has set the limit, stacks are dumped after this share of it: a killed process has none.
+DUMP_SHARE = 0.9
+#: An Alarm that comes so many seconds late was held up by a suspension of the driver.
+LATE_S = 1.0
+#: A trial that times out more often has failed.
+MOST_TIMEOUTS = 1
+
 # -- order and preemption (benchmarks/ray_tune.py, workload hyperband) --------------------------------------
 
 #: A trial overtakes a rung's critical path only if it is 10% longer, because paces are estimates.

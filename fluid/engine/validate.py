@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from fluid.engine import tuning
 from fluid.engine.core import EngineError
 from fluid.engine.records import LaneRecord, Stage, TrialRecord
 from fluid.engine.state import EngineState
+from fluid.engine.watching import IterationDeadline
 from fluid.planning.runtime_model import residents_at
 from fluid.trialgroup import TrialState
 
@@ -35,7 +37,8 @@ def validate_state(state: EngineState) -> None:
 def _devices(state: EngineState) -> Iterator[str]:
     """No device is over c, or was over its memory when trials were placed there; what is held adds up.
 
-    A need that has grown since may exceed the memory.
+    A need that has grown since may exceed the memory. A trial that is stopped while it is narrowed stays where it was,
+    and others may have joined it there.
     """
     occupancy, records = state.occupancy, state.trials.by_row
     moves = [trial.placement.move for trial in state.trials.values() if trial.placement.move is not None]
@@ -47,10 +50,11 @@ def _devices(state: EngineState) -> Iterator[str]:
             yield f"device {device}: a trial is on it twice"
         if not known.issuperset(rows):
             yield f"device {device}: held by rows {set(rows) - known}, which are no trial's"
-        if len(rows) > occupancy.limit(device):
+        stays = any(row in records and records[row].state is TrialState.STOPPING for row in rows)
+        if len(rows) > occupancy.limit(device) and not stays:
             yield f"device {device}: {len(rows)} trials, and {occupancy.limit(device)} tolerated"
         usable, filled = state.memory.usable_bytes(device), state.memory.placed_bytes(device)
-        if usable is not None and filled > usable * (1.0 + _ROUNDING) and len(rows) > 1:
+        if usable is not None and filled > usable * (1.0 + _ROUNDING) and len(rows) > 1 and not stays:
             yield f"device {device}: {filled:.0f} bytes held, and {usable:.0f} usable"
         kept = sum(sum(lane.reserved.values()) for lane in state.lanes.on(device))
         reserved = state.memory.reserved.get(device, 0.0)
@@ -292,8 +296,9 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield f"runs in lanes {place.lanes} and holds devices {held}"
     if any(lane.trial_id != trial.trial_id for lane in lanes):
         yield f"runs in lanes {place.lanes}, which others hold"
-    if place.launched and place.move is None and not all(lane.usable for lane in lanes):
+    if place.launched and place.move is None and not all(lane.ready and lane.draining is None for lane in lanes):
         yield f"runs in lanes {place.lanes}, of which some are not usable"
+    yield from _watched(state, trial)
     if trial.row in state.clearing and (place.launched or trial.state is not TrialState.STARTING):
         yield "waits for others to leave, and has started"
     if not place.stopping_lanes <= set(place.lanes):
@@ -301,6 +306,15 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     cap, limit = trial.limits.packing_cap, occupancy.limit(held[0])
     if cap is not None and trial.state is not TrialState.STOPPING and limit > max(cap, residents_at(place.width)):
         yield f"may be one of {cap}, and device {held[0]} takes {limit}"
+
+
+def _watched(state: EngineState, trial: TrialRecord) -> Iterator[str]:
+    """A trial that may hang has a deadline while its lanes owe an answer."""
+    has_deadline = IterationDeadline(trial.row) in state.deadlines
+    if has_deadline != (trial.placement.launched and trial.spec.iteration_timeout_s is not None):
+        yield f"its limit is {trial.spec.iteration_timeout_s}, and it has a deadline: {has_deadline}"
+    if trial.limits.timeouts > tuning.MOST_TIMEOUTS and trial.state is not TrialState.FAILED:
+        yield f"goes on after {trial.limits.timeouts} timeouts"
 
 
 def _move(state: EngineState, trial: TrialRecord) -> Iterator[str]:

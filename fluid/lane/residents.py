@@ -19,7 +19,15 @@ from fluid.lane.checkpoint_store import CheckpointStore
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import BusyMeter, MemoryMeter
 from fluid.lane.member import LaneMember
-from fluid.lane.messages import LaneOptions, ResidentIterated, ResidentSaved, ShipTrainable, StartResident, trial_folder
+from fluid.lane.messages import (
+    LaneOptions,
+    ResidentIterated,
+    ResidentSaved,
+    ShipTrainable,
+    StartResident,
+    trial_folder,
+    trial_log,
+)
 from fluid.lane.process_state import (
     Output,
     ProcessState,
@@ -90,7 +98,7 @@ class Residents:
         before = self._by_id.get(trial_id)
         if before is not None:
             self.release(before)
-        log = os.path.join(trial_folder(self._options.run_folder, trial_id), "output.log")
+        log = trial_log(self._options.run_folder, trial_id)
         resident = ResidentTrial(trial_id=trial_id, process_state=ProcessState(log, self._home))
         self._by_id[trial_id] = resident
         return resident

@@ -50,6 +50,7 @@ from fluid.lane.messages import (
 )
 from fluid.lane.process_state import Output
 from fluid.lane.residents import Residents
+from fluid.lane.stack_dump import dump_stacks_at_signal
 from fluid.lane.work_queue import ResidentTrial
 from fluid.processes.signals import leave_to_driver
 from fluid.trainables.trainable import elastic_part
@@ -84,6 +85,7 @@ def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], 
 def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
     """Runs a lane in a process of its own, which leads a process group."""
     faulthandler.enable()
+    dump_stacks_at_signal(options.run_folder, options.lane_id)
     serve(connection, options, _end_with_group)
     os._exit(0)
 

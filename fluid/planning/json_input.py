@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.resources import MOST_DEVICES, Cluster, Device
-from fluid.trialgroup import TrialState
+from fluid.trialgroup import IterationTimeout, TrialState, require_timeout
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -110,6 +110,9 @@ def _converter() -> Converter:
     converter.register_structure_hook(str, lambda value, _: _require(str, value, "must be a string"))
     converter.register_structure_hook(TrialState, lambda value, _: TrialState(require_one_of("", value, _STATES)))
     converter.register_structure_hook(bool, lambda value, _: _require(bool, value, "must be true or false"))
+    converter.register_structure_hook_func(
+        lambda kind: kind == IterationTimeout, lambda value, _: require_timeout("", value)
+    )
     converter.register_structure_hook_factory(
         lambda kind: _is_made_of(kind, Annotated),
         lambda kind: lambda value, _: _number(value, kind.__origin__, *kind.__metadata__),

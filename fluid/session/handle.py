@@ -120,18 +120,22 @@ class TrialGroupHandle:
 
     # -- changing it ---------------------------------------------------------------------------------------
 
-    def stop(self, trial_id: str, outcome: str | None = None) -> None:
+    def stop(self, trial_id: str, outcome: str | None = None, *, now: bool = False) -> None:
         """Stops a trial at the end of its current iteration. Stopping one that has ended is harmless.
 
         Args:
             trial_id: a trial of this group.
             outcome: how reports show it: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, or ``"PAUSED"`` for one that may
                 come back as another trial; ``None``, the default, for the state in which it ends.
+            now: whether to end the trial within about a second, by killing the processes that it runs in, as for one
+                that hangs; ``False`` by default. Trials that wait in those processes go on from their checkpoints.
 
         Raises:
-            InvalidFieldError: the trial or the outcome is unknown.
+            InvalidFieldError: the trial or the outcome is unknown, or ``now`` is no bool.
         """
-        self._session.stop(trial_id, outcome)
+        if not isinstance(now, bool):
+            raise InvalidFieldError("now", now, "must be True or False")
+        self._session.stop(trial_id, outcome, now=now)
         self._group.stop(trial_id)
 
     def extend(self, trial_id: str, budget: int, *, follow_up_iterations: int = 0) -> None:

@@ -23,8 +23,10 @@ from fluid.backends.base import Backend
 from fluid.engine import tuning
 from fluid.engine.commands import Notice, TrialNotice
 from fluid.engine.events import Alarm, DeviceAdded, Event, Tick, TrialStarted
+from fluid.engine.notices import NoteHung
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.lane.messages import trial_log
 from fluid.session.inbox import GroupInbox
 from fluid.session.run_folder import RunFolder
 
@@ -128,8 +130,19 @@ class Pump:
                 accepted()
             self._folder.journal(events, commands)
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
+        for command in commands:
+            if isinstance(command, NoteHung):
+                self._warn(command)
         notices = [command for command in commands if isinstance(command, TrialNotice)]
         self.notify(*(partial(self.inboxes[notice.group_id].take, notice) for notice in notices))
+
+    def _warn(self, hung: NoteHung) -> None:
+        """Logs that a trial gives no result."""
+        what = "its processes are killed" if hung.killed else f"after {hung.limit:.0f} s its processes are killed"
+        log = trial_log(str(self._folder.path), hung.trial_id)
+        _log.warning(
+            "trial %r has given no result for %.0f s: %s; see its stacks in %s", hung.trial_id, hung.seconds, what, log
+        )
 
     def notify(self, *notifications: Callable[[], None]) -> None:
         """Makes calls of inboxes, in order; those that a listener causes while it is called come after it."""

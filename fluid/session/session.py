@@ -103,11 +103,11 @@ class Session:
 
         self._in_thread(add)
 
-    def stop(self, trial_id: str, outcome: str | None) -> None:
-        """Stops a trial."""
+    def stop(self, trial_id: str, outcome: str | None, *, now: bool = False) -> None:
+        """Stops a trial; with ``now``, by killing its lanes."""
         known = None if outcome is None else TrialState(require_one_of("outcome", outcome, OUTCOMES))
         self._in_thread(
-            lambda: self._pump.handle(StopRequested(at=self._backend.now(), trial_id=trial_id, outcome=known))
+            lambda: self._pump.handle(StopRequested(at=self._backend.now(), trial_id=trial_id, outcome=known, now=now))
         )
 
     def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
@@ -254,6 +254,7 @@ class Session:
             can_save=can_save(trial.trainable),
             retry_errors=trial.retry_errors,
             follow_up_iterations=trial.follow_up_iterations,
+            iteration_timeout_s=trial.iteration_timeout_s,
         )
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:

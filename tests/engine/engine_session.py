@@ -9,6 +9,7 @@ from fake_backend import Chances, FakeBackend
 
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart
 from fluid.engine.events import (
+    Alarm,
     BudgetExtended,
     CallRequested,
     DeviceAdded,
@@ -178,6 +179,7 @@ class Session:
             can_save=rng.random() < (0.9 if self.undivided else 0.7),
             retry_errors=rng.random() < 0.8,
             follow_up_iterations=rng.choice([0, 0, 9]),
+            iteration_timeout_s=rng.choice(["auto", None, 0.5, 3.0]),
         )
 
     def submit(self, count: int) -> None:
@@ -205,7 +207,8 @@ class Session:
 
     def stop(self) -> None:
         if self.state.trials:
-            self.handle(StopRequested(self.backend.now, self.rng.choice(list(self.state.trials))))
+            trial_id = self.rng.choice(list(self.state.trials))
+            self.handle(StopRequested(self.backend.now, trial_id, now=self.rng.random() < 0.4))
 
     def call(self) -> None:
         """Calls a method of a trial; it must be refused or answered."""
@@ -302,6 +305,13 @@ class Session:
     def tick(self) -> None:
         self.handle(Tick(self.backend.now))
 
+    def alarm(self) -> None:
+        """Sends an Alarm: in time, or, as after a suspension of the driver, late."""
+        alarm_at = self.state.alarm_at
+        if alarm_at is not None:
+            self.backend.now = max(self.backend.now, alarm_at) + self.rng.choice([0.0, 0.0, 0.5, 100.0])
+            self.handle(Alarm(self.backend.now))
+
     # -- the end -------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
@@ -312,8 +322,17 @@ class Session:
                 self.add_device()
             for lane_id in list(self.backend.lanes):
                 self.backend.work(lane_id)
-            if not self.hear() and self.state.wants_tick:
+            if self.hear():
+                continue
+            if self.state.wants_tick:
                 self.tick()
+            elif self.state.alarm_at is not None:
+                self.alarm()
+            hung = {name for lane in self.backend.lanes.values() for name, hosted in lane.hosted.items() if hosted.hung}
+            for trial_id in hung:  # Nothing but its submitter ends it.
+                trial = self.state.trials.get(trial_id)
+                if trial is not None and not isinstance(trial.spec.iteration_timeout_s, float):
+                    self.handle(StopRequested(self.backend.now, trial_id, now=True))
             if not any(group.open for group in self.state.groups.values()) and not any(self.calls.values()):
                 break
         stuck = [trial for trial in self.state.trials.values() if not trial.state.ended]
@@ -339,6 +358,7 @@ def random_session(seed: int, steps: int) -> Session:
         own_save=rng.choice([0.0, 0.3]),
         memory=rng.choice([0.0, 0.1]),
         own_bytes=rng.choice([0.0, 4.0, 12.0]),
+        hang=rng.choice([0.0, 0.05]) * wild,
     )
     undivided = rng.random() < 0.3
     sparse = not undivided and rng.random() < 0.3
@@ -370,7 +390,9 @@ def random_session(seed: int, steps: int) -> Session:
             session.work(rng.randint(1, 6))
         elif pick < 0.9:
             session.hear()
-        else:
+        elif pick < 0.97:
             session.tick()
+        else:
+            session.alarm()
     session.drain()
     return session

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fluid.engine.commands import (
     Call,
     Command,
+    DumpStacks,
     KillLane,
     Notice,
     Pause,
@@ -50,6 +51,8 @@ class Hosted:
     done: int = 0
     left: int = 0
     finished: bool = False
+    #: Whether its code never returns: nothing but a kill ends it.
+    hung: bool = False
     called: list[int] = field(default_factory=list)
 
 
@@ -75,6 +78,7 @@ class Chances:
     save_fails: float = 0.0
     false_start: float = 0.0
     own_save: float = 0.0
+    hang: float = 0.0
     memory: float = 0.0
     #: Bytes that lanes take for themselves; not a chance.
     own_bytes: float = 0.0
@@ -113,7 +117,7 @@ class FakeBackend:
                 for lane_id in command.lane_ids:
                     self._post(lane_id, command)
             else:
-                assert isinstance(command, Notice)
+                assert isinstance(command, (Notice, DumpStacks))
 
     def _post(self, lane_id: int, command: Command) -> None:
         lane = self.lanes.get(lane_id)
@@ -164,6 +168,8 @@ class FakeBackend:
                 lane.outbox.append(
                     LaneReady(self.now, lane_id, self.chances.own_bytes * self.rng.choice([0.0, 0.5, 1.0]))
                 )
+            return
+        if any(hosted.hung for hosted in lane.hosted.values()):
             return
         while lane.inbox:
             self._obey(lane_id, lane, lane.inbox.popleft())
@@ -246,6 +252,9 @@ class FakeBackend:
     def _iterate(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted) -> None:
         if any(peer not in self.lanes or self.lanes[peer].dead for peer in hosted.lanes):
             return  # it hangs
+        if self._happens(self.chances.hang):
+            hosted.hung = True
+            return
         if self._fails(lane_id, lane, trial_id):
             return
         if hosted.finished or self._happens(self.chances.finish):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 from engine_helpers import Hand, Known
@@ -40,6 +41,7 @@ SPEC = TrialSpec(
     memory=MemoryNeed(1.0, 2.0),
     can_save=False,
     retry_errors=False,
+    iteration_timeout_s=12.5,
 )
 
 
@@ -183,6 +185,7 @@ def test_an_entry_names_its_class_and_has_its_fields() -> None:
         "at": 1.0,
         "trial_id": "a",
         "outcome": None,
+        "now": False,
     }
     assert json.loads(end)["failure"] == {"kind": "error", "message": "no", "traceback": "tb", "exception": None}
 
@@ -213,6 +216,12 @@ def test_a_killed_lane_is_written_with_its_reason_and_changes_no_trial() -> None
     assert json.loads(entry).items() >= told.items()
     recovered = replay([*lines(submitted), entry])
     assert recovered.groups == replay(lines(submitted)).groups and recovered.at == 7.0
+
+
+@pytest.mark.parametrize("timeout", ["auto", None, 0.5, 30.0])
+def test_the_limit_of_an_iteration_is_recovered(timeout: Any) -> None:
+    spec = TrialSpec("a", 5, iteration_timeout_s=timeout)
+    assert replay(lines(GroupSubmitted(0.0, "g", (spec,)))).groups["g"]["a"].trial == spec
 
 
 def test_a_torn_last_line_is_passed_over() -> None:

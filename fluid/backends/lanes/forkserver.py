@@ -140,6 +140,11 @@ class ForkServerProcess:
         with self._lock:
             self._request("kill", lane_id)
 
+    def dump_stacks(self, lane_id: int) -> None:
+        """Makes a lane write its stacks to its log, if it is there."""
+        with self._lock:
+            self._request("dump", lane_id)
+
     def poll(self) -> list[Exited]:
         """Returns the lanes that have ended since the last call."""
         with self._lock:

@@ -37,6 +37,7 @@ from fluid.backends.lanes.guardian import fork_below_guardian
 from fluid.lane import serve as lane
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
+from fluid.lane.stack_dump import DUMP_SIGNAL, lane_log
 from fluid.processes.children import (
     adopt_orphans,
     children,
@@ -128,6 +129,10 @@ class ForkServer:
                 self._fork_waiting()
                 for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
                     _kill_with_group(process)
+            elif name == "dump":
+                for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
+                    with suppress(OSError):
+                        os.kill(process, DUMP_SIGNAL)
         return modules
 
     def _tell(self, *report: Any) -> None:
@@ -213,7 +218,7 @@ class ForkServer:
         others = [descriptor for _, descriptor in self._state.waiting]
         for descriptor in (self._wake_reader, self._wake_writer, *others):
             os.close(descriptor)
-        log = os.open(os.path.join(options.run_folder, "logs", f"lane-{options.lane_id}.log"), _APPEND, 0o600)
+        log = os.open(lane_log(options.run_folder, options.lane_id), _APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

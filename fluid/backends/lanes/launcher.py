@@ -15,11 +15,13 @@ from fluid.backends.lanes import host_memory
 from fluid.backends.lanes.backend import make_run_folder
 from fluid.backends.lanes.forkserver import ForkServerProcess
 from fluid.backends.lanes.gpu_sharing import LaneSharing
+from fluid.backends.lanes.stack_copies import request_stacks
 from fluid.errors import FluidError
 from fluid.gpu.nvml import Gpu
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
+from fluid.lane.stack_dump import lane_log
 from fluid.resources import Device, available_cores
 
 #: What a module loads only once it is used, which then takes each lane seconds: PyTorch's optimizers, when one is made.
@@ -110,6 +112,10 @@ class ForkLauncher:
         """Kills a lane; :meth:`poll` reports its end."""
         self._server.kill(lane_id)
 
+    def dump_stacks(self, lane_id: int, trial_id: str) -> None:
+        """Has a lane's stacks written to the log of the trial that runs there, soon."""
+        request_stacks(self.run_folder, lane_id, trial_id, lambda: self._server.dump_stacks(lane_id))
+
     def preload(self, modules: Sequence[str]) -> None:
         """Loads what trials are going to import, before the next lane is forked."""
         self._server.preload(_with_late(modules))
@@ -150,7 +156,7 @@ class ForkLauncher:
 
     def _hint(self, lane_id: int) -> str:
         """Names the log that the lane wrote before it died, if it wrote anything."""
-        log = os.path.join(self.run_folder, "logs", f"lane-{lane_id}.log")
+        log = lane_log(self.run_folder, lane_id)
         with suppress(OSError):
             if os.path.getsize(log) and not self._temporary:
                 return f"; see {log}"

@@ -18,6 +18,7 @@ from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import (
     Call,
     Command,
+    DumpStacks,
     KillLane,
     Pause,
     Resize,
@@ -165,10 +166,10 @@ class LanePool:
             if command.lane_id in self._lane_ids:
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
-        if not isinstance(command, (StopLane, KillLane, *_OfTrial)):
+        if not isinstance(command, (StopLane, KillLane, DumpStacks, *_OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
         lanes = (command.lane_id,) if isinstance(command, (StopLane, KillLane)) else command.lane_ids
-        if not isinstance(command, (StopLane, KillLane)):
+        if not isinstance(command, (StopLane, KillLane, DumpStacks)):
             self._router.check(command)
         for lane_id in lanes:
             if lane_id not in self._lane_ids and lane_id not in started:
@@ -181,6 +182,9 @@ class LanePool:
             self._stop_lane(command.lane_id)
         elif isinstance(command, KillLane):
             self._kill_lane(command)
+        elif isinstance(command, DumpStacks):
+            for lane_id in filter(self._lanes.is_up, command.lane_ids):
+                self._launcher.dump_stacks(lane_id, command.trial_id)
         elif isinstance(command, _OfTrial):
             self._events += self._router.execute(command)
 

@@ -23,6 +23,7 @@ from fluid.lane.channel import Connection as LaneConnection
 from fluid.lane.device import bind
 from fluid.lane.messages import LaneOptions, StartResident, decode, encode
 from fluid.lane.serve import serve
+from fluid.lane.stack_dump import dump_stacks_at_signal
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
 from fluid.processes.signals import leave_to_driver, restore_in_forks
 
@@ -119,6 +120,7 @@ def run_lane(start: LaneStart) -> None:
             note=home.note(lane_id),
         )
         over = threading.Event()
+        dump_stacks_at_signal(options.run_folder, lane_id)
         fetching = FetchingConnection(connection, start, home) if start.spread else connection
         serve(fetching, options, lambda: None if over.is_set() else _hang_up(start, home))
         # The connection ends now, and Ray ends the process; it complains of those that end themselves.

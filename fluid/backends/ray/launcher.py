@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import selectors
+import signal
 import socket
 import struct
 import threading
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from fluid.backends.base import LaneConnected, LaneExited
+from fluid.backends.lanes.stack_copies import request_stacks
 from fluid.backends.ray.actor_supervisor import ActorSupervisor
 from fluid.backends.ray.cluster import RayDevices
 from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders
@@ -24,6 +26,7 @@ from fluid.elastic.messages import LOOPBACK
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import encode
 from fluid.lane.policy import DEFAULT_POLICY
+from fluid.lane.stack_dump import DUMP_SIGNAL
 from fluid.processes.session_mark import kill_marked
 from fluid.resources import Device
 
@@ -130,8 +133,16 @@ class RayLauncher:
             actor = self._by_lane.get(lane_id)
             if actor is not None:
                 # Ray asks the process to end itself, which a stopped one cannot.
-                self._processes.kill(actor.pid)
+                self._processes.send_signal(actor.pid, signal.SIGKILL)
                 self._supervisor.kill(actor.number)
+
+    def dump_stacks(self, lane_id: int, trial_id: str) -> None:
+        """Has a lane's stacks written to the log of the trial that runs there, soon; on this machine only."""
+        with self._lock:
+            actor = self._by_lane.get(lane_id)
+        if actor is not None and actor.pid >= 0:
+            pid, send = actor.pid, self._processes.send_signal
+            request_stacks(self.run_folder, lane_id, trial_id, lambda: send(pid, DUMP_SIGNAL))
 
     def preload(self, modules: Sequence[str]) -> None:
         """Loads what trials are going to import, in spares and in actors that are started from now on."""

@@ -32,11 +32,11 @@ class ProcessHandles:
                 else:
                     os.close(handle)
 
-    def kill(self, pid: int) -> None:
-        """Kills a process, if it is held."""
+    def send_signal(self, pid: int, number: int) -> None:
+        """Sends a process a signal, if it is held."""
         if pid in self._handles:
             with suppress(OSError):
-                signal.pidfd_send_signal(self._handles[pid], signal.SIGKILL)
+                signal.pidfd_send_signal(self._handles[pid], number)
 
     def end(self) -> None:
         """Waits for all that were told to end, and kills those that do not."""

@@ -17,6 +17,7 @@ from fluid.backends.simulated.devices import SimulatedTrial, Truth, VirtualDevic
 from fluid.engine.commands import (
     Call,
     Command,
+    DumpStacks,
     KillLane,
     Pause,
     Resize,
@@ -102,6 +103,7 @@ class SimulatedBackend:
             StartLane: self._start_lane,
             StopLane: self._stop_lane,
             KillLane: self._kill_lane,
+            DumpStacks: lambda _: None,  # No code runs.
             StartTrial: self._start,
             RunIteration: self._run,
             Pause: self._pause,

@@ -1,0 +1,109 @@
+"""Hung trials: iterations and set-ups that take far too long. Their stacks are dumped, then their lanes are killed.
+
+Every launched trial owes an answer: that of its set-up, of its resize, or of its iteration. Its time runs from the last
+one. A deadline is only a time to look, so an iteration that ends in time costs nothing.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from fluid.engine import tuning
+from fluid.engine.commands import DumpStacks
+from fluid.engine.core import SessionState
+from fluid.engine.events import Failure
+from fluid.engine.key_estimates import KeyEstimate
+from fluid.engine.notices import NoteHung
+from fluid.engine.records import TrialRecord
+from fluid.engine.watching import DrainDeadline, IterationDeadline
+
+
+class Limit(NamedTuple):
+    """Seconds without an answer after which a trial's stacks are dumped, and after which its lanes are killed."""
+
+    dump_after: float
+    kill_after: float
+
+
+class HungTrials:
+    """Looks at trials, and at lanes that trials were told to leave, when their deadlines come."""
+
+    def __init__(self, core: SessionState) -> None:
+        self._core = core
+
+    def look(self, deadline: IterationDeadline) -> None:
+        """Dumps a trial's stacks, or kills its lanes, if it is time for that; sets the next deadline."""
+        core = self._core
+        trial = core.trials.by_row.get(deadline.row)
+        if trial is None or not trial.placement.launched:
+            return
+        place, limit = trial.placement, self.limit_of(trial)
+        silent = core.now - place.since
+        if limit is None:
+            core.deadlines.set(deadline, core.now + tuning.LEAST_DUMP_S)
+        elif silent >= limit.kill_after:
+            self._end(trial, silent)
+            # It may have left those lanes before they are gone.
+            core.deadlines.set(deadline, core.now + limit.kill_after)
+        else:
+            if silent >= limit.dump_after and not place.dumped:
+                place.dumped = True
+                self._dump(trial, silent, limit)
+            core.deadlines.set(deadline, place.since + (limit.kill_after if place.dumped else limit.dump_after))
+
+    def look_at_drain(self, deadline: DrainDeadline) -> None:
+        """Kills a lane that a trial was told to leave and has not left."""
+        core, lane_id = self._core, deadline.lane_id
+        if lane_id in core.lanes and core.lanes[lane_id].draining == deadline.trial_id:
+            reason = f"was killed: trial {deadline.trial_id!r} did not leave it"
+            core.commands += core.watching.kill(deadline.trial_id, (lane_id,), reason, core.now)
+
+    def begin_anew(self) -> None:
+        """Lets the time of every trial begin now: the driver was suspended, and has not read what lanes reported."""
+        for trial in self._core.trials.values():
+            if trial.placement.launched:
+                self._core.watching.answered(trial, self._core.now)
+
+    def limit_of(self, trial: TrialRecord) -> Limit | None:
+        """The limit of what a trial does now; ``None`` if it has none, or too little was measured."""
+        timeout, iterates = trial.spec.iteration_timeout_s, trial.placement.iterates
+        if timeout is None:
+            return None
+        if not isinstance(timeout, str):
+            kill_after = timeout if iterates else max(timeout, tuning.LEAST_KILL_S)
+            return Limit(tuning.DUMP_SHARE * kill_after, kill_after)
+        estimate = self._core.estimates.of_key(trial)
+        usual = _usual(estimate, iterates=iterates)
+        if usual is None:
+            return None
+        dump_after = max(tuning.LEAST_DUMP_S, tuning.DUMP_FACTOR * usual)
+        # One validation in a thousand iterations is not in the sample.
+        longest = max(dump_after, estimate.longest) if iterates else dump_after
+        return Limit(dump_after, max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest))
+
+    def _dump(self, trial: TrialRecord, silent: float, limit: Limit) -> None:
+        core = self._core
+        core.commands.append(DumpStacks(trial.trial_id, trial.placement.hosts))
+        core.log(trial, f"has given no result for {silent:.0f} s: its stacks are dumped")
+        if isinstance(trial.spec.iteration_timeout_s, str):
+            core.commands.append(NoteHung(trial.trial_id, at=core.now, seconds=silent, limit=limit.kill_after))
+
+    def _end(self, trial: TrialRecord, silent: float) -> None:
+        core, lanes = self._core, trial.placement.hosts
+        if all(lane_id not in core.lanes or core.lanes[lane_id].killing is not None for lane_id in lanes):
+            return
+        doing = "its iteration" if trial.placement.iterates else "its set-up"
+        reason = f"was killed: trial {trial.trial_id!r} gave no result for {silent:.0f} s in {doing}"
+        failure = Failure("timeout", f"{doing} gave no result for {silent:.0f} s")
+        core.log(trial, f"has given no result for {silent:.0f} s: its lanes are killed")
+        core.commands.append(NoteHung(trial.trial_id, at=core.now, seconds=silent, limit=silent, killed=True))
+        core.commands += core.watching.kill(trial.trial_id, lanes, reason, core.now, failure)
+
+
+def _usual(estimate: KeyEstimate, *, iterates: bool) -> float | None:
+    """What a key's iterations, or set-ups, take at most but for one in a hundred; ``None`` if too few were measured."""
+    sample = estimate.latest if iterates else estimate.starts
+    if len(sample) < tuning.LEAST_MEASURED:
+        return None
+    return sorted(sample)[ceil(tuning.USUAL_QUANTILE * len(sample)) - 1]
