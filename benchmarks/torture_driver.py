@@ -72,7 +72,7 @@ def make_trial(fields: dict[str, Any], notes: str) -> Trial:
     else:
         trainable = {"class": torture_trials.Chain, "generator": torture_trials.generate}[fields["form"]]
     options: dict[str, Any] = {"priority": fields["priority"], "retry_errors": not fields["doomed"]}
-    if "iteration_timeout_s" in fields:
+    if fields["iteration_timeout_s"] is not None:
         options["iteration_timeout_s"] = fields["iteration_timeout_s"]
     config = {**fields["config"], "notes": notes}
     return Trial(trainable, config, budget=fields["budget"], trial_id=fields["id"], **options)

@@ -68,6 +68,8 @@ def tear(kind: str, draws: random.Random, run: Path) -> bool:
         if _is_internal(lines[-1], run):
             os.truncate(file, len(content) - draws.randint(1, len(lines[-1]) - 1))
             return True
+    if kind == "torn_results" and _cut_untold(draws, run, content):
+        return True
     last = content.splitlines(keepends=True)[-1] if kind != "torn_payloads" else content[-draws.randint(2, 400) :]
     half = last[: draws.randint(1, max(1, len(last) - 2))]
     garbage = bytes(draws.randrange(1, 256) for _ in range(draws.randint(1, 40))).replace(b"\n", b"?")
@@ -89,6 +91,29 @@ def _is_internal(line: bytes, run: Path) -> bool:
         return True
     known = {(result.get("trial"), result.get("iteration")) for result in results(run)}
     return (entry.get("trial_id"), entry.get("iteration")) in known
+
+
+def _cut_untold(draws: random.Random, run: Path, content: bytes) -> bool:
+    """Cuts the last line of results.jsonl, and all of the journal's that tells of it, if no driver has told of it."""
+    lines = content.splitlines(keepends=True)
+    journal = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    try:
+        entry = json.loads(lines[-1])
+        trial, iteration = entry["trial"], entry["iteration"]
+        last = json.loads(journal[-1])
+    except (ValueError, KeyError, IndexError):
+        return False
+    for path in run.parents[1].glob("told-*.jsonl"):
+        for told in map(json.loads, path.read_text().splitlines()):
+            if (told.get("trial"), told.get("iteration")) == (trial, iteration):
+                return False
+    needle = f'"trial_id": "{trial}", "iteration": {iteration}}}'.encode()
+    if any(needle in line for line in journal[:-1]):
+        return False
+    if (last.get("what"), last.get("trial_id"), last.get("iteration")) == ("IterationReported", trial, iteration):
+        os.truncate(run / "journal.jsonl", sum(map(len, journal[:-1])))
+    os.truncate(run / "results.jsonl", len(content) - draws.randint(1, len(lines[-1]) - 1))
+    return True
 
 
 def results(run: Path) -> list[dict[str, Any]]:

@@ -122,7 +122,7 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         plan.disk_mb = 6
     elif odds < 0.25 and kind == "local":
         plan.descriptors = 96
-    nasty = [name for name in NASTY if wanted(name) and (name not in HANGS or wanted("hangs"))]
+    nasty = [name for name in NASTY if wanted(name)]
     sweep = kind in ("tune", "optuna")
     for number in range(1 if elastic or sweep else draws.randint(1, 3)):
         count = draws.choice([1, 1, 2]) if elastic else draws.randint(3, 6) if sweep else draws.choice([1, 2, 3, 5, 8])
@@ -146,11 +146,14 @@ def trial(draws: random.Random, seed: str, kind: str, nasty: list[str]) -> dict[
         doomed = "value_error" in nasty and draws.random() < 0.1
         if doomed:
             drawn = {str(draws.randint(1, budget)): "value_error"}
+    #: A hung iteration is forgiven once.
+    hangs = any(kind in HANGS for kind in drawn.values())
     return {
         "id": seed.rpartition("/")[2],
         "form": form,
         "budget": budget,
         "doomed": doomed,
+        "iteration_timeout_s": 10.0 if hangs else None,
         "priority": draws.choice([0.5, 1.0, 2.0]),
         "config": {
             "seed": seed,
