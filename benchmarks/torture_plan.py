@@ -146,8 +146,9 @@ def trial(draws: random.Random, seed: str, kind: str, nasty: list[str]) -> dict[
         doomed = "value_error" in nasty and draws.random() < 0.1
         if doomed:
             drawn = {str(draws.randint(1, budget)): "value_error"}
-    #: A hung iteration is forgiven once.
-    hangs = any(kind in HANGS for kind in drawn.values())
+    hangs = [iteration for iteration, kind in drawn.items() if kind in HANGS]
+    for iteration in hangs[1:]:  # A trial may go on after one hung iteration, not after two.
+        del drawn[iteration]
     return {
         "id": seed.rpartition("/")[2],
         "form": form,
