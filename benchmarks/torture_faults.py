@@ -83,6 +83,11 @@ class Faults:
             "kill_all": lambda: self._signal(
                 [self.driver, *self._named("fluid-forks"), *self._lanes()], signal.SIGKILL
             ),
+            "kill_guardian": lambda: self._kill(self._named("fluid-guard")),
+            "kill_guardian_and_server": lambda: self._signal(
+                [*self._named("fluid-guard"), *self._named("fluid-forks")], signal.SIGKILL
+            ),
+            "kill_every": lambda: self._signal([self.driver, *self._named("fluid-")], signal.SIGKILL),
             "term_driver": lambda: self._signal([self.driver], signal.SIGTERM),
             "int_driver": lambda: self._signal([self.driver], signal.SIGINT),
             "hup_driver": lambda: self._signal([self.driver], signal.SIGHUP),

@@ -13,7 +13,8 @@ SESSIONS = {"local": 70, "elastic": 14, "optuna": 5, "tune": 6, "ray": 5}
 #: Faults that the session's supervisor brings about, and how often each is drawn.
 FAULTS = {
     "kill_lane": 10, "stop_lane": 6, "stop_lane_long": 3, "kill_server": 4, "stop_server": 3,
-    "kill_driver": 14, "stop_driver": 4, "kill_driver_and_server": 4, "kill_all": 4,
+    "kill_driver": 14, "stop_driver": 4, "kill_driver_and_server": 4, "kill_all": 3,
+    "kill_guardian": 3, "kill_guardian_and_server": 2, "kill_every": 2,
     "term_driver": 5, "int_driver": 4, "hup_driver": 3, "usr1_driver": 3,
     "fill_disk": 2, "limit_file": 3, "lose_memory": 3, "fill_memory": 3, "damage_checkpoint": 8,
     "torn_results": 3, "torn_journal": 3, "torn_trials": 2, "torn_payloads": 2,
@@ -111,7 +112,15 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         for name in ("torn_results", "torn_journal", "torn_trials", "torn_payloads", "fill_disk", "limit_file"):
             plan.fault_weights.pop(name, None)
     if elastic:  # A trial is wide some seconds after its driver has begun: most faults are to hit it then.
-        for name in ("kill_driver", "kill_driver_and_server", "kill_all", "term_driver", "int_driver", "hup_driver"):
+        for name in (
+            "kill_driver",
+            "kill_driver_and_server",
+            "kill_all",
+            "kill_every",
+            "term_driver",
+            "int_driver",
+            "hup_driver",
+        ):
             if name in plan.fault_weights:
                 plan.fault_weights[name] = 1
     plan.scheduler = draws.choice(["fifo", "asha", "hyperband"])
