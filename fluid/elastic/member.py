@@ -116,7 +116,7 @@ class ElasticMember:
             if sync:
                 self._sync_from_rank_zero(rank)
             elif self._snapshot is None:
-                self._snapshot = Snapshot.take(self.trainable.state())
+                self._snapshot = Snapshot.take(self.trainable.elastic_state())
         except BaseException:
             self._break()
             raise
@@ -137,7 +137,7 @@ class ElasticMember:
         try:
             metrics = trainable.step()
             if width > 1:
-                self._snapshot = Snapshot.take(trainable.state(), self._snapshot)
+                self._snapshot = Snapshot.take(trainable.elastic_state(), self._snapshot)
         except BaseException as error:
             # The user's code may have turned the error of a broken generation into another one.
             peers = width > 1 and self._group.broken and isinstance(error, Exception)
@@ -170,12 +170,12 @@ class ElasticMember:
         trainable = self.trainable
         if rank == 0:
             # The snapshot of the last iteration's end is the current state.
-            current = self._snapshot or Snapshot.take(trainable.state())
+            current = self._snapshot or Snapshot.take(trainable.elastic_state())
             self._snapshot = broadcast(self._group, current)
             return
         # Not into this member's own snapshot, which it still needs if the sender dies meanwhile.
         received = broadcast(self._group, None)
-        trainable.load_state(received.state())
+        trainable.load_elastic_state(received.state())
         self._snapshot = received
         self.metrics = None
 
@@ -202,7 +202,7 @@ class ElasticMember:
 
     def _roll_back(self) -> None:
         assert self._snapshot is not None
-        self.trainable.load_state(self._snapshot.state())
+        self.trainable.load_elastic_state(self._snapshot.state())
 
 
 def _is_done(metrics: Mapping[str, Any]) -> bool:

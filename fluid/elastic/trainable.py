@@ -187,6 +187,7 @@ class ElasticTrainable:
         self._elastic = Runtime()
         self._elastic_columns = {}
         self.build(config)
+        self._check_names()
         self._elastic.seed = torch.initial_seed()
         for optimizer in self._parts_of(torch.optim.Optimizer).values():
             self._elastic.watch(optimizer)
@@ -198,6 +199,7 @@ class ElasticTrainable:
         for name, columns in self._all_columns().items():
             setattr(self, name, runtime.scatter(columns, self.batch_state[name]))
         metrics = dict(self.train_iteration())
+        self._check_names()
         self.replicate_buffers()
         if runtime.size > 1:
             self._elastic_columns = {
@@ -210,19 +212,19 @@ class ElasticTrainable:
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes the state into a folder; a trainable of any width can load it."""
-        torch.save(self.state(), os.path.join(checkpoint_dir, _FILE))
+        torch.save(self.elastic_state(), os.path.join(checkpoint_dir, _FILE))
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """Reads what :meth:`save_checkpoint` wrote into a folder."""
         # The trial's own file, with the picklable objects that extra_state() returned.
-        self.load_state(torch.load(os.path.join(checkpoint, _FILE), map_location="cpu", weights_only=False))
+        self.load_elastic_state(torch.load(os.path.join(checkpoint, _FILE), map_location="cpu", weights_only=False))
 
     def cleanup(self) -> None:
         """Releases its resources; called once, at the end. A class that overrides it must call this one too."""
         if hasattr(self, "_elastic"):
             self._elastic.group.shutdown()
 
-    def state(self) -> dict[str, Any]:
+    def elastic_state(self) -> dict[str, Any]:
         """Returns the state at the end of an iteration, which is the same on every device."""
         return {
             "iteration": self._elastic.iteration,
@@ -232,8 +234,8 @@ class ElasticTrainable:
             "extra": self.extra_state(),
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that :meth:`state` returned, here or on another device.
+    def load_elastic_state(self, state: Mapping[str, Any]) -> None:
+        """Loads a state that :meth:`elastic_state` returned, here or on another device.
 
         Raises:
             FluidError: the state is of a trainable with other parts.
@@ -267,6 +269,19 @@ class ElasticTrainable:
         """The columns of all devices, as gathered last; at width 1, the attributes."""
         return {name: getattr(self, name, None) for name in self.batch_state} | self._elastic_columns
 
+    def _check_names(self) -> None:
+        """Refuses attributes that hide a method of the base class, such as ``self.step = 0``."""
+        for name in vars(self).keys() & _METHODS:
+            if not callable(getattr(self, name)):
+                raise FluidError(
+                    f"self.{name} = {getattr(self, name)!r} in {type(self).__name__} hides the method {name}() of "
+                    "ElasticTrainable: give the attribute another name"
+                )
+
     def _parts_of(self, kind: type) -> dict[str, Any]:
         own = {name: value for name, value in vars(self).items() if not name.startswith("_elastic")}
         return {name: part for name, part in stateful_parts(own).items() if isinstance(part, kind)}
+
+
+#: The methods of the base class, which attributes must not hide.
+_METHODS = frozenset(name for name, value in vars(ElasticTrainable).items() if callable(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from fluid.engine import tuning
@@ -95,6 +96,9 @@ class Failures:
             core.enqueue(trial, f"out of memory beside {neighbours - 1} others", kind=failure.kind)
         elif self._others_leave(devices):
             self._count(trial, failure)
+        elif any(core.occupancy.device(device).kind == "cpu" for device in devices):
+            # The machine's other processes use that memory, too, and may have filled it.
+            self._count(trial, failure, lambda: self._what_there_was(trial, failure, devices))
         else:
             trial.limits.failure = replace(failure, message=self._what_there_was(trial, failure, devices))
             core.end(trial, TrialState.FAILED, failure.message)
@@ -116,6 +120,8 @@ class Failures:
         need = self._core.estimates.need(trial)
         rooms = [room for device in devices if (room := self._core.memory.usable_bytes(device))]
         text = f"{failure.message}: it ran alone on its device"
+        if trial.limits.failures > 1:
+            text += f" and failed {trial.limits.failures} times"
         if rooms:
             text += f", with {min(rooms):.0f} bytes usable"
         return text + (f", and needs {need.peak_bytes:.0f}" if need is not None else "")
@@ -134,10 +140,18 @@ class Failures:
                 core.unqueue(trial)
                 core.end(trial, TrialState.FAILED, failure.message)
 
-    def _count(self, trial: TrialRecord, failure: Failure) -> None:
-        """Queues a trial again, or ends it if it failed too often."""
+    def _count(self, trial: TrialRecord, failure: Failure, at_last: Callable[[], str] | None = None) -> None:
+        """Queues a trial again, or ends it if it failed too often.
+
+        Args:
+            trial: the trial.
+            failure: why it cannot go on.
+            at_last: makes the message if it has failed too often; ``None`` for that of the failure.
+        """
         trial.limits.add_failure(failure)
         if trial.limits.failures > self._max_failures or _is_final(trial, failure):
+            if at_last is not None:
+                failure = trial.limits.failure = replace(failure, message=at_last())
             self._core.end(trial, TrialState.FAILED, failure.message)
         else:
             why = f"failure {trial.limits.failures} of {self._max_failures}: {failure.message}"

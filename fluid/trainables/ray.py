@@ -6,17 +6,18 @@ place for files; :class:`_Folder` gives them the trial's own folder.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
 from fluid.errors import FluidError
-from fluid.trainables.resident import Step, step_of
+from fluid.trainables.resident import Step, step_of, stray_stop_iteration
 
 #: A key in the result that Ray Tune reports when a function has returned without a last result.
 _DUPLICATE = "__duplicate__"
@@ -44,7 +45,10 @@ class RayClassResident:
         self._trainable = self._class(config={**config, _TRIAL_INFO: names}, **options)
 
     def step(self) -> Step:
-        result = self._trainable.train()
+        try:
+            result = self._trainable.train()
+        except StopIteration as error:
+            raise stray_stop_iteration("step") from error
         if _DUPLICATE in result:
             return Step(None, True)
         # The config may be large, and the driver has it.
@@ -87,7 +91,8 @@ class RayFunctionResident:
 
     def setup(self, config: dict[str, Any]) -> None:
         wrap_function = importlib.import_module("ray.tune.trainable.function_trainable").wrap_function
-        self._resident = RayClassResident(wrap_function(self._function), self._trial_id, self._folder)
+        function = _without_stop_iteration(self._function)
+        self._resident = RayClassResident(wrap_function(function), self._trial_id, self._folder)
         self._resident._storage.copies = True
         with self._in_session():
             self._resident.setup(config)
@@ -122,6 +127,19 @@ class RayFunctionResident:
             yield
         finally:
             self._session, module._session = module._session, outer
+
+
+def _without_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes an error of a ``StopIteration`` that a function raises; Ray's thread would take it for a regular end."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration as error:
+            raise stray_stop_iteration(getattr(function, "__name__", "the function")) from error
+
+    return run
 
 
 class _Folder:

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 
+class NoIterationLeftError(Exception):
+    """Raised by the ``step`` of a class of Fluid's own that wraps another trainable: that one had no iteration left."""
+
+
 class Step(NamedTuple):
     """The result of one call of :meth:`Resident.step`.
 
@@ -19,7 +23,11 @@ class Step(NamedTuple):
 
 
 class Resident(Protocol):
-    """A trial within a lane. Every method may raise what the user's code raises."""
+    """A trial within a lane. Every method may raise what the user's code raises, but for ``StopIteration``.
+
+    That one becomes a ``RuntimeError``, as in Python's generators: it comes from a ``next()`` that the user forgot to
+    guard, and does not mean that the trial is done.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Prepares the trial for its first iteration; called once, before all other methods."""
@@ -48,6 +56,11 @@ class Resident(Protocol):
     def cleanup(self) -> None:
         """Releases the trial's resources; called once, at the end."""
         ...
+
+
+def stray_stop_iteration(method: str) -> RuntimeError:
+    """Makes the error that stands for a ``StopIteration`` that a method of the user's raised."""
+    return RuntimeError(f"{method}() raised StopIteration, as next() does at the end of an iterator")
 
 
 def step_of(metrics: Any, source: str) -> Step:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import cloudpickle
 
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
-from fluid.trainables.resident import Resident, Step, step_of
+from fluid.trainables.resident import NoIterationLeftError, Resident, Step, step_of, stray_stop_iteration
 
 Kind = Literal["class", "ray_class", "generator", "ray_function"]
 
@@ -172,7 +172,7 @@ def elastic_part(resident: Resident) -> Any:
         FluidError: its trainable is of another class.
     """
     trainable = getattr(resident, "trainable", None)
-    if not is_elastic(trainable) or not hasattr(trainable, "load_state"):
+    if not is_elastic(trainable) or not hasattr(trainable, "load_elastic_state"):
         raise FluidError("only a subclass of fluid.elastic.ElasticTrainable can train on several devices")
     return trainable
 
@@ -188,11 +188,14 @@ class _ClassResident:
         self.trainable: Any = None
 
     def setup(self, config: dict[str, Any]) -> None:
-        if hasattr(self._class, "setup"):
-            self.trainable = self._class()
-            self.trainable.setup(config)
-        else:
-            self.trainable = self._class(config)
+        try:
+            if hasattr(self._class, "setup"):
+                self.trainable = self._class()
+                self.trainable.setup(config)
+            else:
+                self.trainable = self._class(config)
+        except StopIteration as error:
+            raise stray_stop_iteration("setup") from error
 
     def set_up_to_join(self, config: dict[str, Any]) -> None:
         if not hasattr(self._class, "setup_to_join"):
@@ -204,8 +207,10 @@ class _ClassResident:
     def step(self) -> Step:
         try:
             metrics = self.trainable.step()
-        except StopIteration:  # As for a generator: the trial is done, and this was no iteration.
+        except NoIterationLeftError:
             return Step(None, True)
+        except StopIteration as error:
+            raise stray_stop_iteration("step") from error
         return step_of(metrics, "step()")
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,7 +219,10 @@ class _ClassResident:
     def save(self, path: str) -> None:
         folder = os.path.join(path, _FOLDER)
         os.mkdir(folder)
-        returned = self.trainable.save_checkpoint(folder)
+        try:
+            returned = self.trainable.save_checkpoint(folder)
+        except StopIteration as error:
+            raise stray_stop_iteration("save_checkpoint") from error
         if returned is None or isinstance(returned, (str, os.PathLike)):
             returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
         with open(os.path.join(path, _RETURNED), "wb") as file:
@@ -225,7 +233,10 @@ class _ClassResident:
             returned = pickle.load(file)
         if isinstance(returned, _Relative):
             returned = os.path.normpath(os.path.join(path, _FOLDER, returned.path))
-        self.trainable.load_checkpoint(returned)
+        try:
+            self.trainable.load_checkpoint(returned)
+        except StopIteration as error:
+            raise stray_stop_iteration("load_checkpoint") from error
 
     def cleanup(self) -> None:
         cleanup = getattr(self.trainable, "cleanup", None)
@@ -246,9 +257,10 @@ class _GeneratorResident:
     def step(self) -> Step:
         assert self._iterator is not None
         try:
-            return step_of(next(self._iterator), "the generator")
+            metrics = next(self._iterator)
         except StopIteration:
             return Step(None, True)
+        return step_of(metrics, "the generator")
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise FluidError(f"{method!r} cannot be called: a generator function has no methods; write a class")

@@ -76,21 +76,21 @@ class ElasticLaneTrial(SavableLaneTrial):
         """Number of lanes of the trial."""
         return int(self._trainable.elastic.size)
 
-    def state(self) -> dict[str, Any]:
+    def elastic_state(self) -> dict[str, Any]:
         """Returns the state at the end of an iteration: the user's, and the counters of Tune's Trainable."""
         counters = {name: getattr(self._trainable, name) for name in _COUNTERS}
         if counters["_last_result"] is not None:
             counters["_last_result"] = self._without_config(counters["_last_result"])
         return {
-            "elastic": self._trainable.elastic.state(),
+            "elastic": self._trainable.elastic.elastic_state(),
             "counters": counters,
             "checkpoints": self._checkpoints,
             "iteration": self.iteration,
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_elastic_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state of another lane, or an earlier one of this lane."""
-        self._trainable.elastic.load_state(state["elastic"])
+        self._trainable.elastic.load_elastic_state(state["elastic"])
         for name, value in state["counters"].items():
             setattr(self._trainable, name, value)
         last = self._trainable._last_result

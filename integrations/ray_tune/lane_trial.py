@@ -28,6 +28,7 @@ from fluid.integrations.ray_tune.private_api import (
     session_module,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
+from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 
 #: Keys of what :meth:`LaneTrial.step` reports.
 RESULT, SAVED = "result", "saved"
@@ -98,9 +99,12 @@ class LaneTrial:
     def step(self) -> dict[str, Any]:
         begun = self._clock.now()
         with self._in_place():
-            result = self._trainable.train()
+            try:
+                result = self._trainable.train()
+            except StopIteration as error:
+                raise stray_stop_iteration("step") from error
             if RESULT_DUPLICATE in result:
-                raise StopIteration
+                raise NoIterationLeftError
             done = bool(result.get(DONE))
             self.iteration += 1
             self._work += self._clock.now() - begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -68,12 +69,12 @@ class Dropout(Regression):
 def test_an_iteration_can_be_repeated() -> None:
     one = made(Dropout)
     one.step()
-    state = copy.deepcopy(one.state())
+    state = copy.deepcopy(one.elastic_state())
     first = one.step()
     torch.manual_seed(99)  # Whatever has been drawn meanwhile.
-    one.load_state(state)
+    one.load_elastic_state(state)
     assert one.step() == first
-    one.load_state(state)
+    one.load_elastic_state(state)
     one._elastic.seed += 1
     assert one.step() != first
 
@@ -85,12 +86,34 @@ def test_state_in_containers_and_under_two_names() -> None:
             self.by_name = {"again": self.models[0], "scaler": torch.amp.GradScaler("cpu")}
             self.alias = self.models[1]
 
-    assert list(made(Several).state()["parts"]) == ["models.0", "models.1", "by_name.scaler"]
+    assert list(made(Several).elastic_state()["parts"]) == ["models.0", "models.1", "by_name.scaler"]
 
 
 def test_another_trainables_state_is_refused() -> None:
     with pytest.raises(FluidError, match=r"does not fit this Regression: .*scheduler differ"):
-        made().load_state(made(LanguageModel).state())
+        made().load_elastic_state(made(LanguageModel).elastic_state())
+
+
+def test_an_attribute_that_hides_a_method_is_refused_by_its_name() -> None:
+    class Early(Regression):
+        def build(self, config: dict[str, Any]) -> None:
+            super().build(config)
+            self.state = 3  # No method of the base class.
+            self.train_batch = functools.partial(self.train_batch)  # type: ignore[method-assign]
+            setattr(self, config.get("name", "other"), 0)
+
+    class Late(Regression):
+        def train_iteration(self) -> Any:
+            self.means = 1  # type: ignore[assignment, method-assign]
+            return {}
+
+    with pytest.raises(FluidError, match=r"self\.step = 0 in Early hides the method step\(\) of ElasticTrainable"):
+        Early().setup({"name": "step"})
+    with pytest.raises(FluidError, match=r"self\.means = 1 in Late hides the method means\(\)"):
+        made(Late).step()
+    early = made(Early)
+    early.step()
+    assert early.state == 3 and early.elastic_state()["iteration"] == 1
 
 
 def test_what_is_not_written_is_asked_for() -> None:

@@ -116,7 +116,8 @@ class Hand:
     # -- events --------------------------------------------------------------------------------------------
 
     def add_device(self, index: int, memory: float | None = None, host: str = "localhost") -> list[Command]:
-        return self.do(DeviceAdded(self.now, Device(index, host=host, memory_bytes=memory)))
+        kind = "cpu" if memory is None else "gpu"  # whose memory is its trials' alone
+        return self.do(DeviceAdded(self.now, Device(index, kind=kind, host=host, memory_bytes=memory)))
 
     def lose_device(self, index: int) -> list[Command]:
         return self.do(DeviceLost(self.now, index))

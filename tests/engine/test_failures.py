@@ -142,6 +142,21 @@ def test_a_trial_out_of_memory_alone_fails_and_says_what_there_was() -> None:
     assert "9000000000 bytes usable" in end.failure.message and "8000000000" in end.failure.message
 
 
+def test_a_trial_out_of_memory_alone_on_a_cpu_is_tried_again_as_others_use_that_memory_too() -> None:
+    hand = Hand(max_failures=2, profile=Known(packing=1))
+    hand.submit("a", budget=9, retry_errors=False)
+    for attempt in range(3):
+        assert hand.end("a") is None
+        hand.started("a", attempt)
+        hand.iterate("a")
+        hand.saved("a", 0, attempt + 1)
+        hand.failed("a", 0, "out_of_memory")
+    end = only(hand.log, ReportEnd)
+    assert end.state == "FAILED" and end.iteration == 3
+    assert end.failure is not None and end.failure.kind == "out_of_memory"
+    assert end.failure.message == "out_of_memory!: it ran alone on its device and failed 3 times"
+
+
 def test_residents_leave_before_a_trial_that_ran_out_of_memory_is_tried_again() -> None:
     hand = Hand(profile=Known(packing=1))
     hand.submit("a", budget=1)

@@ -228,6 +228,51 @@ def test_metrics_must_be_a_dict() -> None:
         later.step()
 
 
+class Exhausted:
+    """Forgets that iterators end, in the method that its config names."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.where = config["where"]
+        self.forget("setup")
+
+    def forget(self, method: str) -> None:
+        if method == self.where:
+            next(iter(()))
+
+    def step(self) -> dict[str, Any]:
+        self.forget("step")
+        return {}
+
+    def save_checkpoint(self, folder: str) -> None:
+        self.forget("save_checkpoint")
+
+    def load_checkpoint(self, folder: str) -> None:
+        self.forget("load_checkpoint")
+
+
+@pytest.mark.parametrize("where", ["setup", "step", "save_checkpoint", "load_checkpoint"])
+def test_stop_iteration_out_of_a_class_is_an_error(tmp_path: Path, where: str) -> None:
+    resident = make_resident(Exhausted, trial_id="t", folder=str(tmp_path))
+    with pytest.raises(RuntimeError, match=rf"^{where}\(\) raised StopIteration") as raised:
+        resident.setup({"where": where})
+        assert resident.step() == Step({}, False)
+        resident.save(str(tmp_path))
+        resident.restore(str(tmp_path))
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
+def test_stop_iteration_within_a_generator_is_an_error(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield {"x": 1}
+        next(iter(()))
+
+    resident = make_resident(train, trial_id="t", folder=str(tmp_path))
+    resident.setup({})
+    assert resident.step() == Step({"x": 1}, False)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        resident.step()
+
+
 # -- Ray Tune -----------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +373,29 @@ def test_ray_functions_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert importlib.import_module("ray.train._internal.session")._session is None
     for one in both:
         one.cleanup()
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_stop_iteration_out_of_trainables_of_ray_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = pytest.importorskip("ray.tune")
+    monkeypatch.chdir(tmp_path)
+
+    class Walk(tune.Trainable):  # type: ignore[misc, name-defined, unused-ignore]
+        def step(self) -> dict[str, Any]:
+            return {"at": next(iter(()))}
+
+    def train(config: dict[str, Any]) -> None:
+        tune.report({"value": 1})
+        next(iter(()))
+
+    for number, trainable in enumerate((Walk, train)):
+        resident = make_resident(trainable, trial_id=f"t{number}", folder=str(tmp_path / f"t{number}"))
+        resident.setup({})
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            for _ in range(2):
+                assert not resident.step().finished
+        resident.cleanup()
 
 
 class Wraps:

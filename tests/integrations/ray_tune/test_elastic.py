@@ -244,7 +244,7 @@ def test_a_new_rank_0_makes_the_checkpoint_that_the_last_one_died_before_reporti
         config(CheckpointSchedule(), restore=gone)
     )  # What the trial began from is not needed, or is no more.
     host.step()
-    other.load_state(Snapshot.take(host.state()).state())
+    other.load_elastic_state(Snapshot.take(host.elastic_state()).state())
     told, kept = host.step(), other.step()
     assert told[SAVED] is not None and kept[SAVED] is None, "only rank 0 writes"
     assert kept[RESULT]["training_iteration"] == 2 and kept[RESULT]["loss"] == told[RESULT]["loss"]
