@@ -95,6 +95,8 @@ class Driver:
         self._run = folder / "disk" / "run"
         self._made = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
         self._readers: list[threading.Thread] = []
+        #: Groups whose results this driver reads from their handles.
+        self._read_here: set[str] = set()
 
     # -- the session -----------------------------------------------------------------------------------------
 
@@ -145,6 +147,10 @@ class Driver:
             handle.wait()
         for reader in self._readers:
             reader.join()
+        for handle in handles.values():
+            if handle.name in self._read_here:  # A reader has ended with its group, which may have grown since.
+                for result in handle.results():
+                    Told(self._told, "results at the end").on_result(result)
         for name, handle in handles.items():
             states = {trial_id: str(state) for trial_id, state in handle.states.items()}
             failures = {trial_id: failure.message for trial_id, failure in handle.failures.items()}
@@ -163,6 +169,7 @@ class Driver:
 
     def _read(self, handle: Any) -> None:
         told = Told(self._told, "results")
+        self._read_here.add(handle.name)
 
         def read() -> None:
             try:
