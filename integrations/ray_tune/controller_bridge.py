@@ -7,6 +7,7 @@ empties in the controller's turn; its answers wait in an outbox until the contro
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -27,6 +28,11 @@ from fluid.integrations.ray_tune.serialization import pickle_arguments
 from fluid.integrations.ray_tune.submission import TrialSubmission
 from fluid.integrations.ray_tune.tune_trial import ActorStage, Task, TuneTrial, checkpoint_path, notify
 from fluid.session.results import Result, TrialListener
+
+#: Most live trials that the controller is told of, or more where more can run at once. Its loggers keep files open for
+#: each live trial, and lanes that run ahead of the controller could start thousands.
+_MOST_LIVE = 128
+_MOST_LIVE_PER_DEVICE = 8
 
 
 class ControllerBridge(TrialListener):
@@ -66,6 +72,11 @@ class ControllerBridge(TrialListener):
         #: Number of ``save`` calls that lanes have not answered.
         self._saving = 0
         self._number_live = 0
+        self._most_live = max(_MOST_LIVE, _MOST_LIVE_PER_DEVICE * len(executor.devices))
+        #: Trials that have started, in order; the controller has not been told.
+        self._started: deque[TuneTrial] = deque()
+        #: Number of trials of whose start the controller is about to be told.
+        self._announced = 0
         #: The reference to ``None`` that stands for checkpoints which the scheduler does not look at.
         self._placeholder: Any = None
         self._broken: BaseException | None = None
@@ -78,7 +89,7 @@ class ControllerBridge(TrialListener):
     @property
     def waiting(self) -> list[TrackedActor]:
         """Actors that have not started."""
-        not_started = (ActorStage.NEW, ActorStage.STARTING)
+        not_started = (ActorStage.NEW, ActorStage.STARTING, ActorStage.STARTED)
         return [actor for actor, tune_trial in self._trials.items() if tune_trial.stage in not_started]
 
     @property
@@ -194,9 +205,9 @@ class ControllerBridge(TrialListener):
         self._submission.process_removed()
         gathering = self._submission.submit_gathered()
         self._inbox.deliver()
-        handed = self._outbox.hand_over()
+        handed = self._hand_over()
         if not handed and not gathering and self._inbox.deliver(timeout):
-            handed = self._outbox.hand_over()
+            handed = self._hand_over()
         self._submission.process_removed()
         if not handed and not gathering and not self._trials:
             handed = self._stalls.resolve()
@@ -206,14 +217,23 @@ class ControllerBridge(TrialListener):
         """Stops every trial."""
         self._submission.close(self._trials.values())
         self._trials.clear()
+        self._started.clear()
         self._number_live = 0
+
+    def _hand_over(self) -> bool:
+        """Calls the controller back, also about starts as far as it may have more live trials."""
+        while self._started and self._number_live + self._announced < self._most_live:
+            self._announced += 1
+            self.call_back(partial(self._announce, self._started.popleft()))
+        return self._outbox.hand_over()
 
     # -- events, delivered by the inbox --------------------------------------------------------------------
 
     def on_start(self, trial_id: str) -> None:
         tune_trial = self._submission.find(trial_id)
         if tune_trial is not None and tune_trial.stage is ActorStage.STARTING:
-            self.call_back(lambda: self._report_start(tune_trial))
+            tune_trial.stage = ActorStage.STARTED
+            self._started.append(tune_trial)
 
     def on_result(self, result: Result) -> None:
         tune_trial = self._submission.find(result.trial_id)
@@ -268,8 +288,13 @@ class ControllerBridge(TrialListener):
         else:  # The controller has already decided about its last result.
             self._submission.extend(tune_trial)
 
+    def _announce(self, tune_trial: TuneTrial) -> None:
+        self._announced -= 1
+        if tune_trial.stage is ActorStage.STARTED:
+            self._report_start(tune_trial)
+
     def _report_start(self, tune_trial: TuneTrial) -> None:
-        if tune_trial.stage is ActorStage.STARTING:
+        if tune_trial.stage in (ActorStage.STARTING, ActorStage.STARTED):
             tune_trial.stage = ActorStage.LIVE
             self._number_live += 1
             self._on_started(tune_trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,8 @@ class ActorStage(Enum):
     NEW = "NEW"
     #: Submitted; the controller waits for it to start.
     STARTING = "STARTING"
+    #: Runs, or has run; the controller is told when it has fewer live trials.
+    STARTED = "STARTED"
     #: The controller knows that it runs.
     LIVE = "LIVE"
     #: Removed by the controller; about to be kept resident or stopped.
@@ -155,7 +158,7 @@ class TuneTrial:
     def next_result(self) -> dict[str, Any]:
         """Takes the oldest result and returns it as the controller expects it."""
         metrics = self.results.popleft()
-        result = self.with_config(metrics[RESULT])
+        result = self.with_config(_interned(metrics[RESULT]))
         self.iteration = result.get(TRAINING_ITERATION, self.iteration + 1)
         self.reported_done = bool(result.get(DONE))
         if metrics[SAVED] is not None:
@@ -201,6 +204,15 @@ class TuneTrial:
         """Forgets what the controller requested."""
         self.train_task = None
         self.task_generation += 1
+
+
+def _interned(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with one copy of each name and text for all trials: Tune keeps the last result of every trial."""
+    return {_shared(name): _shared(value) for name, value in result.items()}
+
+
+def _shared(value: Any) -> Any:
+    return sys.intern(value) if type(value) is str else value
 
 
 def checkpoint_path(saved: Any) -> str | None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("ray")
-from ray.tune.schedulers import ASHAScheduler
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining
 
 from fluid import tune
+from fluid.integrations.ray_tune import controller_bridge
 from fluid.integrations.ray_tune.controller_bridge import ControllerBridge
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
@@ -60,3 +61,40 @@ def test_a_trial_continues_if_its_end_is_reported_after_the_decision_about_its_l
     done = sweep(Climber, tmp_path / "sweep", executor, options)
     assert done.trials[0].iterations == [1, 2, 3, 4]
     assert done.statuses == ["TERMINATED"] * 2
+
+
+SCORE = {"metric": "score", "mode": "max", "time_attr": "training_iteration"}
+SCHEDULERS = {
+    "fifo": lambda: FIFOScheduler(),
+    "hyperband": lambda: HyperBandScheduler(**SCORE, max_t=4, reduction_factor=2),
+    "pbt": lambda: PopulationBasedTraining(
+        **SCORE, perturbation_interval=2, hyperparam_mutations={"x": [0.1, 3.0]}, synch=True
+    ),
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_the_controller_is_told_of_a_few_live_trials_at_a_time_however_far_lanes_run_ahead(
+    executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
+) -> None:
+    # Tune's loggers keep files open for each live trial.
+    monkeypatch.setattr(controller_bridge, "_MOST_LIVE", 2)
+    monkeypatch.setattr(controller_bridge, "_MOST_LIVE_PER_DEVICE", 1)
+    report, numbers = ControllerBridge._report_start, []
+
+    def report_start(self: Any, tune_trial: Any) -> None:
+        report(self, tune_trial)
+        numbers.append(self.number_live)
+
+    monkeypatch.setattr(ControllerBridge, "_report_start", report_start)
+    options = {
+        "config": {"x": tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])},
+        "scheduler": SCHEDULERS[scheduler](),
+        "stop": {"training_iteration": 4},
+        "time_budget_s": PATIENCE,
+    }
+    done = sweep(Climber, tmp_path / "sweep", executor, options)
+    assert max(numbers) == 2
+    assert done.statuses == ["TERMINATED"] * 6
+    assert all(trial.iterations == list(range(1, len(trial.rows) + 1)) for trial in done.trials)
+    assert max(trial.iterations[-1] for trial in done.trials) == 4
