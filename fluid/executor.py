@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fluid.backends.base import Backend
 from fluid.elastic.messages import require_process_group
@@ -140,8 +141,8 @@ class FluidExecutor:
         state = EngineState(plans, profile, max_packing=1 if packing == "off" else packed, max_failures=failures)
         facts = {"planner": planner, "packing": packing, "lane_policy": lane_policy or DEFAULT_POLICY}
         self._closing = False
-        #: One handle per group, by group id.
-        self._handles: dict[str, TrialGroupHandle] = {}
+        #: One handle per group, by group id, while it is in use.
+        self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()
         self._session = Session(state, chosen, self.folder, plans.d, facts)
         atexit.register(self.close)
         self._view = _make_view(self) if verbose else None

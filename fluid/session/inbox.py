@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import logging
 import pickle
 import threading
@@ -36,7 +36,10 @@ class GroupInbox:
         self.group_id = group_id
         self.group = group
         self.listener = listener
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        #: Only while threads wait for a change: a session may have thousands of groups.
+        self._changed: threading.Condition | None = None
+        self._waiting = 0
         self._results: list[Result] = []
         self._states: dict[str, TrialState] = {}
         self._failures: dict[str, Failure] = {}
@@ -50,15 +53,9 @@ class GroupInbox:
         self._last_end: float | None = None
         #: Why the session ended; ``None`` while it goes on.
         self._broken: BaseException | None = None
-        self._call_ids = itertools.count()
+        self._next_call = 0
         #: Calls that were not answered: number -> method and the caller's future.
         self._calls: dict[int, tuple[str, Future[Any]]] = {}
-        self._takers: dict[type[TrialNotice], Callable[[Any], None]] = {
-            ReportStart: self._take_start,
-            Report: self._take_result,
-            ReportEnd: self._take_end,
-            ReportCall: self._take_answer,
-        }
 
     # -- from any thread -----------------------------------------------------------------------------------
 
@@ -72,10 +69,10 @@ class GroupInbox:
             yield from self._earlier.read(self._config_of)
         position = 0
         while True:
-            with self._changed:
+            with self._lock, self._change() as changed:
                 while position == len(self._results) and self._open:
                     self._raise_if_broken()
-                    self._changed.wait()
+                    changed.wait()
                 fresh = self._results[position:]
                 if not fresh and not self._open:
                     return
@@ -88,8 +85,8 @@ class GroupInbox:
         Raises:
             FluidError: the session ended before the trials did.
         """
-        with self._changed:
-            ended = self._changed.wait_for(lambda: not self._open or self._broken is not None, timeout)
+        with self._lock, self._change() as changed:
+            ended = changed.wait_for(lambda: not self._open or self._broken is not None, timeout)
             if self._open:
                 self._raise_if_broken()
             return ended
@@ -97,13 +94,13 @@ class GroupInbox:
     @property
     def done(self) -> bool:
         """Whether all trials have ended."""
-        with self._changed:
+        with self._lock:
             return not self._open
 
     @property
     def makespan(self) -> float | None:
         """Seconds from the first start to the last finish so far; ``None`` before the first iteration ended."""
-        with self._changed:
+        with self._lock:
             if self._first_start is None or self._last_end is None:
                 return None
             return self._last_end - self._first_start
@@ -111,43 +108,44 @@ class GroupInbox:
     @property
     def states(self) -> dict[str, TrialState]:
         """How trials ended, by id, for those that have."""
-        with self._changed:
+        with self._lock:
             return {trial_id: state for trial_id, state in self._states.items() if trial_id not in self._open}
 
     @property
     def failures(self) -> dict[str, Failure]:
         """Why trials failed for good, by id."""
-        with self._changed:
+        with self._lock:
             return dict(self._failures)
 
     def expect_answer(self, method: str) -> tuple[int, Future[Any]]:
         """Returns the number of a new call, and a future of its answer."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        with self._changed:
-            call_id = next(self._call_ids)
+        with self._lock:
+            call_id = self._next_call
+            self._next_call += 1
             self._calls[call_id] = method, future
         return call_id, future
 
     def withdraw_call(self, call_id: int) -> None:
         """Drops a call that the engine refused."""
-        with self._changed:
+        with self._lock:
             self._calls.pop(call_id, None)
 
     # -- from the session's thread -------------------------------------------------------------------------
 
     def take(self, notice: TrialNotice) -> None:
         """Takes what the engine reports of a trial of the group."""
-        self._takers[type(notice)](notice)
+        _TAKERS[type(notice)](self, notice)
 
     def reopen(self, trial_id: str) -> None:
         """Makes waiters wait for a trial too, which was added or extended."""
-        with self._changed:
+        with self._lock:
             self._open.add(trial_id)
 
     def drop(self, trial_id: str) -> None:
         """Drops a trial that was forgotten."""
-        with self._changed:
+        with self._lock:
             self._states.pop(trial_id, None)
             self._failures.pop(trial_id, None)
         if trial_id in self.group:
@@ -168,21 +166,21 @@ class GroupInbox:
             results: what was reported; ``None`` if nothing was.
             clock_offset: seconds to add to times of this session, for one axis with those of ``results``.
         """
-        with self._changed:
+        with self._lock:
             self._earlier, self._clock_offset = results, clock_offset
             if results is not None:
                 self._first_start, self._last_end = results.first_start, results.last_end
             self._states.update(ended)
             self._open -= set(ended)
             self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
-            self._changed.notify_all()
+            self._notify()
 
     def break_off(self, error: BaseException) -> None:
         """Wakes all waiters: the session has ended."""
-        with self._changed:
+        with self._lock:
             self._broken = error
             calls, self._calls = self._calls, {}
-            self._changed.notify_all()
+            self._notify()
         for _, future in calls.values():
             future.set_exception(FluidError(f"the call was not answered: {error}"))
         if self.listener is not None:
@@ -202,30 +200,30 @@ class GroupInbox:
             device_ids=report.device_ids,
             config=self._config_of(report.trial_id) or {},
         )
-        with self._changed:
+        with self._lock:
             end = report.at + self._clock_offset
             start = end - report.seconds
             self._first_start = start if self._first_start is None else min(self._first_start, start)
             self._last_end = end if self._last_end is None else max(self._last_end, end)
             if self.listener is None:
                 self._results.append(result)
-                self._changed.notify_all()
+                self._notify()
         if self.listener is not None:
             self._call_listener(self.listener.on_result, result)
 
     def _take_end(self, end: ReportEnd) -> None:
         state = end.state
-        with self._changed:
+        with self._lock:
             self._states[end.trial_id] = state
             if end.failure is not None and state is TrialState.FAILED:
                 self._failures[end.trial_id] = end.failure
             self._open.discard(end.trial_id)
-            self._changed.notify_all()
+            self._notify()
         if self.listener is not None:
             self._call_listener(self.listener.on_end, end.trial_id, state, end.failure)
 
     def _take_answer(self, answer: ReportCall) -> None:
-        with self._changed:
+        with self._lock:
             waiting = self._calls.pop(answer.call_id, None)
         if waiting is None:
             return  # The caller was interrupted.
@@ -257,6 +255,33 @@ class GroupInbox:
         except BaseException:  # Also SystemExit: it must not end the session's thread.
             _log.exception("the listener of group %r raised", self.group.name)
 
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[threading.Condition]:
+        """A condition to wait for a change; for a thread that holds the lock."""
+        if self._changed is None:
+            self._changed = threading.Condition(self._lock)
+        self._waiting += 1
+        try:
+            yield self._changed
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._changed = None
+
+    def _notify(self) -> None:
+        """Wakes all threads that wait for a change; for a thread that holds the lock."""
+        if self._changed is not None:
+            self._changed.notify_all()
+
     def _raise_if_broken(self) -> None:
         if self._broken is not None:
             raise FluidError(f"group {self.group.name!r} did not end: {self._broken}") from self._broken
+
+
+#: What takes each notice.
+_TAKERS: dict[type[TrialNotice], Callable[[GroupInbox, Any], None]] = {
+    ReportStart: GroupInbox._take_start,
+    Report: GroupInbox._take_result,
+    ReportEnd: GroupInbox._take_end,
+    ReportCall: GroupInbox._take_answer,
+}
