@@ -175,7 +175,7 @@ class Output(io.TextIOBase):
         if self._path is None:
             return self._fallback
         if self._file is None:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
             # What a trial prints may hold secrets of its config: the file is for its owner only.
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             self._file = open(file, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115

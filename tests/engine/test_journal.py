@@ -231,6 +231,23 @@ def test_a_torn_last_line_is_passed_over() -> None:
     assert replay([line.encode() for line in entries]).groups == recovered.groups
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        GroupSubmitted(5.0, "g", (TrialSpec("b", 2),)),
+        GroupSubmitted(5.0, "h", (SPEC,)),
+        TrialsAdded(5.0, "g", (SPEC,)),
+    ],
+)
+def test_a_journal_of_two_sessions_is_known_by_what_was_submitted_twice(second: Event) -> None:
+    first = [GroupSubmitted(0.0, "g", (SPEC,)), StopRequested(1.0, "a")]
+    assert not replay(lines(*first)).mixed
+    assert not replay(lines(*first, *replay(lines(*first)).events(2.0))).mixed, "it was resumed"
+    assert replay(lines(*first, second)).mixed
+    if second.group_id == "h":
+        assert replay(lines(*first, TrialForgotten(2.0, "a"), second)).mixed, "its id stays taken"
+
+
 def test_a_torn_line_elsewhere_is_an_error() -> None:
     entries = lines(GroupSubmitted(0.0, "g", (TrialSpec("a", 5),)), report(1))
     with pytest.raises(InvalidFieldError, match="line 1 is not JSON"):

@@ -83,3 +83,7 @@ def test_from_the_command_line(data: str, cluster: None, tmp_path: Path, capsys:
     assert "netG_lr" in said
     assert (tmp_path / "fluid" / "report.html").is_file()
     assert len(list((tmp_path / "tune").glob("dcgan_random_*"))) == 1
+    with pytest.raises(SystemExit) as caught:
+        main(WORKLOADS["dcgan"], [*arguments, "--run-dir", str(tmp_path)])
+    assert caught.value.code == 2
+    assert "fluid': holds a session already" in capsys.readouterr().err

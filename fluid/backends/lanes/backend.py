@@ -89,5 +89,5 @@ def modules_to_load(preload: Sequence[str] | None, likely: Sequence[str]) -> lis
 def make_run_folder(run_dir: str | os.PathLike[str] | None) -> str:
     """Makes the run's folder, the one given or a new temporary one, and returns it."""
     folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     return folder

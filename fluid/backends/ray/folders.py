@@ -66,7 +66,7 @@ class HostFolders:
         #: A run's folder that is shared is the driver's to delete.
         self._temporary = session.temporary and (host == HERE or not shared)
         try:
-            os.makedirs(self.run_folder, exist_ok=True)
+            os.makedirs(self.run_folder, mode=0o700, exist_ok=True)
         except OSError:
             self.run_folder = os.path.join(tempfile.gettempdir(), name)
             os.makedirs(self.run_folder, mode=0o700, exist_ok=True)
