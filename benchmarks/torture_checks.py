@@ -91,7 +91,7 @@ def expectations(plan: dict[str, Any], requests: list[dict[str, Any]]) -> dict[s
                 trial.least += entry["by"]
             else:  # Asked for; a refusal takes it back.
                 trial.most += -entry["by"] if refused else entry["by"]
-        elif entry["what"] == "stop" and entry["trial"] in expected and not refused:
+        elif entry["what"] in ("stop", "stop_now") and entry["trial"] in expected and not refused:
             expected[entry["trial"]].stopped = True
     return expected
 

@@ -216,6 +216,8 @@ class Driver:
             handle.extend(trial_id, facts["by"])
         elif what == "stop":
             handle.stop(trial_id)
+        elif what == "stop_now":
+            handle.stop(trial_id, now=True)
         elif what == "forget":
             handle.forget(trial_id)
         elif what == "add":

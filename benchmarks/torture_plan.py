@@ -23,7 +23,16 @@ FAULTS = {
 #: Those that only sessions of one kind have.
 ONLY = {"kill_rank0": "elastic", "stop_rank0": "elastic", "kill_mps": "mps", "stop_mps": "mps"}
 #: What the driver does to its own session, and how often each is drawn.
-REQUESTS = {"extend": 5, "stop": 2, "add": 3, "call": 3, "forget": 2, "remove_device": 3, "add_device": 3}
+REQUESTS = {
+    "extend": 5,
+    "stop": 2,
+    "stop_now": 1,
+    "add": 3,
+    "call": 3,
+    "forget": 2,
+    "remove_device": 3,
+    "add_device": 3,
+}
 #: Those of them that count as faults.
 REQUESTED_FAULTS = ("remove_device", "add_device")
 
