@@ -118,10 +118,12 @@ class LaneExited(NamedTuple):
 
     Attributes:
         reason: what happened to it, to be read after "lane 3".
+        blameless: whether no trial in it is to blame.
     """
 
     lane_id: int
     reason: str
+    blameless: bool = False
 
 
 class Watchdog(Protocol):
@@ -189,6 +191,10 @@ class Launcher(Protocol):
 
     def poll(self) -> list[LaneConnected | LaneExited]:
         """Returns the lanes that have connected or ended since the last call."""
+        ...
+
+    def look(self) -> None:
+        """Looks for processes that were stopped (SIGSTOP); to be called every few seconds."""
         ...
 
     def culprit(self, lane_id: int) -> str | None:

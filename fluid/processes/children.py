@@ -73,6 +73,16 @@ def children() -> list[int]:
         return []
 
 
+def is_stopped(process: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP); one that a debugger holds is not."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            # The name, in brackets, may hold anything.
+            return file.read().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
 def kill(processes: Iterable[int]) -> None:
     """Kills processes, if they are there."""
     for process in processes:

@@ -6,6 +6,9 @@ import ctypes
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
+from fluid.processes.children import is_stopped
 from fluid.session.handle import TrialGroupHandle
 from fluid.trialgroup import Trial, TrialGroup
 
@@ -110,8 +114,7 @@ def test_a_trial_that_hangs_twice_has_failed_and_its_neighbour_has_not(executor:
     assert handle.states == {"a": "FAILED", "b": "DONE"}
     failure = handle.failures["a"]
     assert failure.kind == "timeout" and "no result" in failure.message
-    journal = [json.loads(line) for line in (executor.folder.path / "journal.jsonl").read_text().splitlines()]
-    killed = [entry for entry in journal if entry["what"] == "NoteHung" and entry["killed"]]
+    killed = [entry for entry in journal(executor) if entry["what"] == "NoteHung" and entry["killed"]]
     assert [entry["trial_id"] for entry in killed] == ["a", "a"]
 
 
@@ -141,3 +144,139 @@ def test_now_must_be_a_bool(executor: FluidExecutor) -> None:
     handle = submit(executor, a={})
     with pytest.raises(InvalidFieldError, match="now='yes'"):
         handle.stop("a", now="yes")  # type: ignore[arg-type]
+
+
+# -- processes that are stopped ----------------------------------------------------------------------------------------
+
+
+def journal(executor: FluidExecutor) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (executor.folder.path / "journal.jsonl").read_text().splitlines()]
+
+
+def test_a_stopped_lane_is_killed_and_its_trial_goes_on_blameless(executor: FluidExecutor) -> None:
+    handle = submit(executor, 30, a={"seconds": 0.05, "timeout": None})
+    results = handle.results()
+    os.kill(next(results).metrics["pid"], signal.SIGSTOP)
+    assert [result.iteration for result in results] == list(range(2, 31)) and handle.states == {"a": "DONE"}
+    (again,) = [entry for entry in journal(executor) if entry["what"] == "NoteQueued"]
+    assert "was stopped (SIGSTOP) for 5 s" in again["why"] and again["failures"] == 0
+
+
+def test_a_lane_that_is_continued_in_time_goes_on(executor: FluidExecutor) -> None:
+    handle = submit(executor, 30, a={"seconds": 0.02, "timeout": None})
+    results = handle.results()
+    pid = next(results).metrics["pid"]
+    for _ in range(3):
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGCONT)
+    assert {result.metrics["pid"] for result in results} == {pid}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_member_of_an_elastic_trial_is_found_in_seconds(tmp_path: Path, rank: int) -> None:
+    torch = pytest.importorskip("torch")
+    from fluid.elastic import ElasticTrainable
+
+    class Wide(ElasticTrainable):
+        def build(self, config: dict[str, Any]) -> None:
+            self.folder = Path(config["folder"])
+            self.model = torch.nn.Linear(2, 1)
+
+        def train_iteration(self) -> dict[str, Any]:
+            if self.size == 2:
+                (self.folder / str(self.rank)).write_text(f"{os.getpid()} ")
+            time.sleep(0.05)
+            return {"devices": self.all_reduce_mean(self.size, 1)}
+
+    with FluidExecutor(backend="local", devices=2, packing="off", run_dir=tmp_path / "run", verbose=0) as executor:
+        trial = Trial(Wide, {"folder": str(tmp_path)}, 10**6, trial_id="wide", max_width=2)
+        handle = executor.submit_trialgroup(TrialGroup([trial]))
+        results, seen, pid = handle.results(), 0, None
+        for result in results:
+            assert result.iteration == (seen := seen + 1)
+            if pid is None and result.width == 2 and (tmp_path / str(rank)).exists():
+                pid = int(until(lambda: (tmp_path / str(rank)).read_text()))
+                os.kill(pid, signal.SIGSTOP)
+                stopped_at = time.monotonic()
+            elif pid is not None and time.monotonic() - stopped_at > 4.0:
+                break  # It went on without that member.
+        handle.stop("wide")
+        assert handle.wait(PATIENCE) and handle.states == {"wide": "STOPPED"}
+        assert not is_stopped(pid or 0) and handle.failures == {}
+
+
+@pytest.mark.parametrize("which", ["pid", "guardian"])
+def test_a_stopped_fork_server_is_continued(
+    executor: FluidExecutor, which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend: Any = executor._session._backend
+    server = backend._pool._launcher._server
+    pid = until(lambda: getattr(server, which))
+    with caplog.at_level(logging.WARNING, logger="fluid"):
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: is_stopped(pid))
+        until(lambda: not is_stopped(pid))
+    assert "is continued" in caplog.text
+    handle = submit(executor, a={})
+    assert handle.wait(PATIENCE) and handle.states == {"a": "DONE"}
+
+
+SUSPENDED = """
+import sys, time
+from fluid import FluidExecutor, Trial, TrialGroup
+
+def train(config):
+    while True:
+        time.sleep(0.02)
+        yield {"loss": 1.0}
+
+if __name__ == "__main__":
+    with FluidExecutor(backend="local", devices=1, run_dir=sys.argv[1], verbose=0) as executor:
+        trial = Trial(train, {}, 200, trial_id="a", iteration_timeout_s=0.5)
+        handle = executor.submit_trialgroup(TrialGroup([trial]))
+        for result in handle.results():
+            if result.iteration == 5:
+                print("running", flush=True)
+        print(handle.states["a"], flush=True)
+"""
+
+
+def test_the_time_in_which_the_driver_is_suspended_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SUSPENDED)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == "running\n"
+        driver.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)  # Four times the limit.
+        driver.send_signal(signal.SIGCONT)
+        assert driver.communicate(timeout=PATIENCE)[0] == "DONE\n"
+    assert '"NoteHung"' not in (tmp_path / "run" / "journal.jsonl").read_text()
+
+
+def test_a_process_under_a_debugger_is_not_stopped() -> None:
+    libc, trace_me = ctypes.CDLL(None), 0
+    child = os.fork()
+    if child == 0:
+        libc.ptrace(trace_me, 0, 0, 0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    try:
+        _, status = os.waitpid(child, os.WUNTRACED)
+        assert os.WIFSTOPPED(status) and not is_stopped(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_stopped_process_is_stopped() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        until(lambda: is_stopped(child.pid))
+        child.send_signal(signal.SIGCONT)
+        until(lambda: not is_stopped(child.pid))
+    finally:
+        child.kill()
+        child.communicate()
+    assert not is_stopped(child.pid)

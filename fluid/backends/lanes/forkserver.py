@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from fluid.backends.lanes.framed_socket import limit_lane_buffer
 from fluid.backends.lanes.guardian import END, exit_code
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
-from fluid.processes.children import describe_exit
+from fluid.processes.children import describe_exit, is_stopped
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
 from fluid.processes.signals import blocked_for_driver
 
@@ -45,10 +46,15 @@ _END_S = 5.0
 
 
 class Exited(NamedTuple):
-    """A lane has ended, or could not be forked; ``reason`` is to be read after "lane 3"."""
+    """A lane has ended, or could not be forked; ``reason`` is to be read after "lane 3".
+
+    Attributes:
+        blameless: whether something outside it has ended it.
+    """
 
     lane_id: int
     reason: str
+    blameless: bool = False
 
 
 class ForkServerProcess:
@@ -82,6 +88,8 @@ class ForkServerProcess:
         self._lanes: set[int] = set()
         self._ended: list[Exited] = []
         self._pid: int | None = None
+        #: Processes that were stopped at the last look.
+        self._stopped: set[int] = set()
         #: The guardian, and the pipe to it.
         self._process: subprocess.Popen[bytes] | None = None
         self._guard = -1
@@ -144,6 +152,16 @@ class ForkServerProcess:
         """Makes a lane write its stacks to its log, if it is there."""
         with self._lock:
             self._request("dump", lane_id)
+
+    def look(self) -> None:
+        """Continues the server and its guardian if they were stopped (SIGSTOP), at the second look; cheap."""
+        with self._lock:
+            stopped = {pid for pid in (self.pid, self.guardian) if pid is not None and is_stopped(pid)}
+            for pid in stopped & self._stopped:
+                _log.warning("the fork server of the lanes, process %d, was stopped (SIGSTOP): it is continued", pid)
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGCONT)
+            self._stopped = stopped
 
     def poll(self) -> list[Exited]:
         """Returns the lanes that have ended since the last call."""
@@ -264,9 +282,8 @@ class ForkServerProcess:
 
     def _read(self, answer: tuple[Any, ...]) -> None:
         if answer[0] == "exited":
-            _, lane_id, reason = answer
-            self._lanes.discard(lane_id)
-            self._ended.append(Exited(lane_id, reason))
+            self._lanes.discard(answer[1])
+            self._ended.append(Exited(*answer[1:]))
         elif answer[0] == "started":
             self._pid = answer[1]
         elif answer[0] == "preloaded":

@@ -4,10 +4,10 @@ Run by :mod:`fluid.backends.lanes.forkserver` with its state, as JSON, in the en
 process forked from one that did cannot use it. Should a module that it loads do so, or start a thread (which
 the lanes would not have), then the server replaces itself, by ``exec``, with one that leaves that module out.
 
-It is the parent of all lanes, so it knows how they end, and it adopts the processes they leave behind, which it kills.
-It is below a guardian (:mod:`fluid.backends.lanes.guardian`), which ends it when the driver dies. The server of
-``multiprocessing.forkserver`` cannot do this: it loads modules only before it starts, does not say how its children
-end, and does not follow its driver.
+It is the parent of all lanes, so it knows how they end and when they are stopped, and it adopts the processes they
+leave behind, which it kills. It is below a guardian (:mod:`fluid.backends.lanes.guardian`), which ends it when the
+driver dies. The server of ``multiprocessing.forkserver`` cannot do this: it loads modules only before it starts, does
+not say how its children end, and does not follow its driver.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from fluid.processes.children import (
     children,
     describe_exit,
     die_with_parent,
+    is_stopped,
     kill,
     kill_children,
     set_process_name,
@@ -50,6 +51,10 @@ from fluid.processes.children import (
 )
 from fluid.processes.signals import FOR_THE_DRIVER, leave_to_driver, restore_in_forks
 
+#: Seconds that a lane may be stopped (SIGSTOP) before it is killed. If the look at it comes so many seconds late, this
+#: process was stopped, too, and it has as long again.
+_STOPPED_S = 5.0
+_LATE_S = 1.0
 #: Seconds that processes left behind by a lane have to end by themselves.
 _ORPHAN_GRACE_S = 0.5
 #: Sent by the kernel when the guardian dies; no module that is loaded is likely to use it.
@@ -78,6 +83,9 @@ class ForkServer:
         self._memory_lock = self._enter_memory()
         #: When to kill processes that lanes have left behind.
         self._orphans_at: float | None = None
+        #: When to kill lanes that are stopped; and those that were killed for it.
+        self._stopped: dict[int, float] = {}
+        self._killed: set[int] = set()
 
     def run(self) -> NoReturn:
         signal.signal(_GUARDIAN_DIED, lambda *_: self.end())  # Also while a module is loaded, which may take long.
@@ -92,7 +100,8 @@ class ForkServer:
         self._serve()
         while True:
             self._reap()
-            for key, _ in self._selector.select(self._until_orphans()):
+            self._end_stopped()
+            for key, _ in self._selector.select(self._until_next_look()):
                 if key.fileobj is self._control:
                     self._serve()
                 else:
@@ -234,8 +243,13 @@ class ForkServer:
                 self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S
             _, status = os.waitpid(found, 0)
             lane_id = self._state.lanes.pop(found, None)
+            self._stopped.pop(found, None)
+            was_stopped = found in self._killed
+            self._killed.discard(found)
             if lane_id is not None:
-                self._tell("exited", lane_id, describe_exit(os.waitstatus_to_exitcode(status)))
+                how = describe_exit(os.waitstatus_to_exitcode(status))
+                reason = f"was stopped (SIGSTOP) for {_STOPPED_S:.0f} s" if was_stopped else how
+                self._tell("exited", lane_id, reason, was_stopped)
         if self._orphans_at is not None and self._clock.now() >= self._orphans_at:
             orphans = [process for process in children() if process not in self._state.lanes]
             kill(orphans)
@@ -249,8 +263,27 @@ class ForkServer:
             return None
         return None if found is None else found.si_pid
 
-    def _until_orphans(self) -> float | None:
-        return None if self._orphans_at is None else max(0.0, self._orphans_at - self._clock.now())
+    def _end_stopped(self) -> None:
+        """Kills lanes that were stopped and not continued in time."""
+        while (changed := _next_stop()) is not None:
+            process, has_stopped = changed
+            if not has_stopped:
+                self._stopped.pop(process, None)
+            elif process in self._state.lanes:
+                self._stopped.setdefault(process, self._clock.now() + _STOPPED_S)
+        now = self._clock.now()
+        for process, at in list(self._stopped.items()):
+            if now > at + _LATE_S:
+                self._stopped[process] = now + _STOPPED_S
+            elif now >= at:
+                del self._stopped[process]
+                if is_stopped(process):
+                    self._killed.add(process)
+                    _kill_with_group(process)
+
+    def _until_next_look(self) -> float | None:
+        times = [*self._stopped.values(), *([] if self._orphans_at is None else [self._orphans_at])]
+        return max(0.0, min(times) - self._clock.now()) if times else None
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -280,6 +313,15 @@ class ForkServer:
         if self._memory_lock >= 0 and host_memory.is_last(self._memory_lock):
             persist_checkpoints(state.memory_folder, state.run_folder, temporary=state.temporary)
         os._exit(0)
+
+
+def _next_stop() -> tuple[int, bool] | None:
+    """Returns the next child that was stopped or continued since it was last asked, and whether it was stopped."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return None if found is None else (found.si_pid, found.si_code == os.CLD_STOPPED)
 
 
 def _kill_with_group(process: int) -> None:

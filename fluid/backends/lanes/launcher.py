@@ -126,7 +126,14 @@ class ForkLauncher:
 
     def poll(self) -> list[LaneConnected | LaneExited]:
         """Returns the lanes that have ended since the last call."""
-        return [LaneExited(lane_id, reason + self._hint(lane_id)) for lane_id, reason in self._server.poll()]
+        return [
+            LaneExited(lane_id, reason + self._hint(lane_id), blameless)
+            for lane_id, reason, blameless in self._server.poll()
+        ]
+
+    def look(self) -> None:
+        """Continues the fork server if it was stopped; it looks at the lanes itself."""
+        self._server.look()
 
     def culprit(self, lane_id: int) -> str | None:
         """Returns the trial whose code ran when a lane died, if any."""

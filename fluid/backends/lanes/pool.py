@@ -37,6 +37,8 @@ from fluid.trainables.payload import TrialPayload
 
 #: Seconds a lane has to end by itself before it is killed.
 DEFAULT_GRACE_S = 2.0
+#: Seconds between two looks at the launcher's processes.
+_LOOK_S = 2.0
 #: Seconds to wait for the launcher to report a lane whose connection has ended.
 _POST_MORTEM_S = 2.0
 
@@ -76,6 +78,8 @@ class LanePool:
         self._lane_ids: set[int] = set()
         self._events: list[Event] = []
         self._latest = self._clock.now()
+        #: When the launcher is to look at its processes.
+        self._look_at = self._latest + _LOOK_S
         self._owner = os.getpid()
         self._closed = False
         self._faults = DeviceFaults(watchdog, self.wake)
@@ -229,12 +233,15 @@ class LanePool:
 
     def _turn(self, wait: float | None) -> bool:
         """Waits once and deals with what comes; returns whether :meth:`wake` was called."""
-        waited = self._lanes.wait(self._until_next_kill(wait))
+        waited = self._lanes.wait(self._until_next_look(wait))
         if waited.launcher:
             self._poll_launcher()
         for lane in waited.readable:
             self._receive(lane)
         self._kill_overdue()
+        if self._clock.now() >= self._look_at:
+            self._look_at = self._clock.now() + _LOOK_S
+            self._launcher.look()
         if not self._closed:
             self._handle_device_fault()
         self._lanes.flush()
@@ -246,7 +253,7 @@ class LanePool:
                 lane = self._lanes.get(report.lane_id)
                 if lane is not None:
                     self._drain(lane)
-                    self._lost(lane, report.reason)
+                    self._lost(lane, report.reason, blameless=report.blameless)
             else:
                 self._lanes.connect(report)
 
@@ -281,13 +288,15 @@ class LanePool:
             lane.offset = self._clock.now() - message.at
         self._events += self._router.hear(lane, message)
 
-    def _lost(self, lane: LaneConnection, reason: str) -> None:
+    def _lost(self, lane: LaneConnection, reason: str, *, blameless: bool = False) -> None:
         self._lanes.remove(lane)
         self._router.lane_is_gone(lane.lane_id)
         if not lane.leaving:
             reason = lane.killed_because or reason
             culprit = self._launcher.culprit(lane.lane_id)
-            self._events += self._faults.report(LaneLost(self._clock.now(), lane.lane_id, reason, culprit=culprit))
+            now = self._clock.now()
+            lost = LaneLost(now, lane.lane_id, reason, culprit=culprit, blameless=blameless)
+            self._events += self._faults.report(lost)
             self._events += self._router.lane_leaves(lane.lane_id)
 
     def _handle_device_fault(self) -> None:
@@ -325,12 +334,10 @@ class LanePool:
 
     # -- waiting -------------------------------------------------------------------------------------------
 
-    def _until_next_kill(self, wait: float | None) -> float | None:
-        kills = [lane.kill_at for lane in self._lanes if lane.kill_at is not None]
-        if not kills:
-            return wait if wait is None else max(0.0, wait)
-        left = max(0.0, min(kills) - self._clock.now())
-        return left if wait is None else max(0.0, min(wait, left))
+    def _until_next_look(self, wait: float | None) -> float:
+        at = min([self._look_at, *(lane.kill_at for lane in self._lanes if lane.kill_at is not None)])
+        left = at - self._clock.now()
+        return max(0.0, left if wait is None else min(wait, left))
 
     def _kill_overdue(self) -> None:
         now = self._clock.now()

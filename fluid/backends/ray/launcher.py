@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from fluid._clock import MonotonicClock
 from fluid.backends.base import LaneConnected, LaneExited
 from fluid.backends.lanes.stack_copies import request_stacks
 from fluid.backends.ray.actor_supervisor import ActorSupervisor
@@ -27,9 +28,12 @@ from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import encode
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.lane.stack_dump import DUMP_SIGNAL
+from fluid.processes.children import is_stopped
 from fluid.processes.session_mark import kill_marked
 from fluid.resources import Device
 
+#: Seconds that an actor may be stopped before it is killed.
+_STOPPED_S = 5.0
 _LENGTH = struct.Struct("!i")
 
 
@@ -97,6 +101,10 @@ class RayLauncher:
         #: Places where an actor ended before it had connected: they get no spares.
         self._failed_places: set[str] = set()
         self._next = 0
+        #: Actors of this machine that were stopped at the last look, and since when; and those that were killed for it.
+        self._stopped: dict[int, float] = {}
+        self._killed: set[int] = set()
+        self._clock = MonotonicClock()
         self._exits: deque[LaneExited] = deque()
         self._processes = ProcessHandles()
         self._selector = selectors.EpollSelector()
@@ -168,6 +176,17 @@ class RayLauncher:
             exited = [exited for number, reason in self._supervisor.ended() for exited in self._remove(number, reason)]
             exited += [self._exits.popleft() for _ in range(len(self._exits))]
             return [*connected, *exited]
+
+    def look(self) -> None:
+        """Kills actors of this machine that have been stopped (SIGSTOP) for some seconds."""
+        with self._lock:
+            now = self._clock.now()
+            stopped = {actor.number: actor for actor in self._actors.values() if is_stopped(actor.pid)}
+            for number, actor in stopped.items():
+                if now - self._stopped.get(number, now) >= _STOPPED_S:
+                    self._killed.add(number)
+                    self._processes.send_signal(actor.pid, signal.SIGKILL)
+            self._stopped = {number: self._stopped.get(number, now) for number in stopped}
 
     def culprit(self, lane_id: int) -> str | None:
         """Returns the trial whose code ran when a lane of this machine died, if any."""
@@ -298,7 +317,9 @@ class RayLauncher:
             actor.socket.close()
         if actor.lane_id is not None:
             self._by_lane.pop(actor.lane_id, None)
-            yield LaneExited(actor.lane_id, reason)
+            was_stopped = number in self._killed
+            why = f"was stopped (SIGSTOP) for {_STOPPED_S:.0f} s" if was_stopped else reason
+            yield LaneExited(actor.lane_id, why, was_stopped)
         elif not actor.connected:
             self._failed_places.add(actor.place)
 
