@@ -119,11 +119,27 @@ class Save(Command):
 
     Attributes:
         drop: whether the lane drops the trial then.
+        durable: whether to disk at once, not to host memory.
     """
 
     trial_id: str
     lane_ids: tuple[int, ...]
     drop: bool = False
+    durable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Persist(Command):
+    """Copy a checkpoint from host memory to disk; answered by TrialSaved with ``copied``.
+
+    Attributes:
+        lane_id: a lane on the checkpoint's machine, whether or not it has the trial.
+        checkpoint: of the trial, in memory; it stays there.
+    """
+
+    trial_id: str
+    lane_id: int
+    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +230,21 @@ class NoteDeviceLost(Notice):
 
     device_id: int
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoteDrained(Notice):
+    """A drain has ended: everything was saved, or its deadline has come, or the device was lost.
+
+    Attributes:
+        device_id: the device, which is removed; ``None`` for the session.
+        unsaved: ids of the trials that lose progress if what was drained goes now.
+    """
+
+    at: float
+    _: KW_ONLY
+    device_id: int | None
+    unsaved: tuple[str, ...]
 
 
 # -- for the submitter ------------------------------------------------------------------------------------

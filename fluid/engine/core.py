@@ -69,6 +69,7 @@ class SessionState:
         clearing: trials that wait to start until other trials' states have left their devices, by row.
         forgotten: ids of forgotten trials, which stay taken.
         deadlines: when parts of the engine want an Alarm.
+        drained: whether the session was told to drain, so that no trial starts any more.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
     """
@@ -92,6 +93,7 @@ class SessionState:
     resizing: dict[int, TrialRecord] = field(default_factory=dict)
     clearing: dict[int, TrialRecord] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
+    drained: bool = False
     changed: bool = False
     now: float = 0.0
 

@@ -213,6 +213,29 @@ class DeviceLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceDraining(Event):
+    """A device goes soon: it takes no further trial, what it has is saved to disk, and then it is removed.
+
+    Attributes:
+        deadline: when it is removed even if not everything was saved, seconds.
+    """
+
+    device_id: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDraining(Event):
+    """The session ends soon: nothing starts any more, and what runs is saved to disk.
+
+    Attributes:
+        deadline: when the wait for it ends even if not everything was saved, seconds.
+    """
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
 class LaneReady(Event):
     """A lane that the engine started is warm.
 
@@ -312,6 +335,7 @@ class TrialSaved(Event):
     Attributes:
         dropped: whether the lane dropped the trial then.
         seconds: that this took.
+        copied: whether this answers a Persist; the checkpoint is in memory still if it could not be copied.
     """
 
     trial_id: str
@@ -320,6 +344,7 @@ class TrialSaved(Event):
     _: KW_ONLY
     dropped: bool = False
     seconds: float = 0.0
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,13 +187,13 @@ class Failures:
         self._evacuate(lane, event.reason, blameless=True)
         if failed > self._max_failures:
             self.device_lost(DeviceLost(event.at, lane.device_id))
-            if not core.occupancy:
+            if not core.occupancy.devices:
                 self._why_nothing_starts = event.reason
 
     def fail_what_waits(self) -> None:
         """Fails all queued trials if the last device was removed because no lane starts there."""
         core, reason = self._core, self._why_nothing_starts
-        if reason is None:
+        if reason is None or core.drained:
             return
         waiting = [*core.arrivals.values(), *(core.trials.by_row[row] for row in core.queue)]
         for trial in waiting:
@@ -310,6 +310,8 @@ class Failures:
         """Plans with a new device, and warms a lane on it."""
         core = self._core
         core.scheduling.add_device(event.device)
+        if core.drained:
+            core.scheduling.close_device(event.device.index)
         self._why_nothing_starts = None
         self._false_starts.pop(event.device.index, None)
         core.lanes.start(event.device.index, core.commands)

@@ -184,18 +184,22 @@ class Lifecycle:
 
     # -- preemption ----------------------------------------------------------------------------------------
 
-    def preempt(self, trial: TrialRecord, successor: TrialRecord | None = None) -> None:
+    def preempt(self, trial: TrialRecord, successor: TrialRecord | None = None, *, drained: bool = False) -> None:
         """Pauses a running trial after its iteration; it goes on later, in its lane if that is free.
 
         Args:
             trial: a trial that runs.
-            successor: the trial that takes its device over; ``None`` if too many trials share the device, which is
-                left to the others.
+            successor: the trial that takes its device over; ``None`` if there is none, or too many trials share the
+                device, which is left to the others.
+            drained: whether its device takes no trial any more.
         """
         core = self._core
         core.commands.append(Pause(trial.trial_id, trial.placement.lanes, purpose=PausePurpose.PREEMPT))
         trial.placement.preemption = PendingPreemption(None if successor is None else successor.row)
-        core.note_preempted(trial, None if successor is None else successor.trial_id)
+        if drained:
+            core.note(trial, "is told to pause, as its device is drained")
+        else:
+            core.note_preempted(trial, None if successor is None else successor.trial_id)
 
     def paused(self, event: TrialPaused) -> None:
         """RUNNING -> PAUSED -> QUEUED: a preempted trial leaves its device; its state stays in its lane."""
@@ -211,8 +215,9 @@ class Lifecycle:
         if trial.progress.done >= trial.progress.budget:
             self.finish(trial)
             return
-        (lane_id,) = trial.placement.lanes
+        lane_id, *others = trial.placement.lanes
         core.release(trial)
+        core.drain(trial, tuple(others))
         core.set_state(trial, TrialState.PAUSED, f"preempted; its state stays in lane {lane_id}")
         self._residency.keep(trial, lane_id)
         if successor is None:

@@ -105,7 +105,9 @@ class Rebalancing:
             return []
         found = []
         self._check_packing = False
-        for rows in self._occupancy.residents.values():
+        for device, rows in self._occupancy.residents.items():
+            if self._occupancy.is_closed(device):
+                continue
             trials = [self._trials.by_row[row] for row in reversed(rows) if row in self._table]
             many = [trial for trial in trials if self._packing_hurts(trial, len(rows))]
             self._check_packing |= bool(many)

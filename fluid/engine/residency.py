@@ -117,7 +117,9 @@ class Residency:
         lane_id = trial.residence.lane
         assert lane_id is not None and not trial.residence.saving
         trial.residence.saving = True
-        self._core.commands.append(Save(trial.trial_id, (lane_id,), drop=True))
+        # Host memory may go with a device that is closed.
+        durable = self._core.occupancy.is_closed(self._core.lanes[lane_id].device_id)
+        self._core.commands.append(Save(trial.trial_id, (lane_id,), drop=True, durable=durable))
         self._core.log(trial, f"is saved out of lane {lane_id}")
 
     def drop(self, trial: TrialRecord) -> None:
@@ -155,6 +157,15 @@ class Residency:
             return
         if residence.durable is None or checkpoint.iteration >= residence.durable.iteration:
             residence.durable = checkpoint
+
+    @staticmethod
+    def copied(trial: TrialRecord, original: Checkpoint, copy: Checkpoint) -> None:
+        """Replaces a checkpoint in memory by its copy on disk; the trial may have a newer one by now."""
+        residence = trial.residence
+        if residence.durable is None or copy.iteration >= residence.durable.iteration:
+            residence.durable = copy
+        if residence.checkpoint == original:
+            residence.checkpoint = copy
 
     def forget_later_checkpoints(self, trial: TrialRecord) -> None:
         """Forgets checkpoints beyond the last iteration of a trial that was set back and then finished earlier."""

@@ -107,7 +107,7 @@ class Scheduling:
         estimates = self._estimates
         of_keys = [estimates.of_key(trial) for trial in trials]
         if self._cluster is None:
-            self._cluster = Cluster(tuple(self._occupancy.devices), self._occupancy.memory.watermark)
+            self._cluster = Cluster(tuple(self._occupancy.open_devices), self._occupancy.memory.watermark)
         return Instance.build(
             [self._height(trial) for trial in trials],
             self._cluster,
@@ -242,10 +242,19 @@ class Scheduling:
         self._cluster = None
         self._occupancy.add_device(device)
 
+    def close_device(self, device_id: int) -> None:
+        """Places no further trial on a device; queued trials get no more devices than are left."""
+        self._cluster = None
+        self._occupancy.close_device(device_id)
+        self._cap_widths()
+
     def remove_device(self, device_id: int) -> None:
         """Removes a device that no trial runs on; queued trials get no more devices than are left."""
         self._cluster = None
         self._occupancy.remove_device(device_id)
+        self._cap_widths()
+
+    def _cap_widths(self) -> None:
         most = max(1, len(self._occupancy))
         for row in list(self._queue):
             trial = self._trials.by_row[row]

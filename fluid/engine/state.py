@@ -13,11 +13,13 @@ from fluid.engine import tuning
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
 from fluid.engine.core import Claims, EngineError, make_session_state
+from fluid.engine.drains import DrainEnd, Drains
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
     CallRequested,
     DeviceAdded,
+    DeviceDraining,
     DeviceLost,
     Event,
     GroupRecovered,
@@ -27,6 +29,7 @@ from fluid.engine.events import (
     LaneReady,
     PausePurpose,
     ResizeDone,
+    SessionDraining,
     StopRequested,
     Tick,
     TrialCalled,
@@ -119,6 +122,7 @@ class EngineState:
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
         self._submissions = Submissions(self._core, self._lifecycle)
         self._hung = HungTrials(self._core)
+        self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
         self._preemptions = Preemptions(self._core, planner.preempts)
         self._waits = Waits(self._core)
         self._ticked = False
@@ -127,11 +131,13 @@ class EngineState:
         self._due: dict[type, _Handler] = {
             IterationDeadline: self._hung.look,
             DrainDeadline: self._hung.look_at_drain,
+            DrainEnd: self._drains.due,
         }
 
     def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
         """What checks and what handles each event; events of the backend are not checked."""
         submissions, failures, lifecycle = self._submissions, self._failures, self._lifecycle
+        drains = self._drains
         return {
             GroupSubmitted: (submissions.check_group, submissions.group_submitted),
             GroupRecovered: (submissions.check_recovered, submissions.group_recovered),
@@ -142,12 +148,14 @@ class EngineState:
             TrialForgotten: (submissions.check_forgotten, submissions.trial_forgotten),
             DeviceAdded: (failures.check_device, failures.device_added),
             DeviceLost: (None, failures.device_lost),
+            DeviceDraining: (drains.check_device, drains.device_draining),
+            SessionDraining: (drains.check_session, drains.session_draining),
             LaneReady: (None, failures.lane_ready),
             LaneLost: (None, failures.lane_lost),
             TrialStarted: (None, lifecycle.started),
             IterationDone: (None, lifecycle.iteration_done),
             TrialPaused: (None, self._trial_paused),
-            TrialSaved: (None, lifecycle.saved),
+            TrialSaved: (None, self._trial_saved),
             TrialReleased: (None, lifecycle.released),
             ResizeDone: (None, self._resize_done),
             TrialCalled: (None, self._trial_called),
@@ -215,6 +223,8 @@ class EngineState:
             except Exception as error:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
+        if self._drains.under_way:
+            self._drains.advance()
         # 3. If devices or trials came or went, or a tick came: plan, start, preempt and resize.
         if core.changed or core.arrivals or self._ticked or core.measuring.ramp_changes:
             self._settle()
@@ -235,6 +245,12 @@ class EngineState:
         finished = self._resizing.paused(event)
         if finished is not None:
             self._lifecycle.finish(finished)
+
+    def _trial_saved(self, event: TrialSaved) -> None:
+        if event.copied:
+            self._drains.copied(event)
+        else:
+            self._lifecycle.saved(event)
 
     def _resize_done(self, event: ResizeDone) -> None:
         finished = self._resizing.done(event)
@@ -308,18 +324,19 @@ class EngineState:
         ]
 
     def _rebalance(self) -> None:
+        core = self._core
         self.wants_tick = False
         # 6. On a tick, leave devices that too many share, and go to the widths that the planner wants now.
-        for trial in self._core.rebalancing.overpacked():
+        for trial in core.rebalancing.overpacked():
             self._lifecycle.preempt(trial)
-        for trial, width in self._core.rebalancing.rebalance(self._core.scheduling.replanner):
+        for trial, width in core.rebalancing.rebalance(core.scheduling.replanner):
             self._resizing.begin(trial, width)
         if self.queue:
             self._dispatch()
         # 7. Preempt running trials for waiting ones, if all end earlier that way.
         for leaving, coming in self._preemptions.choose():
             self._lifecycle.preempt(leaving, coming)
-        self._core.changed = False
+        core.changed = False
 
     def _dispatch(self) -> None:
         self._start_what_fits()

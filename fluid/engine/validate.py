@@ -127,7 +127,7 @@ def _queue(state: EngineState) -> Iterator[str]:
 def _idle_devices(state: EngineState) -> Iterator[str]:
     """No device is idle while a trial is queued that could start there."""
     occupancy = state.occupancy
-    idle = [index for index, rows in occupancy.residents.items() if not rows]
+    idle = [index for index, rows in occupancy.residents.items() if not rows and not occupancy.is_closed(index)]
     for row in state.queue if idle else ():
         trial = state.trials.by_row[row]
         fitting = [device for device in idle if _could_start(state, trial, device)]

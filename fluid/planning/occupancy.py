@@ -28,6 +28,8 @@ class Occupancy:
 
     def __init__(self, cluster: Cluster | None = None, *, watermark: float = DEFAULT_MEMORY_WATERMARK) -> None:
         self._devices: dict[int, Device] = {}
+        #: devices that no further trial is placed on
+        self._closed: set[int] = set()
         #: device index -> rows on it, in order of arrival.
         self.residents: dict[int, list[int]] = {}
         #: row -> device indices it holds; a row that holds none is absent.
@@ -47,13 +49,22 @@ class Occupancy:
     # -- questions ---------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """n, the number of devices."""
-        return len(self._devices)
+        """n, the number of devices that trials are placed on: closed ones do not count."""
+        return len(self._devices) - len(self._closed)
 
     @property
     def devices(self) -> list[Device]:
-        """The devices, by index."""
+        """The devices, by index, closed ones included."""
         return [self._devices[index] for index in sorted(self._devices)]
+
+    @property
+    def open_devices(self) -> list[Device]:
+        """The devices that trials are placed on, by index."""
+        return [device for device in self.devices if device.index not in self._closed]
+
+    def is_closed(self, index: int) -> bool:
+        """Whether no further trial is placed on a device."""
+        return index in self._closed
 
     def device(self, index: int) -> Device:
         """The device with this index."""
@@ -76,9 +87,9 @@ class Occupancy:
         return [self.speed(devices) for devices in held] if speed is None else [speed] * len(held)
 
     def open_slots(self, device: int) -> int:
-        """Further packed trials that the residents of ``device`` tolerate; 0 for an idle device."""
+        """Further packed trials that the residents of ``device`` tolerate; 0 for an idle or closed device."""
         rows = self.residents[device]
-        return self._limit(rows) - len(rows) if rows else 0
+        return self._limit(rows) - len(rows) if rows and device not in self._closed else 0
 
     # -- changes ------------------------------------------------------------------------------------------
 
@@ -91,11 +102,21 @@ class Occupancy:
         self.memory.add_device(device.index, device.memory_bytes)
         self._idle.add_device(device)
 
+    def close_device(self, index: int) -> None:
+        """Places no further trial on a device; those there keep it until they are released."""
+        if index not in self._closed:
+            if not self.residents[index]:
+                self._idle.take(index)
+            self._closed.add(index)
+
     def remove_device(self, index: int) -> list[int]:
         """Removes a device; the rows on it lose everything they hold, and are returned."""
         evicted = list(self.residents[index])
         for row in evicted:
             self.release(row)
+        if index in self._closed:
+            self._closed.remove(index)
+            self._refresh(index)
         self._idle.remove_device(index)
         del self._devices[index], self.residents[index]
         self.memory.remove_device(index)
@@ -151,6 +172,8 @@ class Occupancy:
     def is_open(self, index: int, width: float) -> bool:
         """Whether a device takes one more trial of that width, memory apart: it is idle, or all there are packed."""
         rows = self.residents[index]
+        if index in self._closed:
+            return False
         return not rows or (width < 1.0 and len(rows) < min(self._limit(rows), residents_at(width)))
 
     def has_open(self, width: float) -> bool:
@@ -269,13 +292,15 @@ class Occupancy:
         self._tolerates[row] = tolerates
         self.memory.place(row, need)
         for index in devices:
-            if not self.residents[index]:
+            if not self.residents[index] and index not in self._closed:
                 self._idle.take(index)
             self.residents[index].append(row)
             self._refresh(index)
 
     def _refresh(self, index: int) -> None:
-        """Puts ``index`` among the idle or the open devices after its residents changed."""
+        """Puts ``index`` among the idle or the open devices after its residents changed, unless it is closed."""
+        if index in self._closed:
+            return
         rows = self.residents[index]
         if not rows:
             self._idle.add(index)

@@ -1,0 +1,238 @@
+"""Drains: saves the trials on devices that are about to go, or of a whole session, before a deadline.
+
+A drained device is closed to further trials. Each trial that runs there is paused at the end of its iteration, saved to
+disk and queued, to go on elsewhere; states that the device keeps are saved too. Then the device is removed, at the
+latest at the deadline. A drain of the session does the same on all devices, and removes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fluid.engine.commands import NoteDrained, Persist
+from fluid.engine.core import Claims, SessionState
+from fluid.engine.events import Checkpoint, DeviceDraining, DeviceLost, SessionDraining, TrialSaved
+from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.records import LaneRecord, Stage, TrialRecord
+from fluid.engine.residency import Residency
+from fluid.engine.resizing import Resizing
+from fluid.errors import InvalidFieldError, require_number
+from fluid.trialgroup import TrialState
+
+
+@dataclass(slots=True)
+class _Drain:
+    """A drain under way.
+
+    Attributes:
+        is_due: whether its deadline has come.
+        unsaved: ids of the trials whose progress would be lost if it ended now.
+        looked: whether checkpoints in host memory were looked for.
+        asked: the checkpoint in memory that a lane was told to copy, and that lane, by trial, until it answers.
+        tried: paths of the checkpoints that were copied, or could not be.
+    """
+
+    is_due: bool = False
+    unsaved: list[str] = field(default_factory=list)
+    looked: bool = False
+    asked: dict[str, tuple[Checkpoint, int]] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainEnd:
+    """Key of the deadline of a drain: of a device, or of the session where that is ``None``."""
+
+    device_id: int | None
+
+
+class Drains:
+    """Drains devices and sessions.
+
+    Args:
+        core: the session.
+        lifecycle, residency, resizing: the parts whose transitions a drain causes.
+        remove: removes a device, as if it were lost.
+    """
+
+    def __init__(
+        self,
+        core: SessionState,
+        lifecycle: Lifecycle,
+        residency: Residency,
+        resizing: Resizing,
+        remove: Callable[[DeviceLost], None],
+    ) -> None:
+        self._core = core
+        self._lifecycle = lifecycle
+        self._residency = residency
+        self._resizing = resizing
+        self._remove = remove
+        self._of_device: dict[int, _Drain] = {}
+        self._of_session: _Drain | None = None
+        #: Whether the end of the session's drain was told.
+        self._told = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a device or the session drains; a session that has drained stays so."""
+        return bool(self._of_device) or self._of_session is not None
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def check_device(self, event: DeviceDraining, claims: Claims) -> None:
+        """Refuses to drain a device that is not in use."""
+        if event.device_id not in self._core.occupancy.residents:
+            raise InvalidFieldError("device", event.device_id, "is not in use")
+        require_number("deadline", event.deadline, at_least=0.0)
+
+    def device_draining(self, event: DeviceDraining) -> None:
+        """Begins to drain a device; one that drains already gets a new deadline."""
+        core = self._core
+        core.scheduling.close_device(event.device_id)
+        core.changed = True
+        self._of_device.setdefault(event.device_id, _Drain())
+        core.deadlines.set(DrainEnd(event.device_id), event.deadline)
+
+    def check_session(self, event: SessionDraining, claims: Claims) -> None:
+        """Refuses a deadline that is no time."""
+        require_number("deadline", event.deadline, at_least=0.0)
+
+    def session_draining(self, event: SessionDraining) -> None:
+        """Begins to drain the session: no trial starts any more."""
+        core = self._core
+        core.drained = core.changed = True
+        for device in core.occupancy.open_devices:
+            core.scheduling.close_device(device.index)
+        self._of_session, self._told = _Drain(), False
+        core.deadlines.set(DrainEnd(None), event.deadline)
+
+    def due(self, key: DrainEnd) -> None:
+        """The deadline of a drain has come."""
+        drain = self._of_session if key.device_id is None else self._of_device.get(key.device_id)
+        if drain is not None:
+            drain.is_due = True
+
+    def copied(self, event: TrialSaved) -> None:
+        """A lane has copied a checkpoint to disk, or could not."""
+        trial = self._core.trials.get(event.trial_id)
+        for drain in (*self._of_device.values(), self._of_session):
+            asked = None if drain is None else drain.asked.pop(event.trial_id, None)
+            if asked is not None and trial is not None and not event.checkpoint.in_memory:
+                self._residency.copied(trial, asked[0], event.checkpoint)
+
+    # -- after each instant --------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Pauses and saves what can be now; ends the drains that have nothing left to save, or no time."""
+        core = self._core
+        for device, drain in list(self._of_device.items()):
+            there = device in core.occupancy.residents
+            if not there or self._has_ended(drain, [device]):
+                del self._of_device[device]
+                core.deadlines.clear(DrainEnd(device))
+                core.commands.append(NoteDrained(core.now, device_id=device, unsaved=tuple(drain.unsaved)))
+                if there:
+                    self._remove(DeviceLost(core.now, device))
+        session = self._of_session
+        if session is not None and self._has_ended(session, list(core.occupancy.residents)) and not self._told:
+            self._told = True
+            core.deadlines.clear(DrainEnd(None))
+            left = [trial.trial_id for trial in core.trials.values() if _is_only_in_memory(trial) or _is_stuck(trial)]
+            unsaved = tuple(dict.fromkeys([*session.unsaved, *left]))
+            core.commands.append(NoteDrained(core.now, device_id=None, unsaved=unsaved))
+
+    def _has_ended(self, drain: _Drain, devices: list[int]) -> bool:
+        """Makes trials leave these closed devices; returns whether nothing is left to save, or no time."""
+        core = self._core
+        for device in devices:
+            self._clear(device)
+        drain.unsaved = [trial_id for device in devices for trial_id in self._unsaved_on(device)]
+        drain.asked = {name: asked for name, asked in drain.asked.items() if asked[1] in core.lanes}
+        if not drain.looked or not (drain.unsaved or drain.asked):
+            drain.looked = True
+            self._copy_checkpoints(drain, devices)
+        return drain.is_due or not (drain.unsaved or drain.asked)
+
+    def _clear(self, device: int) -> None:
+        """Pauses the trials that run on a closed device, and saves the states that it keeps."""
+        core = self._core
+        for row in list(core.occupancy.residents[device]):
+            trial = core.trials.by_row.get(row)
+            if trial is not None:
+                self._interrupt(trial)
+        for _, trial_id in core.lanes.kept_on(device):
+            trial = core.trials[trial_id]
+            is_called = any(call.lane_id is not None for call in trial.calls)
+            if not (_is_settled(trial) or trial.residence.saving or is_called):
+                self._residency.save_out(trial)
+
+    def _interrupt(self, trial: TrialRecord) -> None:
+        place = trial.placement
+        if trial.state is TrialState.STARTING and not place.launched:
+            self._core.release(trial)
+            self._core.enqueue(trial, "its device is drained")
+        elif trial.state is TrialState.RESIZING and place.move is not None and place.move.stage is not Stage.MOVING:
+            self._resizing.call_off(trial)
+        if trial.state is TrialState.RUNNING and place.preemption is None and trial.spec.can_save:
+            self._lifecycle.preempt(trial, drained=True)
+
+    def _unsaved_on(self, device: int) -> list[str]:
+        """Ids of the trials that run on a closed device, or leave it, or whose state it keeps unsaved."""
+        core = self._core
+        holders = [core.trials.by_row.get(row) for row in core.occupancy.residents[device]]
+        running = [trial.trial_id for trial in holders if trial is not None and trial.state is not TrialState.STOPPING]
+        leaving = [
+            trial.trial_id
+            for trial in core.resizing.values()
+            if trial.placement.move is not None and device in trial.placement.move.old_devices
+        ]
+        kept = [core.trials[trial_id] for _, trial_id in core.lanes.kept_on(device)]
+        return [*running, *leaving, *(trial.trial_id for trial in kept if not _is_settled(trial))]
+
+    # -- checkpoints in host memory ------------------------------------------------------------------------
+
+    def _copy_checkpoints(self, drain: _Drain, devices: list[int]) -> None:
+        """Tells lanes to copy checkpoints to disk from the memory of machines on which no open device is left."""
+        core = self._core
+        hosts = {core.occupancy.device(device).host for device in devices}
+        hosts -= {device.host for device in core.occupancy.open_devices}
+        for trial in core.trials.values() if hosts else ():
+            checkpoint = trial.residence.checkpoint
+            if checkpoint is None or checkpoint.host not in hosts or checkpoint.path in drain.tried:
+                continue
+            lane = self._lane_for_copy(trial, checkpoint.host) if _is_only_in_memory(trial) else None
+            if lane is not None:
+                drain.tried.add(checkpoint.path)
+                drain.asked[trial.trial_id] = checkpoint, lane.lane_id
+                core.commands.append(Persist(trial.trial_id, lane.lane_id, checkpoint))
+
+    def _lane_for_copy(self, trial: TrialRecord, host: str) -> LaneRecord | None:
+        """A lane on that machine: an idle one, or any for a trial that is not about to be saved in its own."""
+        core = self._core
+        lanes = [lane for lane in core.lanes if lane.ready and core.occupancy.device(lane.device_id).host == host]
+        idle = [lane for lane in lanes if lane.trial_id is None and lane.draining is None]
+        at_rest = not trial.state.holds_devices and trial.residence.lane is None
+        return next(iter(idle or (lanes if at_rest else [])), None)
+
+
+def _is_settled(trial: TrialRecord) -> bool:
+    """Whether a state that a lane keeps is on disk too, or can never be."""
+    residence = trial.residence
+    checkpoint = residence.checkpoint
+    saved = residence.checkpoint_is_current and checkpoint is not None and not checkpoint.in_memory
+    return saved or not trial.spec.can_save
+
+
+def _is_only_in_memory(trial: TrialRecord) -> bool:
+    """Whether a trial that may go on would lose its newest checkpoint with its machine."""
+    checkpoint, durable = trial.residence.checkpoint, trial.residence.durable
+    if checkpoint is None or not checkpoint.in_memory or trial.state in (TrialState.STOPPED, TrialState.FAILED):
+        return False
+    return durable is None or durable.iteration < checkpoint.iteration
+
+
+def _is_stuck(trial: TrialRecord) -> bool:
+    """Whether a trial that waits has progress that cannot be saved."""
+    return trial.pinned and trial.state is TrialState.QUEUED and trial.progress.done > 0
