@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fluid.engine.commands import NoteDrained, Persist
+from fluid.engine.commands import Persist
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import Checkpoint, DeviceDraining, DeviceLost, SessionDraining, TrialSaved
 from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.notices import NoteDrained
 from fluid.engine.records import LaneRecord, Stage, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
@@ -130,17 +131,17 @@ class Drains:
         for device, drain in list(self._of_device.items()):
             there = device in core.occupancy.residents
             if not there or self._has_ended(drain, [device]):
+                unsaved = self._unsaved(drain, [device] if there else [])
                 del self._of_device[device]
                 core.deadlines.clear(DrainEnd(device))
-                core.commands.append(NoteDrained(core.now, device_id=device, unsaved=tuple(drain.unsaved)))
+                core.commands.append(NoteDrained(core.now, device_id=device, unsaved=unsaved))
                 if there:
                     self._remove(DeviceLost(core.now, device))
-        session = self._of_session
-        if session is not None and self._has_ended(session, list(core.occupancy.residents)) and not self._told:
+        session, devices = self._of_session, list(core.occupancy.residents)
+        if session is not None and self._has_ended(session, devices) and not self._told:
             self._told = True
             core.deadlines.clear(DrainEnd(None))
-            left = [trial.trial_id for trial in core.trials.values() if _is_only_in_memory(trial) or _is_stuck(trial)]
-            unsaved = tuple(dict.fromkeys([*session.unsaved, *left]))
+            unsaved = self._unsaved(session, devices, everywhere=True)
             core.commands.append(NoteDrained(core.now, device_id=None, unsaved=unsaved))
 
     def _has_ended(self, drain: _Drain, devices: list[int]) -> bool:
@@ -174,7 +175,7 @@ class Drains:
             self._core.release(trial)
             self._core.enqueue(trial, "its device is drained")
         elif trial.state is TrialState.RESIZING and place.move is not None and place.move.stage is not Stage.MOVING:
-            self._resizing.call_off(trial)
+            self._resizing.call_off(trial, "its device is drained")
         if trial.state is TrialState.RUNNING and place.preemption is None and trial.spec.can_save:
             self._lifecycle.preempt(trial, drained=True)
 
@@ -191,18 +192,32 @@ class Drains:
         kept = [core.trials[trial_id] for _, trial_id in core.lanes.kept_on(device)]
         return [*running, *leaving, *(trial.trial_id for trial in kept if not _is_settled(trial))]
 
+    def _unsaved(self, drain: _Drain, devices: list[int], *, everywhere: bool = False) -> tuple[str, ...]:
+        """Ids of the trials that lose progress if these devices go now; ``everywhere``: if every machine goes."""
+        hosts = None if everywhere else self._hosts_left(devices)
+        lost = [
+            trial.trial_id
+            for trial in self._core.trials.values()
+            if _is_only_in_memory(trial, hosts) or (trial.residence.device in devices and _is_stuck(trial))
+        ]
+        return tuple(dict.fromkeys([*drain.unsaved, *lost]))
+
+    def _hosts_left(self, devices: list[int]) -> set[str]:
+        """The machines of these devices on which no other device is used."""
+        occupancy = self._core.occupancy
+        return {occupancy.device(device).host for device in devices} - {one.host for one in occupancy.open_devices}
+
     # -- checkpoints in host memory ------------------------------------------------------------------------
 
     def _copy_checkpoints(self, drain: _Drain, devices: list[int]) -> None:
         """Tells lanes to copy checkpoints to disk from the memory of machines on which no open device is left."""
         core = self._core
-        hosts = {core.occupancy.device(device).host for device in devices}
-        hosts -= {device.host for device in core.occupancy.open_devices}
+        hosts = self._hosts_left(devices)
         for trial in core.trials.values() if hosts else ():
             checkpoint = trial.residence.checkpoint
-            if checkpoint is None or checkpoint.host not in hosts or checkpoint.path in drain.tried:
+            if checkpoint is None or not _is_only_in_memory(trial, hosts) or checkpoint.path in drain.tried:
                 continue
-            lane = self._lane_for_copy(trial, checkpoint.host) if _is_only_in_memory(trial) else None
+            lane = self._lane_for_copy(trial, checkpoint.host)
             if lane is not None:
                 drain.tried.add(checkpoint.path)
                 drain.asked[trial.trial_id] = checkpoint, lane.lane_id
@@ -225,12 +240,13 @@ def _is_settled(trial: TrialRecord) -> bool:
     return saved or not trial.spec.can_save
 
 
-def _is_only_in_memory(trial: TrialRecord) -> bool:
-    """Whether a trial that may go on would lose its newest checkpoint with its machine."""
+def _is_only_in_memory(trial: TrialRecord, hosts: set[str] | None) -> bool:
+    """Whether a trial that may go on would lose its newest checkpoint with these machines; ``None`` for all."""
     checkpoint, durable = trial.residence.checkpoint, trial.residence.durable
     if checkpoint is None or not checkpoint.in_memory or trial.state in (TrialState.STOPPED, TrialState.FAILED):
         return False
-    return durable is None or durable.iteration < checkpoint.iteration
+    on_them = hosts is None or checkpoint.host in hosts
+    return on_them and (durable is None or durable.iteration < checkpoint.iteration)
 
 
 def _is_stuck(trial: TrialRecord) -> bool:

@@ -8,8 +8,8 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
-* :class:`TrialStarted`, :class:`KillLane` and the notices of :mod:`fluid.engine.notices`: what happened to trials and
-  why, for reports; :func:`replay` passes over them.
+* :class:`TrialStarted`, :class:`KillLane`, :class:`DeviceDraining`, :class:`SessionDraining` and the notices of
+  :mod:`fluid.engine.notices`: what happened and why, for reports; :func:`replay` passes over them.
 
 Calls of trials' methods are not written: their callers end with the driver.
 
@@ -29,9 +29,11 @@ from fluid.engine.events import (
     BudgetExtended,
     Checkpoint,
     DeviceAdded,
+    DeviceDraining,
     Failure,
     GroupRecovered,
     GroupSubmitted,
+    SessionDraining,
     StopRequested,
     TrialForgotten,
     TrialHistory,
@@ -41,6 +43,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.notices import (
+    NoteDrained,
     NoteHung,
     NoteMeasured,
     NotePlaced,
@@ -168,6 +171,9 @@ _TOLD: dict[str, type] = {
         NoteMeasured,
         NoteHung,
         KillLane,
+        DeviceDraining,
+        SessionDraining,
+        NoteDrained,
     )
 }
 #: What is written, by the name in ``what``.

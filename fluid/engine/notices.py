@@ -168,3 +168,18 @@ class NoteHung(Notice):
     seconds: float
     limit: float
     killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoteDrained(Notice):
+    """A drain has ended: everything was saved, or its deadline has come, or the device was lost.
+
+    Attributes:
+        device_id: the device, which is removed; ``None`` for the session.
+        unsaved: ids of the trials that lose progress if what was drained goes now.
+    """
+
+    at: float
+    _: KW_ONLY
+    device_id: int | None
+    unsaved: tuple[str, ...]

@@ -27,7 +27,7 @@ class Preemptions:
 
     def is_due(self) -> bool:
         """Whether it is time to choose again: a waiting trial may be late by now."""
-        return self._core.now >= self._due
+        return self._core.now >= self._due and bool(self._core.occupancy)
 
     def choose(self) -> list[tuple[TrialRecord, TrialRecord]]:
         """Returns the running trials to preempt now, each with the trial that takes its device over."""

@@ -159,6 +159,7 @@ class Resizing:
             if place.lanes == lanes:
                 width = place.width  # less than 1 if it was to share that device, where others may be by now
             self._give_back(trial, place.move)
+        place.preemption = None  # The loss answers a Pause as well.
         core.invalidate_timing(trial)
         devices = tuple(core.lanes[other].device_id for other in lanes)
         need = core.memory.need_of(trial.row)

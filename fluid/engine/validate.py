@@ -22,7 +22,8 @@ def validate_state(state: EngineState) -> None:
     Raises:
         EngineError: some are broken; it names them, with the stories of the trials concerned.
     """
-    broken = [*_devices(state), *_groups(state), *_queue(state), *_idle_devices(state), *_work(state), *_copies(state)]
+    broken = [*_devices(state), *_drains(state), *_groups(state), *_queue(state), *_idle_devices(state)]
+    broken += [*_work(state), *_copies(state)]
     for lane in state.lanes:
         broken += [f"lane {lane.lane_id}: {what}" for what in _lane(state, lane)]
     for trial in state.trials.values():
@@ -65,11 +66,34 @@ def _devices(state: EngineState) -> Iterator[str]:
     for row, devices in occupancy.held.items():
         if on_devices[row] != len(devices):
             yield f"row {row} holds {devices} and is on {on_devices[row]} devices"
-    free = sum(not rows for rows in occupancy.residents.values())
+    free = sum(not rows and not occupancy.is_closed(device) for device, rows in occupancy.residents.items())
     if free != occupancy.free_count:
         yield f"{free} devices are idle, and {occupancy.free_count} are counted"
     if set(occupancy.residents) != {device.index for device in state.occupancy.devices}:
         yield "occupancy lists residents of other devices than it has"
+
+
+def _drains(state: EngineState) -> Iterator[str]:
+    """What is on a device that drains is about to leave it: nothing starts there, and all that can be saved is."""
+    for device in state.occupancy.residents:
+        if not state.occupancy.is_closed(device):
+            continue
+        for row in state.occupancy.residents[device]:
+            trial = state.trials.by_row.get(row)
+            if trial is None or not trial.spec.can_save:
+                continue
+            place = trial.placement
+            waits = trial.state is TrialState.STARTING and not place.launched
+            if waits or (trial.state is TrialState.RUNNING and place.preemption is None):
+                yield f"device {device} drains, and {trial.trial_id!r} stays there"
+        for lane in state.lanes.on(device):
+            for trial in map(state.trials.__getitem__, lane.residents):
+                residence, called = trial.residence, any(call.lane_id is not None for call in trial.calls)
+                if residence.saving or called or not trial.spec.can_save:
+                    continue
+                checkpoint = residence.checkpoint
+                if not residence.checkpoint_is_current or checkpoint is None or checkpoint.in_memory:
+                    yield f"device {device} drains, and keeps the state of {trial.trial_id!r} unsaved"
 
 
 def _lane_bytes(state: EngineState, device: int) -> Iterator[str]:

@@ -55,26 +55,43 @@ class CheckpointStore:
         #: Name of the checkpoint from which each trial would be restored; its folder may change.
         self._last: dict[str, str] = {}
 
-    def save(self, trial_id: str, iteration: int, write: Callable[[str], None]) -> Stored:
+    def save(self, trial_id: str, iteration: int, write: Callable[[str], None], *, durable: bool = False) -> Stored:
         """Writes a checkpoint and deletes the trial's obsolete ones.
 
         Args:
             trial_id: the trial.
             iteration: iterations it has done.
             write: fills the empty folder it is given; called a second time, for disk, if memory is too small.
+            durable: whether to write to disk at once.
 
         Raises:
             Exception: what ``write`` raised when writing to disk.
         """
         self._written += 1
         name = f"{iteration:08d}-{self._lane_id}-{self._written}"
-        stored = self._save_in_memory(trial_id, name, write)
+        stored = None if durable else self._save_in_memory(trial_id, name, write)
         if stored is None:
             folder, _ = _write_atomically(self._disk(trial_id), name, write)
             stored = Stored(folder, False)
         self._delete_older(trial_id, iteration, {name, self._last.get(trial_id, "")})
         self._last[trial_id] = name
         return stored
+
+    def persist(self, path: str) -> str:
+        """Copies a checkpoint from host memory, of whichever lane, to disk; returns its path there.
+
+        Raises:
+            OSError: it is gone, or the disk is full, or it is not in host memory.
+        """
+        if not self._memory_folder or not path.startswith(os.path.join(self._memory_folder, "")):
+            raise FileNotFoundError(path)
+        on_disk = disk_path(path, self._run_folder)
+        with locked_for_reading(path) as held:
+            if held:
+                _copy(path, os.path.dirname(on_disk))
+        if not os.path.isdir(on_disk):
+            raise FileNotFoundError(path)
+        return on_disk
 
     @contextmanager
     def reading(self, path: str) -> Iterator[str]:

@@ -117,10 +117,19 @@ class PauseResident(NamedTuple):
 
 
 class SaveResident(NamedTuple):
-    """Save a resident; with ``drop``, release it afterwards."""
+    """Save a resident, to disk at once if ``durable``; with ``drop``, release it afterwards."""
 
     trial_id: str
     drop: bool
+    durable: bool = False
+
+
+class PersistCheckpoint(NamedTuple):
+    """Copy a checkpoint of any trial from host memory to disk; answered by ResidentSaved with ``copied``."""
+
+    trial_id: str
+    iteration: int
+    path: str
 
 
 class ReleaseResident(NamedTuple):
@@ -209,7 +218,7 @@ class ResidentPaused(NamedTuple):
 
 
 class ResidentSaved(NamedTuple):
-    """A trial was saved."""
+    """A trial was saved, or its checkpoint ``copied`` to disk; one that is ``in_memory`` still could not be copied."""
 
     at: float
     trial_id: str
@@ -218,6 +227,7 @@ class ResidentSaved(NamedTuple):
     in_memory: bool
     dropped: bool
     seconds: float
+    copied: bool = False
 
 
 class ResidentReleased(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from typing import Any
 
 from fluid._clock import Clock
 from fluid.elastic.messages import Join
-from fluid.lane.checkpoint_store import CheckpointStore
+from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import BusyMeter, MemoryMeter
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     LaneOptions,
+    PersistCheckpoint,
     ResidentIterated,
     ResidentSaved,
     ShipTrainable,
@@ -266,8 +268,8 @@ class Residents:
         is_idle = not resident.left and not resident.finished and resident.unsaved > 0.0
         return is_idle and pace is not None and pace >= max(options.idle_save_after, cost)
 
-    def save(self, resident: ResidentTrial) -> ResidentSaved:
-        """Saves a trial; also raises the errors of writing to disk."""
+    def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
+        """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk."""
         assert resident.body is not None
         body = resident.body
         self.enter(resident)
@@ -281,11 +283,23 @@ class Residents:
             with open(os.path.join(folder, _LANE_STATE), "wb") as file:
                 pickle.dump({"finished": resident.finished, "random": random_state}, file)
 
-        stored = self._store.save(resident.trial_id, resident.iteration, write)
+        stored = self._store.save(resident.trial_id, resident.iteration, write, durable=durable)
         now = self._clock.now()
         resident.save_cost, resident.unsaved = now - begun, 0.0
         self._save_costs[resident.key] = resident.save_cost
         return ResidentSaved(now, resident.trial_id, resident.iteration, *stored, dropped=False, seconds=now - begun)
+
+    def persist(self, message: PersistCheckpoint) -> ResidentSaved:
+        """Copies a checkpoint of any trial from host memory to disk."""
+        begun = self._clock.now()
+        try:
+            stored = Stored(self._store.persist(message.path), False)
+        except (OSError, shutil.Error):
+            stored = Stored(message.path, True)
+        now = self._clock.now()
+        return ResidentSaved(
+            now, message.trial_id, message.iteration, *stored, dropped=False, seconds=now - begun, copied=True
+        )
 
     def delete_checkpoints(self, trial_id: str) -> None:
         """Deletes every checkpoint of a trial."""

@@ -33,6 +33,7 @@ from fluid.lane.messages import (
     LaneWarm,
     Membership,
     PauseResident,
+    PersistCheckpoint,
     Raised,
     ReleaseResident,
     ResidentCalled,
@@ -149,6 +150,7 @@ class _Lane:
             CallResident: self._call,
             AdoptResident: self._adopt,
             ToMember: self._to_member,
+            PersistCheckpoint: lambda message: self._send(self._residents.persist(message)),
             DeleteCheckpoints: lambda message: self._residents.delete_checkpoints(message.trial_id),
             Shutdown: self._shutdown,
         }
@@ -205,7 +207,7 @@ class _Lane:
         if resident is None:
             return
         with self._user_code(resident) as code:
-            saved = self._residents.save(resident)
+            saved = self._residents.save(resident, durable=message.durable)
         if code.failed:
             return
         if message.drop:

@@ -13,15 +13,18 @@ from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
     DeviceAdded,
+    DeviceDraining,
     DeviceLost,
     Event,
     GroupSubmitted,
+    SessionDraining,
     StopRequested,
     Tick,
     TrialForgotten,
     TrialsAdded,
     TrialSpec,
 )
+from fluid.engine.notices import NoteDrained
 from fluid.engine.state import EngineState
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
@@ -120,6 +123,9 @@ class Session:
         self.answers = 0
         self._next_call = 0
         self.handled = 0
+        #: devices that drain, and drains that have ended
+        self.draining: set[int] = set()
+        self.drained: list[NoteDrained] = []
         self._next_device = 0
         self._next_group = 0
         self._next_trial = 0
@@ -147,6 +153,8 @@ class Session:
                 self.ends[command.trial_id] = command.state
             elif isinstance(command, ReportCall):
                 self.answered(command)
+            elif isinstance(command, NoteDrained):
+                self.note_drained(command)
         self.backend.execute(commands)
 
     def answered(self, command: ReportCall) -> None:
@@ -272,6 +280,7 @@ class Session:
         self._next_device += 1
         host = self.rng.choice(["here", "there"])
         speed = self.rng.choice([1.0, 1.0, 2.0])
+        self.backend.hosts[self._next_device] = host
         device = Device(self._next_device, host=host, speed=speed, memory_bytes=self.memory)
         self.handle(DeviceAdded(self.backend.now, device))
 
@@ -279,6 +288,22 @@ class Session:
         devices = self.state.occupancy.devices
         if devices:
             self.handle(DeviceLost(self.backend.now, self.rng.choice(devices).index))
+
+    def drain_device(self) -> None:
+        devices = self.state.occupancy.devices
+        if devices:
+            device = self.rng.choice(devices).index
+            self.draining.add(device)
+            deadline = self.backend.now + self.rng.choice([0.0, 0.5, 2.0, 1e9])
+            self.handle(DeviceDraining(self.backend.now, device, deadline))
+        self.refused(DeviceDraining(self.backend.now, -1, 1.0))
+
+    def note_drained(self, note: NoteDrained) -> None:
+        self.drained.append(note)
+        if note.device_id is not None:
+            assert note.device_id in self.draining, note
+            assert note.device_id not in self.state.occupancy.residents
+            self.draining.remove(note.device_id)
 
     def kill_lane(self) -> None:
         alive = [lane_id for lane_id, lane in self.backend.lanes.items() if lane.ready and not lane.dead]
@@ -313,6 +338,38 @@ class Session:
             self.handle(Alarm(self.backend.now))
 
     # -- the end -------------------------------------------------------------------------------------------
+
+    def drain_session(self) -> None:
+        """Drains the session with nothing going wrong any more, and checks that nothing that can be saved is lost."""
+        self.backend.chances = Chances()
+        before = len(self.drained)
+        self.handle(SessionDraining(self.backend.now, self.backend.now + 1e4))
+        for _ in range(_PATIENCE):
+            for lane_id in list(self.backend.lanes):
+                self.backend.work(lane_id)
+            if self.hear():
+                continue
+            if any(note.device_id is None for note in self.drained[before:]):
+                break
+            if self.state.wants_tick:
+                self.tick()
+            elif self.state.alarm_at is not None:
+                self.alarm()
+        (note,) = [note for note in self.drained[before:] if note.device_id is None]
+        assert not self.draining or note.unsaved, "devices are drained with the session"
+        for trial in self.state.trials.values():
+            story = f"{trial}\n{list(trial.story)}"
+            if trial.state.holds_devices:  # It hangs.
+                assert trial.trial_id in note.unsaved or trial.state is TrialState.STOPPING, story
+                continue
+            saved = 0 if trial.residence.durable is None else trial.residence.durable.iteration
+            # One whose machine was lost goes on from an older checkpoint.
+            done = trial.residence.restart_at if trial.residence.lane is None else trial.progress.done
+            if trial.state is TrialState.QUEUED and done > saved:
+                assert trial.trial_id in note.unsaved, story
+                checkpoint = trial.residence.checkpoint
+                hosts = {device.host for device in self.state.occupancy.devices}
+                assert not trial.spec.can_save or (checkpoint.in_memory and checkpoint.host not in hosts), story
 
     def drain(self) -> None:
         """Lets everything end, with nothing going wrong any more, and checks what came of it."""
@@ -365,7 +422,7 @@ def random_session(seed: int, steps: int) -> Session:
     planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]
     planner = rng.choice(planners)
     session = Session(rng, chances, planner, undivided=undivided, sparse=sparse)
-    rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense]
+    rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense, session.drain_device]
     for _ in range(steps):
         # Preemptions and resizes need ticks as a driver sends them, and fewer requests of the submitter.
         lively = not (undivided or sparse)
@@ -394,5 +451,8 @@ def random_session(seed: int, steps: int) -> Session:
             session.tick()
         else:
             session.alarm()
-    session.drain()
+    if rng.random() < 0.3:
+        session.drain_session()
+    else:
+        session.drain()
     return session

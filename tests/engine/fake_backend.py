@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fluid.engine.commands import (
     Call,
@@ -14,6 +14,7 @@ from fluid.engine.commands import (
     KillLane,
     Notice,
     Pause,
+    Persist,
     Resize,
     RunIteration,
     Save,
@@ -96,6 +97,8 @@ class FakeBackend:
         self.gone: list[Lane] = []
         #: trial -> iterations done, which rank 0 tells the others
         self.progress: dict[str, int] = {}
+        #: machine of each device
+        self.hosts: dict[int, str] = {}
         #: (trial, call) -> iterations done when the method was called, each time it was
         self.called: dict[tuple[str, int], list[int]] = {}
 
@@ -113,6 +116,8 @@ class FakeBackend:
             elif isinstance(command, Resize):
                 for lane_id in dict.fromkeys((*command.lane_ids, *command.old_lane_ids)):
                     self._post(lane_id, command)
+            elif isinstance(command, Persist):
+                self._post(command.lane_id, command)
             elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial, Call)):
                 for lane_id in command.lane_ids:
                     self._post(lane_id, command)
@@ -192,6 +197,10 @@ class FakeBackend:
         if isinstance(command, Resize):
             self._move(lane_id, lane, command)
             return
+        if isinstance(command, Persist):
+            copy = replace(command.checkpoint, in_memory=self._happens(self.chances.save_fails))
+            lane.outbox.append(TrialSaved(self.now, command.trial_id, lane_id, copy, copied=True))
+            return
         trial_id: str = command.trial_id  # type: ignore[attr-defined]
         hosted = lane.hosted.get(trial_id)
         if hosted is None:
@@ -216,7 +225,7 @@ class FakeBackend:
                 TrialCalled(self.now, trial_id, lane_id, call_id=command.call_id, result=result, failure=failure)
             )
         elif isinstance(command, Save):
-            self._save(lane_id, lane, trial_id, hosted, command.drop)
+            self._save(lane_id, lane, trial_id, hosted, command)
 
     def _move(self, lane_id: int, lane: Lane, command: Resize) -> None:
         lane.hosted.pop(command.trial_id, None)
@@ -238,16 +247,21 @@ class FakeBackend:
             lane.outbox.extend(known)
             other.outbox = deque(event for event in other.outbox if event not in known)
 
-    def _save(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted, drop: bool) -> None:
+    def _save(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted, command: Save) -> None:
         if self._happens(self.chances.save_fails):
             del lane.hosted[trial_id]
             lane.outbox.append(TrialFailed(self.now, trial_id, lane_id, Failure("error", "could not be saved")))
             return
-        if drop:
+        if command.drop:
             del lane.hosted[trial_id]
-        in_memory = self.rng.random() < 0.5
-        checkpoint = Checkpoint(hosted.done, f"{trial_id}/{hosted.done}", in_memory=in_memory)
-        lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint, dropped=drop))
+        in_memory = self.rng.random() < 0.5 and not command.durable
+        checkpoint = Checkpoint(
+            hosted.done,
+            f"{trial_id}/{hosted.done}",
+            host=self.hosts.get(lane.device_id, "localhost"),
+            in_memory=in_memory,
+        )
+        lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint, dropped=command.drop))
 
     def _iterate(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted) -> None:
         if any(peer not in self.lanes or self.lanes[peer].dead for peer in hosted.lanes):
@@ -283,7 +297,9 @@ class FakeBackend:
             )
         )
         if self._happens(self.chances.own_save):
-            checkpoint = Checkpoint(hosted.done, f"{trial_id}/{hosted.done}")
+            checkpoint = Checkpoint(
+                hosted.done, f"{trial_id}/{hosted.done}", host=self.hosts.get(lane.device_id, "localhost")
+            )
             lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint))
 
     def _fails(self, lane_id: int, lane: Lane, trial_id: str) -> bool:

@@ -10,15 +10,25 @@ from engine_session import Session
 from fake_backend import Chances
 
 from fluid.engine import journal
-from fluid.engine.commands import Command, KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd, RunIteration
+from fluid.engine.commands import (
+    Command,
+    KillLane,
+    NoteDeviceLost,
+    NoteResize,
+    Report,
+    ReportEnd,
+    RunIteration,
+)
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
     Checkpoint,
     DeviceAdded,
+    DeviceDraining,
     Event,
     Failure,
     GroupSubmitted,
+    SessionDraining,
     StopRequested,
     Tick,
     TrialForgotten,
@@ -27,6 +37,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.engine.journal import encode, encode_profile, replay
+from fluid.engine.notices import NoteDrained
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
@@ -222,6 +233,19 @@ def test_a_killed_lane_is_written_with_its_reason_and_changes_no_trial() -> None
 def test_the_limit_of_an_iteration_is_recovered(timeout: Any) -> None:
     spec = TrialSpec("a", 5, iteration_timeout_s=timeout)
     assert replay(lines(GroupSubmitted(0.0, "g", (spec,)))).groups["g"]["a"].trial == spec
+
+
+def test_drains_are_written_and_change_no_trial() -> None:
+    submitted = GroupSubmitted(0.0, "g", (TrialSpec("a", 5),))
+    drained = lines(
+        DeviceDraining(1.0, 0, 31.0),
+        SessionDraining(2.0, 27.0),
+        NoteDrained(3.0, device_id=None, unsaved=("a",)),
+        NoteDrained(4.0, device_id=0, unsaved=()),
+    )
+    assert [json.loads(line)["what"] for line in drained[1:3]] == ["SessionDraining", "NoteDrained"]
+    recovered = replay([*lines(submitted), *drained])
+    assert recovered.groups == replay(lines(submitted)).groups and recovered.at == 4.0
 
 
 def test_a_torn_last_line_is_passed_over() -> None:

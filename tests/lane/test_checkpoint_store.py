@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fluid.lane.checkpoint_store import CheckpointStore, persist_checkpoints
+from fluid.lane.checkpoint_store import CheckpointStore, disk_path, persist_checkpoints
 
 
 def writes(size: int) -> Callable[[str], None]:
@@ -26,6 +26,26 @@ def make(tmp_path: Path, budget: float, lane_id: int = 0) -> CheckpointStore:
 def where(store: CheckpointStore, path: str) -> str:
     with store.reading(path) as folder:
         return folder
+
+
+def test_a_durable_checkpoint_goes_to_disk_at_once(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=2500)
+    stored = store.save("a", 1, writes(1000), durable=True)
+    assert not stored.in_memory and Path(stored.path, "data").exists()
+    assert Path(stored.path).is_relative_to(tmp_path / "run")
+
+
+def test_a_checkpoint_is_copied_from_memory_to_disk_and_stays_in_memory(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=2500)
+    stored = store.save("a", 1, writes(1000))
+    assert stored.in_memory
+    other = make(tmp_path, budget=2500, lane_id=1)
+    copy = other.persist(stored.path)
+    assert copy == disk_path(stored.path, str(tmp_path / "run"))
+    assert Path(copy, "data").exists() and Path(stored.path, "data").exists()
+    for gone in (str(tmp_path / "memory" / "a" / "none"), copy):
+        with pytest.raises(OSError):
+            other.persist(gone)
 
 
 def test_memory_is_for_what_fits_and_the_oldest_goes_to_disk(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ class ElasticTrial:
     def _save(self, command: Save) -> None:
         """Saves it in the first lane. If it is to leave, it leaves the other lanes first; the engine is not told."""
         if not command.drop:
-            self._outbox.to_lane(self._lanes[0], m.SaveResident(self.trial_id, drop=False))
+            self._outbox.to_lane(self._lanes[0], m.SaveResident(self.trial_id, drop=False, durable=command.durable))
             return
         self._dismiss_newcomers()  # Of a resize that was called off.
         if self._alone is not None:
@@ -188,7 +188,7 @@ class ElasticTrial:
             return
         self._set_pending(Resize(self.trial_id, self._lanes[:1], self._lanes, iterations=0))
         self._silent = True
-        self._waiting.append(Save(self.trial_id, self._lanes[:1], drop=True))
+        self._waiting.append(Save(self.trial_id, self._lanes[:1], drop=True, durable=command.durable))
 
     def _set_pending(self, command: StartTrial | Pause | Resize | StopTrial) -> None:
         self._pending, self._since = command, self._clock.now()

@@ -21,6 +21,7 @@ from fluid.engine.commands import (
     DumpStacks,
     KillLane,
     Pause,
+    Persist,
     Resize,
     RunIteration,
     Save,
@@ -42,6 +43,7 @@ _LOOK_S = 2.0
 #: Seconds to wait for the launcher to report a lane whose connection has ended.
 _POST_MORTEM_S = 2.0
 
+_OfLane = (StopLane, KillLane, Persist)
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
@@ -170,10 +172,10 @@ class LanePool:
             if command.lane_id in self._lane_ids:
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
-        if not isinstance(command, (StopLane, KillLane, DumpStacks, *_OfTrial)):
+        if not isinstance(command, (*_OfLane, DumpStacks, *_OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
-        lanes = (command.lane_id,) if isinstance(command, (StopLane, KillLane)) else command.lane_ids
-        if not isinstance(command, (StopLane, KillLane, DumpStacks)):
+        lanes = (command.lane_id,) if isinstance(command, _OfLane) else command.lane_ids
+        if not isinstance(command, (*_OfLane, DumpStacks)):
             self._router.check(command)
         for lane_id in lanes:
             if lane_id not in self._lane_ids and lane_id not in started:
@@ -189,6 +191,8 @@ class LanePool:
         elif isinstance(command, DumpStacks):
             for lane_id in filter(self._lanes.is_up, command.lane_ids):
                 self._launcher.dump_stacks(lane_id, command.trial_id)
+        elif isinstance(command, Persist):
+            self._persist(command)
         elif isinstance(command, _OfTrial):
             self._events += self._router.execute(command)
 
@@ -222,6 +226,11 @@ class LanePool:
             lane.killed_because = command.reason
             lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
             self._launcher.kill(command.lane_id)  # It will report the end soon.
+
+    def _persist(self, command: Persist) -> None:
+        lane, checkpoint = self._lanes.get(command.lane_id), command.checkpoint
+        if lane is not None and not lane.leaving:
+            self._lanes.put(lane, m.PersistCheckpoint(command.trial_id, checkpoint.iteration, checkpoint.path))
 
     def _let_go(self, lane: LaneConnection) -> None:
         if not lane.leaving:

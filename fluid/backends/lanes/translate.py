@@ -56,7 +56,7 @@ def message_of(
     if isinstance(command, Pause):
         return m.PauseResident(command.trial_id, may_move=command.purpose is PausePurpose.PREEMPT)
     if isinstance(command, Save):
-        return m.SaveResident(command.trial_id, command.drop)
+        return m.SaveResident(command.trial_id, command.drop, command.durable)
     if isinstance(command, Call):
         return m.CallResident(command.trial_id, command.call_id, command.method, command.payload)
     return m.ReleaseResident(command.trial_id)
@@ -95,7 +95,15 @@ def _paused(message: m.ResidentPaused, lane_id: int, host: str, at: float) -> Tr
 
 def _saved(message: m.ResidentSaved, lane_id: int, host: str, at: float) -> TrialSaved:
     checkpoint = Checkpoint(message.iteration, message.path, host=host, in_memory=message.in_memory)
-    return TrialSaved(at, message.trial_id, lane_id, checkpoint, dropped=message.dropped, seconds=message.seconds)
+    return TrialSaved(
+        at,
+        message.trial_id,
+        lane_id,
+        checkpoint,
+        dropped=message.dropped,
+        seconds=message.seconds,
+        copied=message.copied,
+    )
 
 
 def _failed(message: m.ResidentFailed, lane_id: int, host: str, at: float) -> TrialFailed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fluid._clock import VirtualClock
@@ -20,6 +21,7 @@ from fluid.engine.commands import (
     DumpStacks,
     KillLane,
     Pause,
+    Persist,
     Resize,
     RunIteration,
     Save,
@@ -109,6 +111,7 @@ class SimulatedBackend:
             Pause: self._pause,
             StopTrial: self._stop,
             Save: self._save,
+            Persist: self._persist,
             Resize: self._resize,
             Call: self._call,
         }
@@ -272,11 +275,15 @@ class SimulatedBackend:
         trial = self._trials.get(command.trial_id)
         if trial is None:
             return
-        lane_id, checkpoint = command.lane_ids[0], Checkpoint(trial.done, "", in_memory=True)
+        lane_id, checkpoint = command.lane_ids[0], Checkpoint(trial.done, "", in_memory=not command.durable)
         self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, checkpoint, dropped=command.drop))
         if command.drop:
             self._parts[trial.trial_id].discard(lane_id)
             del self._trials[trial.trial_id]
+
+    def _persist(self, command: Persist) -> None:
+        checkpoint = replace(command.checkpoint, in_memory=False)
+        self._ready.append(TrialSaved(self.now(), command.trial_id, command.lane_id, checkpoint, copied=True))
 
     def _resize(self, command: Resize) -> None:
         trial = self._trials[command.trial_id]
