@@ -214,11 +214,7 @@ class DeviceLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeviceDraining(Event):
-    """A device goes soon: it takes no further trial, what it has is saved to disk, and then it is removed.
-
-    Attributes:
-        deadline: when it is removed even if not everything was saved, seconds.
-    """
+    """A device goes soon: what it has is saved to disk; then, or at ``deadline`` in seconds, it is removed."""
 
     device_id: int
     deadline: float
@@ -226,11 +222,7 @@ class DeviceDraining(Event):
 
 @dataclass(frozen=True, slots=True)
 class SessionDraining(Event):
-    """The session ends soon: nothing starts any more, and what runs is saved to disk.
-
-    Attributes:
-        deadline: when the wait for it ends even if not everything was saved, seconds.
-    """
+    """The session ends soon: nothing starts any more, and what runs is saved to disk by ``deadline``, in seconds."""
 
     deadline: float
 
