@@ -1,4 +1,4 @@
-"""The command line: ``fluid plan``, ``simulate``, ``report`` and ``doctor`` (see ``docs/cli.md``).
+"""The command line: ``fluid plan``, ``simulate``, ``report``, ``why`` and ``doctor`` (see ``docs/cli.md``).
 
 Each command imports what it needs when it runs, so that ``fluid --help`` is fast.
 """
@@ -202,6 +202,20 @@ def _report(arguments: argparse.Namespace) -> None:
         console.print(line, soft_wrap=True)
 
 
+def _why(arguments: argparse.Namespace) -> None:
+    from fluid.report.loader import load_run
+    from fluid.report.why import as_json, find_trials, story_text
+
+    run = load_run(arguments.run)
+    trials = find_trials(run, arguments.trial)
+    if arguments.json:
+        _print_json(as_json(run, trials))
+        return
+    console = _console()
+    for trial in trials:
+        console.print(story_text(run, trial))
+
+
 def _write_report(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
     """Writes the requested files, by default both into the run folder unless ``--json`` is given; returns messages."""
     html, png, messages = arguments.html, arguments.png, []
@@ -326,10 +340,15 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--png", metavar="FILE", help="draw the chart to this file (default: RUN/timeline.png)")
     report.set_defaults(command=_report)
 
+    why = commands.add_parser("why", help="tell what happened to one trial of a run, and why")
+    why.add_argument("run", metavar="RUN", help="the run folder of a session")
+    why.add_argument("trial", metavar="TRIAL", help="a trial, by its id or by the name in reports")
+    why.set_defaults(command=_why)
+
     doctor = commands.add_parser("doctor", help="examine this machine and show what Fluid would use")
     doctor.set_defaults(command=_doctor)
 
-    for command in (plan, simulate, report, doctor):
+    for command in (plan, simulate, report, why, doctor):
         command.add_argument("--json", action="store_true", help="print only JSON on stdout")
     for command in (plan, simulate):
         command.add_argument("--plot", metavar="FILE", help="also draw a chart to this file, such as out.png")

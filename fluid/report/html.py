@@ -17,14 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from fluid.display.format import count, duration, number, percent, placement_name, short_names, width_name, widths_name
+from fluid.display.format import (
+    count,
+    duration,
+    durations,
+    number,
+    percent,
+    placement_name,
+    short_names,
+    shortened,
+    width_name,
+    widths_name,
+)
 from fluid.display.palette import colour, ink
 from fluid.display.states import states_text
 from fluid.errors import InvalidFieldError
+from fluid.report.idle import WAITED
 from fluid.report.run import KeyMeasurements, RecordedRun, TrialRun, is_number
 
 #: Points of all curves together, and the fewest and most of one curve.
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400
+#: Lines of all stories together, the fewest and most of one, and most characters of a line.
+_STORY_LINES, _LEAST_LINES, _MOST_LINES, _LONGEST_LINE = 20_000, 12, 200, 600
 #: Most steps of the utilisation. A longer series is replaced by its means over this many equal parts of the run.
 _MOST_STEPS = 2000
 #: Most hyperparameters with a column of their own, and most characters of one value.
@@ -88,6 +102,7 @@ def page_data(run: RecordedRun) -> dict[str, Any]:
     lanes = {device.index: lane for lane, device in enumerate(timeline.devices)}
     return {
         "makespan": timeline.makespan,
+        "clocked": run.clock is not None,
         "lanes": [f"{device.kind} {device.index}" for device in timeline.devices],
         "hosts": [device.host for device in timeline.devices],
         "placements": list(placements),
@@ -119,6 +134,7 @@ def _utilisation(run: RecordedRun) -> list[list[float]]:
 def _trials_data(run: RecordedRun) -> list[dict[str, Any]]:
     curves = max(1, len(run.trials) * len(run.metrics))
     most = min(max(_POINTS // curves, _LEAST_POINTS), _MOST_POINTS)
+    most_lines = min(max(_STORY_LINES // max(1, len(run.trials)), _LEAST_LINES), _MOST_LINES)
     short = short_names([trial.trial_id for trial in run.trials])
     found = []
     for row, trial in enumerate(run.trials):
@@ -129,6 +145,7 @@ def _trials_data(run: RecordedRun) -> list[dict[str, Any]]:
                 "colour": colour(row),
                 "ink": ink(colour(row)),
                 "facts": _trial_facts(run, trial),
+                "story": _story(run, trial, most_lines),
                 "config": {str(name): _value(value, 400) for name, value in trial.config.items()},
                 "curves": [_curve(trial, metric, most) for metric in run.metrics],
                 "last": [_shown(trial.last.get(metric)) for metric in run.metrics],
@@ -161,6 +178,20 @@ def _trial_facts(run: RecordedRun, trial: TrialRun) -> dict[str, str]:
         "failure": trial.failure,
     }
     return {name: fact for name, fact in facts.items() if fact}
+
+
+def _story(run: RecordedRun, trial: TrialRun, most: int) -> list[list[str]]:
+    """The time, the clock and the text of each line of a trial's story; of a long one, the middle is left out."""
+    lines = list(run.story_of(trial))
+    times = durations([line.at for line in lines])
+    found = [
+        [time, run.clock_time(line.at), shortened(line.text, _LONGEST_LINE)]
+        for time, line in zip(times, lines, strict=True)
+    ]
+    if len(found) > most:
+        left_out = f"... {count(len(found) - most, 'line')} left out; fluid why tells all"
+        found[most // 2 : len(found) - most + most // 2] = [["", "", left_out]]
+    return found
 
 
 def _short(value: float) -> float:
@@ -209,7 +240,18 @@ def _summary(run: RecordedRun) -> str:
         f"<div class=tile><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(more)}</small></div>"
         for name, value, more in tiles
     )
-    return f'<p class="session">{line}</p><div class="tiles">{boxes}</div>'
+    return f'<p class="session">{line}</p><div class="tiles">{boxes}</div>{_idle_line(run)}'
+
+
+def _idle_line(run: RecordedRun) -> str:
+    """The unused device time by its cause."""
+    idle = run.idle
+    if idle is None:
+        return ""
+    figures = {name: duration(seconds) for name, seconds in idle.figures.items()}
+    figures[WAITED] += f" ({100.0 * idle.waited_share:.2f} %)"
+    line = " &nbsp;·&nbsp; ".join(f"{escape(name)} <b>{escape(figure)}</b>" for name, figure in figures.items())
+    return f'<p class="session" title="device-seconds; see docs/cli.md">unused device time: {line}</p>'
 
 
 def _notes(run: RecordedRun) -> str:

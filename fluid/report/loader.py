@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from fluid.display.format import count
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded
 from fluid.engine.journal import PastTrial, Recovered
+from fluid.lane.messages import trial_folder
 from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
+from fluid.report.history import RunHistory
+from fluid.report.idle import idle_time
 from fluid.report.run import UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, RecordedRun, TrialRun
 from fluid.report.run_files import RunFiles, device_from, without_surrogates
 from fluid.report.segments import (
@@ -23,6 +28,8 @@ from fluid.report.segments import (
     segments_of,
     with_pauses,
 )
+from fluid.report.story import Storyteller
+from fluid.report.story_words import StoryLine
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
 from fluid.session.folder_files import read_search
@@ -41,7 +48,8 @@ def load_run(path: str | Path) -> RecordedRun:
     files = RunFiles(path)
     session, journal, done = files.session(), files.journal(), read_iterations(files)
     _note_shared(files, journal, done)
-    groups, shown_as = _TrialsReader(files, journal, done).groups()
+    reader = _TrialsReader(files, journal, done)
+    groups, shown_as = reader.groups()
     trials = [trial for group in groups for trial in group.trials]
     rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
     row_of = {trial_id: rows[shown] for trial_id, shown in shown_as.items()}
@@ -54,7 +62,58 @@ def load_run(path: str | Path) -> RecordedRun:
         max((segment.end for segment in segments), default=0.0),
         changes=tuple(changes),
     )
-    return RecordedRun(files.path, session, groups, timeline, _key_measurements(files.profile()), tuple(files.notes))
+    history = RunHistory(files.entries(), done)
+    return RecordedRun(
+        files.path,
+        session,
+        groups,
+        timeline,
+        _key_measurements(files.profile()),
+        tuple(files.notes),
+        stories=_stories(history, files, reader, groups, shown_as),
+        submitted=_by_value(shown_as),
+        idle=idle_time(history, timeline),
+        clock=_clock(session, done, history.zero),
+    )
+
+
+def _stories(
+    history: RunHistory,
+    files: RunFiles,
+    reader: _TrialsReader,
+    groups: Sequence[GroupRun],
+    shown_as: Mapping[str, tuple[str, str]],
+) -> dict[tuple[str, str], list[StoryLine]]:
+    """What happened to each trial, by group and shown name; submitted trials that are shown as one are told as one."""
+    searched = {group.group_id for group in groups if group.search is not None}
+    teller = Storyteller(
+        history,
+        name_of=lambda trial: shown_as[trial][1] if trial in shown_as else trial,
+        log_of=lambda trial: os.path.join(trial_folder(str(files.path), trial), "output.log"),
+        searched=lambda trial: trial in shown_as and shown_as[trial][0] in searched,
+    )
+    found: dict[tuple[str, str], list[StoryLine]] = {}
+    for trial, shown in shown_as.items():
+        found.setdefault(shown, []).extend(teller.tell(trial, tuple(reader.iterations(trial))))
+    return {shown: sorted(lines, key=lambda line: line.at) for shown, lines in found.items()}
+
+
+def _by_value(shown_as: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for trial, shown in shown_as.items():
+        found.setdefault(shown, []).append(trial)
+    return found
+
+
+def _clock(session: Mapping[str, Any], done: FinishedIterations, zero: float) -> datetime | None:
+    """Wall-clock time at ``zero`` on the session's clock; ``None`` if unknown, or the session's clock was reset."""
+    known = session.get("clock")
+    if not isinstance(known, Mapping) or len(done.offsets) > 1:
+        return None
+    try:
+        return datetime.strptime(known["time"], "%Y-%m-%d %H:%M:%S") + timedelta(seconds=zero - known["at"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def _note_shared(files: RunFiles, journal: Recovered, done: FinishedIterations) -> None:
@@ -160,7 +219,7 @@ class _TrialsReader:
             state,
             None if known is None or "shown" in entry else known.history.budget,
             failure.message if failure is not None and state == TrialState.FAILED else "",
-            tuple(iteration for part in parts for iteration in self._iterations(part)),
+            tuple(iteration for part in parts for iteration in self.iterations(part)),
         )
 
     def _state(self, trial: str, search: Search | None) -> str:
@@ -171,7 +230,7 @@ class _TrialsReader:
             return TrialState.PAUSED.value
         return ended.value if ended is not None else UNFINISHED
 
-    def _iterations(self, trial: str) -> Iterator[FinishedIteration]:
+    def iterations(self, trial: str) -> Iterator[FinishedIteration]:
         """The iterations of a submitted trial, numbered as in the trial it is shown as, with that trial's metrics."""
         entry = self._entries.get(trial, {})
         before, outer = entry.get("iterations"), entry.get("metrics")

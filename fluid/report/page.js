@@ -403,10 +403,23 @@
       const found = html(columns, "dl");
       for (const [name, value] of entries) { html(found, "dt", name); html(found, "dd", value); }
     };
+    if (trial.story.length) showStory(html(box, "details"), trial.story);
     list(Object.entries(trial.facts));
     list(Object.entries(trial.config));
     list(data.metrics.map((metric, k) => [metric.name, trial.last[k] && `${trial.last[k]}  (${trial.low[k]} to ${trial.high[k]})`])
       .filter((entry) => entry[1]));
+  }
+
+  function showStory(parent, story) {
+    parent.open = true;
+    html(parent, "summary", "What happened, and why");
+    const body = html(html(parent, "table", undefined, "story"), "tbody");
+    for (const [time, clock, text] of story) {
+      const row = html(body, "tr");
+      html(row, "td", time, "num");
+      if (data.clocked) html(row, "td", clock, "num");
+      html(row, "td", text, "text");
+    }
   }
 
   for (const row of rows) {

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fluid.report.idle import IdleTime
 from fluid.report.segments import FinishedIteration
+from fluid.report.story_words import StoryLine
 from fluid.report.timeline import Timeline
 from fluid.trialgroup import Search
 
@@ -159,6 +162,10 @@ class RecordedRun:
         timeline: which trial ran on which devices, and when; a row per trial, in the order of :attr:`trials`.
         keys: the measurements, by profile key.
         notes: one sentence for each thing that could not be read.
+        stories: what happened to each trial, by group and id.
+        submitted: the submitted trials that each trial is made of, by group and id.
+        idle: the idle time of the devices; ``None`` if the journal does not tell, as those of older versions.
+        clock: wall-clock time at 0 on the time axis; ``None`` if unknown.
     """
 
     path: Path
@@ -167,6 +174,18 @@ class RecordedRun:
     timeline: Timeline
     keys: tuple[KeyMeasurements, ...]
     notes: tuple[str, ...]
+    stories: Mapping[tuple[str, str], Sequence[StoryLine]] = field(default_factory=dict)
+    submitted: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
+    idle: IdleTime | None = None
+    clock: datetime | None = None
+
+    def story_of(self, trial: TrialRun) -> Sequence[StoryLine]:
+        """What happened to a trial, in order of time."""
+        return self.stories.get((trial.group_id, trial.trial_id), ())
+
+    def clock_time(self, at: float) -> str:
+        """The time of day, ``"12:34:56"``, so many seconds after the first iteration began; empty if unknown."""
+        return "" if self.clock is None else (self.clock + timedelta(seconds=at)).strftime("%H:%M:%S")
 
     @property
     def name(self) -> str:

@@ -73,6 +73,13 @@ class RunFiles:
         """The lines of ``trials.jsonl``: names of groups and configs of trials, in the order written."""
         return list(self._lines("trials.jsonl"))
 
+    def entries(self) -> list[Mapping[str, Any]]:
+        """The lines of the journal as they are; those that cannot be read are left out, without a note."""
+        notes = list(self.notes)
+        found = list(self._lines("journal.jsonl"))
+        self.notes = notes  # journal() says what is wrong
+        return found
+
     def journal(self) -> Recovered:
         """The groups and trials in the journal; empty if it is missing or damaged."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +16,7 @@ from rich.text import Text
 from fluid.display.format import count, duration, durations, number, percent, printable, shortened, widths_name
 from fluid.display.palette import colour
 from fluid.display.states import state_style, states_text
+from fluid.report.idle import WAITED, IdleTime
 from fluid.report.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun, is_number
 
 #: Most rows of a table.
@@ -39,9 +41,18 @@ def run_tables(run: RecordedRun, *, rows: int = DEFAULT_TABLE_ROWS, compact: boo
     parts.append(_trials_table(run, rows, compact=compact))
     parts += _left_out(len(run.trials), rows, "trial")
     parts += [Text(_measured(key)) for key in run.keys]
+    if run.idle is not None:
+        parts.append(_idle_table(run.idle))
     if run.sharing:
         parts.append(Text(f"GPUs shared by {printable(run.sharing)}"))
     parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
+    if run.stories:
+        parts.append(
+            Text(
+                f"fluid why {shlex.quote(printable(str(run.path)))} TRIAL tells what happened to a trial, and why",
+                "dim",
+            )
+        )
     return Group(*parts)
 
 
@@ -54,6 +65,7 @@ def as_json(run: RecordedRun) -> dict[str, Any]:
         "makespan_s": run.timeline.makespan,
         "utilisation": run.timeline.utilisation,
         "resizes": run.resizes,
+        "idle": None if run.idle is None else _idle_json(run.idle),
         "groups": [
             {
                 "group": group.group_id,
@@ -66,7 +78,7 @@ def as_json(run: RecordedRun) -> dict[str, Any]:
             }
             for group in run.groups
         ],
-        "trials": [_trial_json(trial) for trial in run.trials],
+        "trials": [{**_trial_json(trial), "story": story_json(run, trial)} for trial in run.trials],
         "profile": [
             {"key": k.key, "seconds_per_iteration": k.seconds, "alpha": k.alpha, "beta": k.beta, "c": k.c}
             for k in run.keys
@@ -90,6 +102,32 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "last": {name: _plain(value) for name, value in trial.last.items()},
         "least": {name: low for name, (low, _) in trial.ranges.items()},
         "greatest": {name: high for name, (_, high) in trial.ranges.items()},
+    }
+
+
+def story_json(run: RecordedRun, trial: TrialRun) -> list[dict[str, Any]]:
+    """A trial's story as data."""
+    return [
+        {
+            "at_s": line.at,
+            "clock": run.clock_time(line.at) or None,
+            "what": line.what,
+            "text": line.text,
+            "facts": _plain(line.facts),
+        }
+        for line in run.story_of(trial)
+    ]
+
+
+def _idle_json(idle: IdleTime) -> dict[str, float]:
+    return {
+        "start_s": idle.start,
+        "hand_over_s": idle.hand_over,
+        "unreported_s": idle.unreported,
+        "trial_waited_s": idle.waited,
+        "trial_waited_share": idle.waited_share,
+        "no_trial_s": idle.no_trial,
+        "packing_ramp_up_s": idle.ramp_up,
     }
 
 
@@ -149,6 +187,18 @@ def _trials_table(run: RecordedRun, rows: int, *, compact: bool) -> Table:
             best_value = trial.best(metric, less=run.less_is_better(metric))
             cells.append("" if best_value is None else number(best_value) if best_value >= 100 else f"{best_value:.4g}")
         table.add_row(Text("  ", style=f"on {colour(row)}"), printable(trial.trial_id), state, *cells)
+    return table
+
+
+def _idle_table(idle: IdleTime) -> Table:
+    """The unused device time by its cause, in device-seconds."""
+    table = _empty_table()
+    table.add_column("unused device time", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, seconds in idle.figures.items():
+        share = f"{100.0 * idle.waited_share:.2f} % of the sweep" if name == WAITED else ""
+        table.add_row(name, duration(seconds), share)
     return table
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from fluid._clock import timestamp
 from fluid.backends.base import Backend
 from fluid.engine import tuning
 from fluid.engine.commands import Notice, TrialNotice
@@ -65,6 +66,7 @@ class Pump:
         #: Seconds that the latest trials took to be set up.
         self._setups: deque[float] = deque([0.0], maxlen=tuning.LATEST_SETUPS)
         self.began = backend.now()
+        self._facts["clock"] = {"at": self.began, "time": timestamp()}
         self._closing = False
         self._broken: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="fluid-pump", daemon=True)

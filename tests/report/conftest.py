@@ -10,16 +10,30 @@ from typing import Any
 
 import pytest
 
-from fluid.engine.commands import ReportEnd
-from fluid.engine.events import Failure, GroupSubmitted, StopRequested, TrialForgotten, TrialSpec
+from fluid.engine.commands import NoteResize, ReportEnd
+from fluid.engine.events import (
+    Checkpoint,
+    DeviceAdded,
+    Failure,
+    GroupSubmitted,
+    StopRequested,
+    TrialForgotten,
+    TrialSaved,
+    TrialSpec,
+    TrialStarted,
+)
 from fluid.engine.journal import encode
+from fluid.engine.notices import NoteMeasured, NotePlaced, NoteQueued, NoteWaiting, WaitReason
 from fluid.planning.profile import Profile
+from fluid.resources import Device
 from fluid.session.run_folder import RunFolder
 from fluid.trainables.payload import payload_of
-from fluid.trialgroup import Search, Trial
+from fluid.trialgroup import Search, Trial, TrialState
 
 #: When sessions begin on their clock; what is read from them begins at 0.
 ZERO = 5000.0
+#: What session.json says of that clock.
+CLOCK = {"at": ZERO - 1.0, "time": "2026-01-31 12:34:56"}
 #: (trial, iteration, start, end, width, devices, metrics)
 Row = tuple[str, int, float, float, float, tuple[int, ...], Any]
 
@@ -42,14 +56,14 @@ class Session:
             if trials:
                 self.submit(name, trials)
 
-    def submit(self, name: str, trials: Sequence[Trial], search: Search | None = None) -> None:
+    def submit(self, name: str, trials: Sequence[Trial], search: Search | None = None, at: float = 0.0) -> None:
         """Submits a group."""
         group = self._numbers.setdefault(name, str(len(self._numbers)))
         payloads = {each: payload_of(each.trainable, each.config, each.shown and each.shown.config) for each in trials}
         self._folder.write_trials(group, name, payloads, search)
         self.group_of.update((trial.id, group) for trial in trials)
         specs = tuple(TrialSpec(trial.id, trial.budget, profile_key=trial.key) for trial in trials)
-        self.happened(GroupSubmitted(0.0, group, specs))
+        self.happened(GroupSubmitted(at, group, specs))
 
     def happened(self, *items: Any) -> None:
         """Writes events and commands, of which the times begin at 0."""
@@ -126,3 +140,48 @@ def small_run(session: Callable[..., Session]) -> Path:
         profile.observe("net", 2.0)
         profile.observe("net", 2.5, co_residents=2)
     return made.close(profile)
+
+
+@pytest.fixture
+def told_run(session: Callable[..., Session]) -> Path:
+    """Three trials on two devices: one is widened, one fails twice, one waits and is stopped. The journal tells all."""
+    made = session({}, devices=[{"index": index, "kind": "gpu"} for index in range(2)], clock=CLOCK)
+    made.happened(*(DeviceAdded(-1.0, Device(index, "localhost", "gpu")) for index in range(2)))
+    made.submit("sweep", [trial("a", 6), trial("b", 3), trial("c", 9)], at=-1.0)
+    made.happened(
+        NotePlaced("a", at=-1.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        NotePlaced("b", at=-1.0, width=1.0, device_ids=(1,), lane_ids=(1,)),
+        NoteWaiting(0, at=-1.0, trial_ids=("c",), width=1.0, reason=WaitReason.DEVICES),
+        TrialStarted(0.0, "a", 0, iteration=0, seconds=0.2),
+        TrialStarted(0.1, "b", 1, iteration=0, seconds=0.3),
+        NoteMeasured("net", at=2.0, seconds=2.0, packing=1, width=2, alpha=1.0, beta=1.0),
+        TrialSaved(2.0, "a", 0, Checkpoint(1, "a/1", in_memory=True), seconds=0.004),
+        NoteQueued("b", at=3.1, iteration=0, why="failure 1 of 2: ValueError: loss is <nan>", kind="error", failures=1),
+        NotePlaced("c", at=3.1, width=1.0, device_ids=(1,), lane_ids=(1,)),
+        NoteWaiting(0, at=3.1, trial_ids=("b",), width=1.0, reason=WaitReason.DEVICES),
+        TrialStarted(3.2, "c", 1, iteration=0, seconds=0.1),
+        StopRequested(5.2, "c"),
+        ReportEnd("c", "0", state=TrialState.STOPPED, iteration=1, at=5.3),
+        NotePlaced("b", at=5.3, width=1.0, device_ids=(1,), lane_ids=(1,)),
+        TrialStarted(5.4, "b", 1, iteration=0, seconds=0.1),
+        ReportEnd(
+            "b",
+            "0",
+            state=TrialState.FAILED,
+            iteration=0,
+            at=6.0,
+            failure=Failure("error", "ValueError: loss is <nan>", "Traceback ..."),
+        ),
+        NoteResize(
+            "a", at=8.1, width=2.0, device_ids=(0, 1), seconds=0.1, old_width=1.0, begun_at=ZERO + 6.0, gain=1.9
+        ),
+        ReportEnd("a", "0", state=TrialState.DONE, iteration=6, at=10.3),
+    )
+    made.results(
+        *(("a", number, 2.0 * number - 2.0, 2.0 * number, 1.0, (0,), {"loss": 1.0 / number}) for number in range(1, 5)),
+        ("b", 1, 0.1, 2.1, 1.0, (1,), {"loss": 0.9}),
+        ("c", 1, 3.2, 5.2, 1.0, (1,), {"loss": 0.8}),
+        ("a", 5, 8.1, 9.2, 2.0, (0, 1), {"loss": 0.2}),
+        ("a", 6, 9.2, 10.3, 2.0, (0, 1), {"loss": 0.1}),
+    )
+    return made.close()
