@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluid.errors import FluidError
 from fluid.session.folder_files import RESULTS, TRIALS, json_lines
 from fluid.session.results import Result
 
@@ -42,7 +43,12 @@ class GroupResults:
         Args:
             config_of: the config of a trial, by its id; ``None`` for a trial that was forgotten, whose config is
                 then read from ``trials.jsonl``, as JSON has it.
+
+        Raises:
+            FluidError: the file was deleted meanwhile.
         """
+        if not (self.folder / RESULTS).is_file():
+            raise FluidError(f"the results of the sessions before are gone: {self.folder / RESULTS} was deleted")
         forgotten: dict[str, Mapping[str, Any]] | None = None
         for line in json_lines(self.folder / RESULTS, self.start, self.end):
             if line.entry is None or line.entry.get("group") != self.group_id or _times(line.entry) is None:

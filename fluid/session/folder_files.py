@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -113,6 +114,12 @@ def cut(file: IO[bytes], keep: int, size: int) -> None:
         file.truncate(keep)
         name = os.path.basename(file.name)
         _log.warning("%s: its last entry was not whole, and was cut off (%d bytes)", name, size - keep)
+
+
+def cut_file(path: Path, keep: int) -> None:
+    """Cuts a file back to ``keep`` bytes; a file that is missing has none."""
+    with suppress(FileNotFoundError), path.open("r+b") as file:
+        cut(file, keep, file.seek(0, os.SEEK_END))
 
 
 def _line_start(file: IO[bytes], end: int) -> int:

@@ -20,7 +20,16 @@ from fluid.engine.journal import Recovered, replay
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_store import disk_path
 from fluid.session.earlier_results import EarlierResults
-from fluid.session.folder_files import JOURNAL, PAYLOADS, RESULTS, TRIALS, cut_torn_line, json_lines, read_search
+from fluid.session.folder_files import (
+    JOURNAL,
+    PAYLOADS,
+    RESULTS,
+    TRIALS,
+    cut_file,
+    cut_torn_line,
+    json_lines,
+    read_search,
+)
 from fluid.session.payload_file import StoredTrial, read_payloads
 from fluid.trialgroup import Search, Trial, TrialState
 
@@ -160,7 +169,8 @@ def _read(folder: Path) -> LeftSession:
         for trial in read_payloads(folder / PAYLOADS, lambda trial_id: trial_id in in_journal or trial_id in forgotten)
         if trial.trial_id not in forgotten
     }
-    written = _read_lines(folder, in_journal - stored.keys())
+    known = {*in_journal, *forgotten, *stored}
+    written = _read_lines(folder, lambda trial_id: trial_id in known, in_journal - stored.keys())
     lost = _agree(recovered, results, stored)
     groups = _groups(recovered, stored, written)
     _wait_until_settled(recovered)
@@ -179,17 +189,23 @@ def _replay(folder: Path) -> Recovered:
     return recovered
 
 
-def _read_lines(folder: Path, lost: set[str]) -> WrittenLines:
-    written = WrittenLines()
+def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -> WrittenLines:
+    """Reads ``trials.jsonl``, and cuts off the last lines if neither journal nor payloads know their trials."""
+    written, started, keep = WrittenLines(), dict[str, tuple[str, Search | None]](), 0
     for line in json_lines(folder / TRIALS):
         entry = line.entry or {}
-        if "trial" in entry:
-            written.trials.add(str(entry["trial"]))
+        if "trial" not in entry:
+            if "group" in entry:
+                group_id = str(entry["group"])
+                started[group_id] = str(entry.get("name") or group_id), read_search(entry)
+        elif is_known(str(entry["trial"])):
+            keep = line.end
+            written.groups.update(started)
+            started.clear()
+            written.trials.add(entry["trial"])
             if entry["trial"] in lost and isinstance(entry.get("config"), dict):
                 written.configs[entry["trial"]] = entry["config"]
-        elif "group" in entry:
-            group_id = str(entry["group"])
-            written.groups[group_id] = str(entry.get("name") or group_id), read_search(entry)
+    cut_file(folder / TRIALS, keep)
     return written
 
 

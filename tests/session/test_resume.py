@@ -273,6 +273,18 @@ def test_a_submission_that_the_journal_lost_is_there_again(ended: Path) -> None:
     assert {each.trial_id: each.config for each in run.trials}["c"] == {"seconds": 1.3}
 
 
+def test_lines_of_trials_that_no_other_file_has_are_cut_off(ended: Path) -> None:
+    before = (ended / "trials.jsonl").read_bytes()
+    stray = b'{"group": "2", "name": "lost"}\n{"group": "2", "trial": "e", "config": {}}\n'
+    (ended / "trials.jsonl").write_bytes(before + stray)
+    with resume(ended) as executor:
+        again = executor.submit_trialgroup(TrialGroup([trial("e", 1, 2.0)], "third"))
+        assert again.wait(PATIENCE) and again.states == {"e": "DONE"}
+    run = load_run(ended)
+    assert not run.notes
+    assert run.groups[2].name == "third" and run.groups[2].trials[0].config == {"seconds": 2.0}
+
+
 def test_results_that_are_gone_are_reported_again_where_the_trial_can_go_back(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with FluidExecutor(simulated(), run_dir=folder, verbose=0) as executor:
@@ -306,6 +318,13 @@ def test_all_results_of_a_session_that_had_ended_are_there(ended: Path) -> None:
         run = load_run(ended)
         assert [first.makespan, second.makespan] == pytest.approx([group.makespan for group in run.groups])
         assert executor.handles[0].search == run.groups[0].search
+
+
+def test_results_that_were_deleted_meanwhile_are_missed(ended: Path) -> None:
+    with resume(ended) as executor:
+        (ended / "results.jsonl").unlink()
+        with pytest.raises(FluidError, match=r"results\.jsonl was deleted"):
+            list(executor.handles[0].results())
 
 
 def test_results_before_and_after_a_resume_are_one_row(tmp_path: Path) -> None:
