@@ -12,7 +12,7 @@ from fluid.session.results import TrialFailedError
 
 
 def cause_of(failure: Failure) -> BaseException:
-    """Returns the trial's own exception, or a RuntimeError with its message where it could not be pickled."""
+    """Returns the trial's own exception; where there is none, or it cannot be pickled, one with the message."""
     if failure.exception is not None:
         try:
             cause = pickle.loads(failure.exception)
@@ -20,7 +20,7 @@ def cause_of(failure: Failure) -> BaseException:
             cause = None
         if isinstance(cause, BaseException):
             return cause
-    return RuntimeError(failure.message)
+    return (TimeoutError if failure.kind == "timeout" else RuntimeError)(failure.message)
 
 
 def task_error(failure: Failure, task: str, cause: BaseException | None = None) -> RayTaskError:

@@ -6,6 +6,7 @@ A sweep that hangs ends when its time budget runs out, with trials that lack ite
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from ray.tune.schedulers import (
 )
 
 from fluid import FluidExecutor, tune
+from fluid.engine import tuning
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -96,6 +98,51 @@ def test_23858_all_of_200_samples_run(run: Callable[..., Sweep]) -> None:
     done = run(climb, config={"x": tune.uniform(0.0, 1.0), "length": 1}, num_samples=200)
     assert done.statuses == ["TERMINATED"] * 200
     assert all(trial.rows[0]["steps"] == 1 for trial in done.trials)
+
+
+class Hangs(Climber):
+    """Number ``victim`` hangs in its second iteration, ``hangs`` times, in C code that keeps the interpreter's lock."""
+
+    def step(self) -> dict[str, Any]:
+        if self.steps == 1 and self.trial_id.endswith(f"_{self.config['victim']:05d}"):
+            notes = Path(self.config["folder"])
+            times = len(list(notes.iterdir()))
+            if times < self.config["hangs"]:
+                (notes / str(times)).touch()
+                re.match("(a+)+$", "a" * 60 + "b")
+        return dict(super().step())
+
+
+@pytest.mark.parametrize(
+    ("hangs", "max_failures", "status", "iterations"),
+    [(1, 0, "TERMINATED", [1, 2, 3]), (9, 0, "ERROR", [1]), (2, 1, "TERMINATED", [1, 2, 3])],
+    ids=["once", "always", "until Tune restarts it"],
+)
+def test_21418_a_trial_that_hangs_costs_itself_only(
+    run: Callable[..., Sweep],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hangs: int,
+    max_failures: int,
+    status: str,
+    iterations: list[int],
+) -> None:
+    """#21418: the process of the 16th trial hung on one machine; no error, and 17 trials PENDING for ever."""
+    # Of the limit on iterations that nobody set: 60 s and 10 minutes otherwise.
+    monkeypatch.setattr(tuning, "LEAST_DUMP_S", 1.0)
+    monkeypatch.setattr(tuning, "LEAST_KILL_S", 2.0)
+    (notes := tmp_path / "notes").mkdir()
+    config = {"x": tune.grid_search([1.0] * 20), "folder": str(notes), "victim": 15, "hangs": hangs}
+    frequent = tune.CheckpointConfig(checkpoint_frequency=1)
+    options = {"stop": {"training_iteration": 3}, "max_failures": max_failures, "checkpoint_config": frequent}
+    done = run(Hangs, config=config, **options)
+    victim = done.trials.pop(15)
+    assert [trial.status for trial in done.trials] == ["TERMINATED"] * 19
+    assert [trial.iterations for trial in done.trials] == [[1, 2, 3]] * 19
+    assert (victim.status, victim.iterations) == (status, iterations)
+    assert victim.failures == (hangs > 1)
+    if victim.failures:
+        assert "its iteration gave no result for" in (victim.folder / "error.txt").read_text()
 
 
 def test_18903_a_searcher_gets_every_result_though_they_come_faster_than_it_takes_them(
