@@ -42,12 +42,13 @@ class HungTrials:
         silent = core.now - place.since
         if limit is None:
             core.deadlines.set(deadline, core.now + tuning.LEAST_DUMP_S)
-        elif silent >= limit.kill_after:
+        # As the deadline was computed: a difference of times may be rounded to less, and the deadline come again.
+        elif core.now >= place.since + limit.kill_after:
             self._end(trial, silent)
             # It may have left those lanes before they are gone.
             core.deadlines.set(deadline, core.now + limit.kill_after)
         else:
-            if silent >= limit.dump_after and not place.dumped:
+            if core.now >= place.since + limit.dump_after and not place.dumped:
                 place.dumped = True
                 self._dump(trial, silent, limit)
             core.deadlines.set(deadline, place.since + (limit.kill_after if place.dumped else limit.dump_after))

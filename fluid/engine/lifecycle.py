@@ -85,8 +85,7 @@ class Lifecycle:
         if event.iteration > progress.done:
             raise core.error(trial, f"started at iteration {event.iteration}, beyond its checkpoint's {progress.done}")
         core.measuring.observe_start(trial, event.seconds)
-        core.watching.answered(trial, core.now)
-        trial.placement.iterates = True
+        core.watching.launched(trial, core.now, iterates=True)
         self._residency.restored(trial, event.iteration)
         progress.restart(event.iteration)
         if trial.state is TrialState.STOPPING:

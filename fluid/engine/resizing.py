@@ -98,8 +98,7 @@ class Resizing:
             return None
         if not move.after_loss:
             core.measuring.observe_resize(event.seconds)
-        core.watching.answered(trial, core.now)
-        place.iterates = True
+        core.watching.launched(trial, core.now, iterates=True)
         core.invalidate_timing(trial)
         core.allocations.release_old_devices(move)
         core.lanes.release(lane_id for lane_id in move.old_lanes if lane_id not in place.lanes)

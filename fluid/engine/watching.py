@@ -41,7 +41,7 @@ class Watching:
         self._lanes = lanes
 
     def launched(self, trial: TrialRecord, now: float, *, iterates: bool) -> None:
-        """Records that a trial's lanes were told to set it up, or, if it ``iterates``, to go on; its time begins."""
+        """Records that a trial's lanes set it up from now on, or, if it ``iterates``, run its iterations."""
         trial.placement.iterates = iterates
         self.answered(trial, now)
         timeout = trial.spec.iteration_timeout_s

@@ -16,8 +16,19 @@ import pytest
 
 from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, KillLane, Notice, Report, ReportCall, ReportEnd, ReportStart, StartTrial
+from fluid.engine.commands import (
+    Command,
+    DumpStacks,
+    KillLane,
+    Notice,
+    Report,
+    ReportCall,
+    ReportEnd,
+    ReportStart,
+    StartTrial,
+)
 from fluid.engine.events import (
+    Alarm,
     BudgetExtended,
     CallRequested,
     DeviceAdded,
@@ -144,10 +155,13 @@ class Session:
         deadline = time.monotonic() + PATIENCE
         while not until():
             assert time.monotonic() < deadline, {trial.trial_id: trial.story for trial in self.state.trials.values()}
-            ticking = self.state.wants_tick
-            events = self.backend.poll(0.005 if ticking else PATIENCE)
+            ticking, alarm_at, begun = self.state.wants_tick, self.state.alarm_at, self.backend.now()
+            left = PATIENCE if alarm_at is None else max(0.0, min(PATIENCE, alarm_at - begun))
+            events = self.backend.poll(min(0.005, left) if ticking else left)
             if events or ticking:
                 self.tell(*(events or [Tick(self.backend.now())]))
+            if alarm_at is not None and begun >= alarm_at:
+                self.tell(Alarm(self.backend.now()))
 
     def run_to_the_end(self) -> None:
         self.run(lambda: all(trial.state.ended for trial in self.state.trials.values()))
@@ -218,6 +232,34 @@ def test_a_trial_that_is_stopped_reports_no_more(session: Session) -> None:
     session.run_to_the_end()
     assert len(session.iterations("a")) == seen
     assert session.ends() == {"a": "STOPPED", "b": "DONE"}
+
+
+def test_a_trial_in_an_endless_iteration_is_stopped_at_once(session: Session) -> None:
+    session.submit("g", a=(2, 1e6), b=(3, 0.01))
+    session.run(lambda: session.state.trials["a"].state == "RUNNING" and session.ends().get("b") == "DONE")
+    session.tell(StopRequested(session.backend.now(), "a", now=True))
+    session.run(lambda: session.ends().get("a") == "STOPPED")
+    session.submit("h", c=(2, 0.01), d=(2, 0.01))
+    session.run_to_the_end()
+    assert session.ends() == {"a": "STOPPED", "b": "DONE", "c": "DONE", "d": "DONE"}
+
+
+def test_a_trial_whose_iterations_take_too_long_has_failed_the_second_time(session: Session, tmp_path: Path) -> None:
+    session.register("slow", 1e6)
+    session.tell(
+        GroupSubmitted(session.backend.now(), "g", (TrialSpec("slow", 3, iteration_timeout_s=1.0),)),
+    )
+    session.run_to_the_end()
+    (end,) = [command for command in session.commands if isinstance(command, ReportEnd)]
+    assert end.state == "FAILED" and end.failure is not None and end.failure.kind == "timeout"
+    assert sum(isinstance(command, KillLane) for command in session.commands) == 2
+    assert sum(isinstance(command, DumpStacks) for command in session.commands) == 2
+    if session.is_real:
+        log = tmp_path / "trials" / "slow" / "output.log"
+        deadline = time.monotonic() + PATIENCE
+        while not (log.exists() and "in step" in log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_a_queued_trial_can_be_stopped(session: Session) -> None:

@@ -103,6 +103,25 @@ def test_a_set_up_has_ten_minutes_at_least() -> None:
     assert "its set-up" in only(hand.alarms_until(600.0), KillLane).reason
 
 
+def test_after_a_long_set_up_the_limit_is_that_of_an_iteration() -> None:
+    hand = Watched()
+    hand.submit("a", iteration_timeout_s=5.0)
+    hand.alarms_until(300.0)
+    hand.started("a")
+    assert none(hand.alarms_until(304.9), KillLane)
+    assert not none(hand.alarms_until(305.0), KillLane)
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0, 1.1, 3.3, 1e3 / 3.0, 1e6 / 7.0])
+def test_an_alarm_is_never_asked_for_twice_at_one_time_whatever_is_rounded(start: float) -> None:
+    hand = Watched()
+    hand.now = start
+    hand.submit("a", iteration_timeout_s=1.0)
+    hand.started("a")
+    assert not none(hand.alarm(), DumpStacks) and hand.state.alarm_at is not None and hand.state.alarm_at > hand.now
+    assert not none(hand.alarm(), KillLane) and hand.now == start + 1.0
+
+
 def test_saving_and_calls_take_no_time_from_the_next_iteration() -> None:
     hand = running("a", iteration_timeout_s=10.0)
     hand.call("a", 1)
