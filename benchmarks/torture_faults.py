@@ -76,7 +76,7 @@ class Faults:
             "stop_lane": lambda: self._stop(self._lanes(), self._draws.uniform(0.05, 1.9)),
             "stop_lane_long": lambda: self._stop(self._lanes(), _LONG),
             "kill_server": lambda: self._kill(self._named("fluid-forks")),
-            "stop_server": lambda: self._stop(self._named("fluid-forks"), self._draws.uniform(0.05, 1.9)),
+            "stop_server": lambda: self._stop(self._named("fluid-forks"), self._draws.choice([0.2, 1.0, 1.9, _LONG])),
             "kill_driver": lambda: self._signal([self.driver], signal.SIGKILL),
             "stop_driver": lambda: self._stop([self.driver], self._draws.uniform(0.05, 3.0)),
             "kill_driver_and_server": self._kill_driver_and_server,
