@@ -51,14 +51,23 @@ def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> i
         os.makedirs(folder, mode=0o700, exist_ok=True)
         _require_own(folder)
         path = os.path.join(folder, _LOCK)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # Another session has just swept the empty folder.
         fcntl.flock(lock, fcntl.LOCK_SH)
         with suppress(OSError):
             if os.stat(path).st_ino == os.fstat(lock).st_ino:
                 break
         os.close(lock)  # Another process was just clearing it.
-    if os.fstat(lock).st_size == 0:
-        os.pwrite(lock, json.dumps({"run_folder": run_folder, "mark": mark, "temporary": temporary}).encode(), 0)
+    try:
+        if os.fstat(lock).st_size == 0:
+            os.pwrite(lock, json.dumps({"run_folder": run_folder, "mark": mark, "temporary": temporary}).encode(), 0)
+    except OSError:  # The RAM disk is full.
+        if is_last(lock):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+        raise
     return lock
 
 
@@ -106,9 +115,16 @@ def sweep() -> None:
 
 def _sweep(folder: str) -> None:
     _require_own(folder)
-    lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        os.rmdir(folder)  # Its session was killed before it used the folder.
+        return
     try:
         if is_last(lock):
+            if os.fstat(lock).st_size == 0:  # The same, or the RAM disk was full.
+                shutil.rmtree(folder, ignore_errors=True)
+                return
             left = json.loads(os.pread(lock, 1 << 16, 0))
             if left.get("mark"):  # Not written by earlier versions.
                 kill_marked(left["mark"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -105,8 +106,9 @@ def test_what_is_not_this_users_or_not_a_sessions_is_left_alone(
         (folder / ".session").write_text(facts)
     (ram / "fluid-link").symlink_to(tmp_path / "hidden")
     (ram / "fluid-bare").mkdir()
+    (ram / "fluid-bare" / "file").touch()
     (ram / "fluid-broken").mkdir()
-    (ram / "fluid-broken" / ".session").touch()
+    (ram / "fluid-broken" / ".session").write_text("{")
     (ram / "fluid-file").touch()
     before = sorted(os.listdir(ram))
     with monkeypatch.context() as patch:
@@ -119,6 +121,24 @@ def test_what_is_not_this_users_or_not_a_sessions_is_left_alone(
     assert sorted(os.listdir(ram)) == [name for name in before if name != "fluid-other"]
     assert not (tmp_path / "run").exists()  # That of fluid-other.
     assert (tmp_path / "hidden" / ".session").exists()
+
+
+def test_what_a_session_leaves_that_was_killed_before_it_used_its_folder_goes(ram: Path) -> None:
+    (ram / "fluid-1").mkdir()
+    (ram / "fluid-2").mkdir()
+    (ram / "fluid-2" / ".session").touch()
+    host_memory.sweep()
+    assert os.listdir(ram) == []
+
+
+def test_a_full_ram_disk_is_left_as_it_was(ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        host_memory.enter(str(ram / "fluid-1"), "/run", temporary=False)
+    assert os.listdir(ram) == []
 
 
 def test_where_there_is_no_ram_disk_there_is_nothing_to_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
