@@ -18,6 +18,7 @@ JOURNAL = "journal.jsonl"
 RESULTS = "results.jsonl"
 TRIALS = "trials.jsonl"
 PAYLOADS = "payloads.pkl"
+PROFILE = "profile.json"
 #: Version of the folder's files; the journal's entries have a version of their own.
 FORMAT = 1
 

@@ -19,10 +19,12 @@ from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistor
 from fluid.engine.journal import Recovered, replay
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_store import disk_path
+from fluid.planning.profile import Profile
 from fluid.session.earlier_results import EarlierResults
 from fluid.session.folder_files import (
     JOURNAL,
     PAYLOADS,
+    PROFILE,
     RESULTS,
     TRIALS,
     cut_file,
@@ -172,6 +174,7 @@ def _read(folder: Path) -> LeftSession:
     known = {*in_journal, *forgotten, *stored}
     written = _read_lines(folder, lambda trial_id: trial_id in known, in_journal - stored.keys())
     lost = _agree(recovered, results, stored)
+    recovered.profile = recovered.profile or _profile(folder)
     groups = _groups(recovered, stored, written)
     _wait_until_settled(recovered)
     return LeftSession(folder, recovered, groups, results, written, lost)
@@ -187,6 +190,14 @@ def _replay(folder: Path) -> Recovered:
         reason = "two sessions of an older Fluid wrote there, and their trials cannot be told apart"
         raise InvalidFieldError("run_dir", str(folder), reason)
     return recovered
+
+
+def _profile(folder: Path) -> Profile | None:
+    """What the session measured, if it ended in order."""
+    try:
+        return Profile.load(folder / PROFILE)
+    except (FluidError, OSError):
+        return None
 
 
 def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -> WrittenLines:

@@ -39,6 +39,7 @@ from fluid.session.folder_files import (
     FORMAT,
     JOURNAL,
     PAYLOADS,
+    PROFILE,
     RESULTS,
     SESSION,
     TRIALS,
@@ -188,7 +189,7 @@ class RunFolder:
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""
-        path = self.path / "profile.json"
+        path = self.path / PROFILE
         profile.save(path)
         path.chmod(_FILE_MODE)
 

@@ -7,7 +7,8 @@ import logging
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from fluid.trialgroup import Search, Trial, TrialGroup
 
 PATIENCE = 90.0
 FILES = ("payloads.pkl", "trials.jsonl", "results.jsonl", "journal.jsonl")
-LINES = FILES[1:]
+#: Iterations that the trials of :func:`run` may do; an extension may be lost with the call that asked for it.
+BUDGETS = {"a": (2, 4), "b": (3,), "c": (2,), "d": (2,)}
 
 
 def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -113,46 +115,82 @@ def ended(tmp_path: Path) -> Path:
 # -- a kill at any moment ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[False, True], ids=["unsaved", "saved"])
-def writes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
-    """What a session wrote, in order: the file, and the bytes."""
+@contextmanager
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes]]]:
+    """What sessions write, in order: the file, and the bytes."""
     found: list[tuple[str, bytes]] = []
     append = run_folder._append
 
     def record(file: Any, data: bytes) -> None:
-        found.append((os.path.basename(os.readlink(f"/proc/self/fd/{file.fileno()}")), data))
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{file.fileno()}"))
+        if name in FILES:
+            found.append((name, data))
         append(file, data)
 
     with monkeypatch.context() as patched:
         patched.setattr(run_folder, "_append", record)
+        yield found
+
+
+@pytest.fixture(params=[False, True], ids=["unsaved", "saved"])
+def writes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
+    """What a session writes."""
+    with recorded(monkeypatch) as found:
         run(tmp_path / "whole", saves=request.param)
     # A simulated checkpoint has no path. It can be restored if there is one.
     path = json.dumps(str(tmp_path)).encode()
-    return [(name, data.replace(b'"path": ""', b'"path": ' + path)) for name, data in found if name in FILES]
+    return [(name, data.replace(b'"path": ""', b'"path": ' + path)) for name, data in found]
+
+
+def killed_in(folder: Path, writes: Sequence[tuple[str, bytes]], cut: int) -> None:
+    """Makes the folder of a session that was killed when ``cut`` bytes of its last write were written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    *before, (last, data) = writes
+    for file in FILES:
+        content = b"".join(part for name, part in before if name == file)
+        (folder / file).write_bytes(content + (data[:cut] if last == file else b""))
+
+
+def require_each_once(folder: Path, where: Any) -> None:
+    """Resumes a session twice, and compares what it has reported, and reports, with what it must."""
+    whole = (folder / "results.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
+    was_told = [(entry["trial"], entry["iteration"]) for entry in map(json.loads, whole)]
+    for _ in range(2):
+        told = finish(folder)
+        assert told == written(folder), where
+        for trial_id, iterations in told.items():
+            assert len(iterations) in BUDGETS[trial_id], (where, trial_id)
+            assert iterations == list(range(1, len(iterations) + 1)), (where, trial_id)
+        assert all(iteration in told[trial_id] for trial_id, iteration in was_told), where
 
 
 def test_a_kill_at_any_write_loses_and_repeats_no_iteration(
     writes: list[tuple[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    budgets = {"a": (2, 4), "b": (3,), "c": (2,), "d": (2,)}
-    folder = tmp_path / "killed"
-    for number, (name, data) in enumerate(writes):
+    for number, (_, data) in enumerate(writes, start=1):
         for cut in sorted({0, 1, len(data) // 2, len(data) - 1}):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            for file in FILES:
-                before = b"".join(content for where, content in writes[:number] if where == file)
-                (folder / file).write_bytes(before + (data[:cut] if name == file else b""))
-            whole = (folder / "results.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
-            was_told = [(entry["trial"], entry["iteration"]) for entry in map(json.loads, whole)]
-            for _ in range(2):
-                told = finish(folder)
-                assert told == written(folder), (number, name, cut)
-                for trial_id, iterations in told.items():
-                    assert len(iterations) in budgets[trial_id], (number, name, cut, trial_id)
-                    assert iterations == list(range(1, len(iterations) + 1)), (number, name, cut, trial_id)
-                assert all(iteration in told[trial_id] for trial_id, iteration in was_told), (number, name, cut)
+            killed_in(tmp_path / "killed", writes[:number], cut)
+            require_each_once(tmp_path / "killed", (number, cut))
+
+
+def test_a_kill_at_any_write_of_a_session_that_was_resumed(
+    writes: list[tuple[str, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    first = writes[: 2 * len(writes) // 3]
+    killed_in(tmp_path / "first", first, len(first[-1][1]))
+    with recorded(monkeypatch) as second:
+        finish(tmp_path / "first")
+    assert len(second) > 5
+    for number, (_, data) in enumerate(second, start=1):
+        for cut in (0, len(data) // 2):
+            killed_in(tmp_path / "killed", [*first, *second[:number]], cut)
+            require_each_once(tmp_path / "killed", (number, cut))
 
 
 def test_results_are_written_first_and_payloads_before_the_journal(writes: list[tuple[str, bytes]]) -> None:
@@ -300,6 +338,14 @@ def test_results_that_are_gone_are_reported_again_where_the_trial_can_go_back(tm
 
 
 # -- what handles have after a resume ------------------------------------------------------------------------------
+
+
+def test_measurements_are_kept(ended: Path) -> None:
+    before = (ended / "profile.json").read_text()
+    assert "train" in before
+    with resume(ended) as executor:
+        assert executor.profile.keys()
+    assert (ended / "profile.json").read_text() == before
 
 
 def test_all_results_of_a_session_that_had_ended_are_there(ended: Path) -> None:
