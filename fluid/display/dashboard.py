@@ -19,8 +19,8 @@ from fluid.display.format import clock_time, count, number, percent, printable, 
 from fluid.display.states import ended_trials, has_ended, listed_states, state_style
 from fluid.session.status import GroupStatus, Status
 
-#: Most lines for groups, and for measurements.
-_MOST_GROUPS, _MOST_KEYS = 8, 2
+#: Most lines for groups, for measurements, and for trials that give no result.
+_MOST_GROUPS, _MOST_KEYS, _MOST_SILENT = 8, 2, 1
 _LONGEST_NAME = 24
 _LEAST_BAR, _WIDEST_BAR = 8, 40
 #: Characters between columns.
@@ -105,12 +105,12 @@ class _DashboardLines:
 
     def lines(self) -> list[Text]:
         """All lines; at most as many as the height allows."""
-        keys = self._key_lines()
+        keys, silent = self._key_lines(), self._silent_lines()
         gap = [Text()] if self._height >= _ROOM_FOR_GAPS else []
         groups = self._group_lines(max(1, min(_MOST_GROUPS, self._height // 4)))
-        used = 1 + len(groups) + len(keys) + (2 + bool(keys)) * len(gap)
+        used = 1 + len(groups) + len(silent) + len(keys) + (2 + bool(keys)) * len(gap)
         devices = self._devices(max(1, self._height - used))
-        lines = [self._header(), *gap, *groups, *gap, *devices, *(gap if keys else []), *keys]
+        lines = [self._header(), *gap, *groups, *silent, *gap, *devices, *(gap if keys else []), *keys]
         return lines[: self._height]
 
     def _header(self) -> Text:
@@ -192,6 +192,15 @@ class _DashboardLines:
         bar = Text().append(self._glyphs.done * done, style=_GOOD)
         return bar.append(self._glyphs.left * (width - done), style=_DIM)
 
+    def _silent_lines(self) -> list[Text]:
+        """The trials that give no result."""
+        parts = [
+            f"{_display_name(trial_id, self._glyphs.ellipsis)} for {clock_time(seconds)}"
+            for trial_id, seconds in self._status.silent
+        ]
+        lines = _wrapped("no result  ", parts, self._width, _MOST_SILENT, _BAD) if parts else ()
+        return list(lines)
+
     # -- measurements -------------------------------------------------------------------------------------
 
     def _key_lines(self) -> list[Text]:
@@ -207,7 +216,7 @@ class _DashboardLines:
         return list(_wrapped("measured  ", parts, self._width, _MOST_KEYS))
 
 
-def _wrapped(lead: str, parts: Sequence[str], width: int, most: int) -> Iterator[Text]:
+def _wrapped(lead: str, parts: Sequence[str], width: int, most: int, style: Style = _DIM) -> Iterator[Text]:
     """The parts in at most ``most`` lines; the last line says how many parts are left out."""
     lines = [lead]
     for position, part in enumerate(parts):
@@ -220,7 +229,7 @@ def _wrapped(lead: str, parts: Sequence[str], width: int, most: int) -> Iterator
             joined = f"{'':<{len(lead)}}{part}   "
             lines.append(joined)
         lines[-1] = joined
-    return (Text(line.rstrip(), style=_DIM) for line in lines)
+    return (Text(line.rstrip(), style=style) for line in lines)
 
 
 def _sum_of(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -> Text:

@@ -72,8 +72,12 @@ class Estimates:
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""
+        return trial.progress.left * self.pace(trial)
+
+    def pace(self, trial: TrialRecord) -> float:
+        """Predicted seconds per iteration at width 1 and speed 1."""
         pace = trial.pace.seconds if trial.pace.seconds is not None else self.of_key(trial).pace
-        return trial.progress.left * (pace if pace is not None else self.usual_pace())
+        return pace if pace is not None else self.usual_pace()
 
     def seconds_left(self, trial: TrialRecord) -> float:
         """Predicted seconds of running at the width that the trial has, or is to have."""

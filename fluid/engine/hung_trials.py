@@ -66,6 +66,18 @@ class HungTrials:
             if trial.placement.launched:
                 self._core.watching.answered(trial, self._core.now)
 
+    def silence(self, trial: TrialRecord, now: float) -> float | None:
+        """Seconds for which a trial has given no result, if that is far longer than usual; ``None`` otherwise."""
+        place = trial.placement
+        if not place.launched:
+            return None
+        silent, estimates = now - place.since, self._core.estimates
+        usual = _usual(estimates.of_key(trial), iterates=place.iterates)
+        if usual is None and place.iterates and estimates.is_measured(trial):
+            usual = estimates.pace(trial) * estimates.stretch(trial)
+        longer = usual is not None and silent >= max(tuning.LEAST_SHOWN_S, tuning.DUMP_FACTOR * usual)
+        return silent if longer or place.dumped else None
+
     def limit_of(self, trial: TrialRecord) -> Limit | None:
         """The limit of what a trial does now; ``None`` if it has none, or too little was measured."""
         timeout, iterates = trial.spec.iteration_timeout_s, trial.placement.iterates

@@ -188,10 +188,26 @@ class EngineState:
         """Returns how groups and devices stand, for displays."""
         return view_of(self.groups.values(), self.trials, self.occupancy, self.lanes)
 
-    def seconds_left(self, group_id: str) -> float | None:
-        """Predicted seconds until a group has ended; ``None`` where no trial of it was measured."""
-        trials = map(self.trials.__getitem__, self.groups[group_id].trial_ids)
+    def seconds_left(self, group_id: str, now: float | None = None) -> float | None:
+        """Predicted seconds until a group has ended.
+
+        Args:
+            group_id: the group.
+            now: the time, seconds; ``None`` for that of the latest event.
+
+        Returns:
+            The seconds; ``None`` where no trial was measured, or one gives no result (:meth:`silent`).
+        """
+        trials = [self.trials[trial_id] for trial_id in self.groups[group_id].trial_ids]
+        now = self._core.now if now is None else now
+        if any(self._hung.silence(trial, now) is not None for trial in trials):
+            return None
         return seconds_left(trials, self.occupancy, self.estimates)
+
+    def silent(self, now: float) -> list[tuple[str, float]]:
+        """Returns the trials that have given no result for far longer than usual, and for how many seconds."""
+        silences = ((trial.trial_id, self._hung.silence(trial, now)) for trial in self.trials.values())
+        return [(trial_id, seconds) for trial_id, seconds in silences if seconds is not None]
 
     def handle(self, *events: Event) -> list[Command]:
         """Handles events that happened at one instant; returns what the backend and the submitter are told.

@@ -41,6 +41,8 @@ USUAL_QUANTILE = 0.99
 #: Stacks are dumped after so many times that long, and at least so many seconds.
 DUMP_FACTOR = 10.0
 LEAST_DUMP_S = 60.0
+#: Displays show it after so many times that long, and at least so many seconds.
+LEAST_SHOWN_S = 10.0
 #: The lanes are killed after so many times that, and at least so many seconds: a validation or a compilation is not.
 KILL_FACTOR = 3.0
 LEAST_KILL_S = 600.0

@@ -100,7 +100,7 @@ class TrialGroupHandle:
 
     @property
     def eta(self) -> float | None:
-        """Predicted seconds until all trials have ended; ``None`` where no trial was measured yet."""
+        """Predicted seconds until all trials have ended; ``None`` where no trial was measured yet, or one hangs."""
         return self._session.eta(self._inbox.group_id)
 
     @property

@@ -216,13 +216,14 @@ class Session:
 
         def status() -> Status:
             groups = {inbox.group_id: (inbox.group.name, inbox.group.search) for inbox in self.inboxes}
-            return status_of(self._state, groups, self._backend.now() - self._pump.began)
+            began = self._pump.began
+            return status_of(self._state, groups, self._backend.now() - began, began=began)
 
         return self._in_thread(status)
 
     def eta(self, group_id: str) -> float | None:
-        """Predicted seconds until a group has ended; ``None`` where no trial of it was measured."""
-        return self._in_thread(lambda: self._state.seconds_left(group_id))
+        """Predicted seconds until a group has ended; ``None`` where no trial of it was measured, or one hangs."""
+        return self._in_thread(lambda: self._state.seconds_left(group_id, self._backend.now()))
 
     def close(self) -> None:
         """Ends the session; waits until its lanes are gone."""

@@ -20,7 +20,7 @@ class GroupStatus:
         trials: number of trials by state, or by the outcome that the submitter gave; forgotten ones are included.
         iterations_done, iterations: done and in all, over all trials; iterations that stopped and failed trials did not
             run are left out.
-        eta: predicted seconds until all its trials have ended; ``None`` if no trial was measured.
+        eta: predicted seconds until all its trials have ended; ``None`` if no trial was measured, or one hangs.
         expected: how many trials there will be; ``None`` unless a search algorithm has said so.
     """
 
@@ -51,6 +51,7 @@ class Status:
         at: seconds since the session began.
         groups: in order of submission.
         devices: by index.
+        silent: trials that have given no result for far longer than usual, and for how many seconds, the longest first.
         alpha, packing: measured packing overhead and c by profile key.
     """
 
@@ -59,21 +60,27 @@ class Status:
     devices: tuple[DeviceStatus, ...]
     alpha: dict[str, float]
     packing: dict[str, int]
+    silent: tuple[tuple[str, float], ...] = ()
 
 
-def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]], at: float) -> Status:
+def status_of(
+    state: EngineState, groups: Mapping[str, tuple[str, Search | None]], at: float, *, began: float = 0.0
+) -> Status:
     """Reads a status off the engine.
 
     Args:
         state: the engine.
         groups: name and search of each group, by id.
         at: seconds since the session began.
+        began: when that was, seconds on the clock of the events.
     """
+    now = began + at
     view, keys = state.view(), state.profile.keys()
     return Status(
         at=at,
         groups=tuple(
-            _group_status(state, group, *groups.get(group.group_id, (group.group_id, None))) for group in view.groups
+            _group_status(state, group, *groups.get(group.group_id, (group.group_id, None)), now)
+            for group in view.groups
         ),
         devices=tuple(
             DeviceStatus(
@@ -87,10 +94,11 @@ def status_of(state: EngineState, groups: Mapping[str, tuple[str, Search | None]
         ),
         alpha={key: state.profile.alpha(key) for key in keys},
         packing={key: state.profile.measured_packing(key) for key in keys},
+        silent=tuple(sorted(state.silent(now), key=lambda trial: -trial[1])),
     )
 
 
-def _group_status(state: EngineState, group: GroupView, name: str, search: Search | None) -> GroupStatus:
+def _group_status(state: EngineState, group: GroupView, name: str, search: Search | None, now: float) -> GroupStatus:
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
     for trial in group.trials:
         shown = trial.state
@@ -109,6 +117,6 @@ def _group_status(state: EngineState, group: GroupView, name: str, search: Searc
         iterations_done=done,
         iterations=total,
         # What is left of a search's trials so far says little: others will follow.
-        eta=None if search is not None else state.seconds_left(group.group_id),
+        eta=None if search is not None else state.seconds_left(group.group_id, now),
         expected=None if search is None else search.trials,
     )

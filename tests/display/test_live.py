@@ -202,6 +202,16 @@ def test_nothing_known_yet() -> None:
     assert lines(EMPTY) == ["Fluid  0:00", "", ""]
 
 
+def test_trials_that_give_no_result_are_named() -> None:
+    silent = replace(status(), silent=(("b", 125.0), ("a\n", 63.0)))
+    (line,) = [line for line in lines(silent) if line.startswith("no result")]
+    assert line == "no result  b for 2:05   a? for 1:03"
+    assert not any("no result" in line for line in lines(status()))
+    several = replace(status(), silent=tuple((f"trial-{k}", 63.0) for k in range(30)))
+    (line,) = [line for line in lines(several) if line.startswith("no result")]
+    assert line.endswith("more")
+
+
 def test_what_was_measured_is_told_once_it_was() -> None:
     assert lines(status())[-1] == "measured  net: up to 3 a device, alpha 1.08"
     keys = {f"key-{k}": 2 for k in range(40)}

@@ -77,3 +77,14 @@ def test_a_trial_that_comes_back_as_another_is_counted_once() -> None:
     assert group_of(hand, search).trials == {"RUNNING": 1, "QUEUED": 1}
     hand.do(StopRequested(hand.now, "a", TrialState.STOPPED))
     assert group_of(hand, search).trials["STOPPING"] == 1, "until it has left its lane"
+
+
+def test_a_trial_that_gives_no_result_is_named_and_its_group_has_no_eta() -> None:
+    hand = running()
+    hand.now += 9.0
+    assert status_of(hand.state, {}, hand.now).silent == () and group_of(hand).eta == 8.0
+    hand.now += 1.0
+    status = status_of(hand.state, {}, hand.now - 5.0, began=5.0)
+    assert status.silent == (("a", 10.0),) and status.groups[0].eta is None
+    hand.iterate("a")
+    assert status_of(hand.state, {}, hand.now).silent == () and group_of(hand).eta == 7.0
