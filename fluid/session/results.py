@@ -174,6 +174,8 @@ def require_listener(listener: object) -> None:
 
 def exception_of(failure: Failure) -> BaseException | None:
     """The exception of a failure; ``None`` where there is none, or this process cannot unpickle it."""
+    if failure.kind == "timeout":
+        return TimeoutError(failure.message)
     if failure.exception is None:
         return None
     try:

@@ -112,6 +112,7 @@ class WorkerTrials:
             budget=1,
             profile_key=self._name,
             follow_up_iterations=self.follow_up_iterations(job, bracket),
+            iteration_timeout_s=None,  # An iteration is a job, and those of larger budgets take many times as long.
         )
 
     def iterations(self, job: Any) -> int:

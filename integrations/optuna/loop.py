@@ -25,7 +25,7 @@ from fluid.integrations.optuna.running import RunningTrial
 from fluid.integrations.optuna.stale_trials import record_run, retry_stale_trials, this_run
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import Result, TrialListener
-from fluid.trialgroup import Trial, TrialGroup
+from fluid.trialgroup import IterationTimeout, Trial, TrialGroup
 
 with try_import("Optuna", extra="optuna"):
     from optuna.trial import TrialState
@@ -55,6 +55,7 @@ class OptimizeArguments:
     timeout: float | None
     catch: tuple[type[Exception], ...]
     callbacks: tuple[Callable[[Any, Any], None], ...]
+    iteration_timeout_s: IterationTimeout
 
 
 class OptimizeLoop(TrialListener):
@@ -142,8 +143,16 @@ class OptimizeLoop(TrialListener):
         try:
             record_run(study, asked, self._run)
             config = _config(space(asked)) if callable(space) else asked.params
-            trainable, budget = self._arguments.trainable, self._arguments.budget
-            return [Trial(trainable, config, budget, trial_id=trial_id, retry_errors=False)]
+            arguments = self._arguments
+            trial = Trial(
+                arguments.trainable,
+                config,
+                arguments.budget,
+                trial_id=trial_id,
+                retry_errors=False,
+                iteration_timeout_s=arguments.iteration_timeout_s,
+            )
+            return [trial]
         except Exception as error:
             running.error = error
             self._finish(trial_id)

@@ -11,6 +11,7 @@ from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.optuna.loop import OptimizeArguments, OptimizeLoop, Space
 from fluid.trainables.pickling import dump_trainable
 from fluid.trainables.trainable import kind_of
+from fluid.trialgroup import IterationTimeout, require_timeout
 
 with try_import("Optuna", extra="optuna") as _imports:
     import optuna
@@ -38,6 +39,7 @@ def optimize(
     timeout: float | None = None,
     catch: Iterable[type[Exception]] | type[Exception] = (),
     callbacks: Iterable[Callable[[Study, FrozenTrial], None]] | None = None,
+    iteration_timeout_s: IterationTimeout = "auto",
 ) -> None:
     """Optimizes a study as ``study.optimize`` does, with the trials on Fluid.
 
@@ -64,6 +66,8 @@ def optimize(
         timeout: seconds after which no further trial is asked for; those under way are finished.
         catch: exceptions of a trial that do not end the study; the trial is told ``FAIL`` either way.
         callbacks: called with the study and the trial after each trial, in this thread; may call ``study.stop``.
+        iteration_timeout_s: when an iteration counts as hung, as for :class:`fluid.Trial`. A trial that hangs twice is
+            told ``FAIL``.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or a trial ended without having reported ``metric``.
@@ -104,6 +108,7 @@ def optimize(
         timeout=None if timeout is None else require_number("timeout", timeout, at_least=0.0, finite=False),
         catch=_checked_catch(catch),
         callbacks=_checked_callbacks(callbacks),
+        iteration_timeout_s=require_timeout("iteration_timeout_s", iteration_timeout_s),
     )
     with executor_scope(executor) as chosen:
         OptimizeLoop(study, arguments, chosen).run()

@@ -20,6 +20,7 @@ from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.processes.children import is_stopped
 from fluid.session.handle import TrialGroupHandle
+from fluid.session.results import TrialFailedError
 from fluid.trialgroup import Trial, TrialGroup
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
@@ -114,6 +115,9 @@ def test_a_trial_that_hangs_twice_has_failed_and_its_neighbour_has_not(executor:
     assert handle.states == {"a": "FAILED", "b": "DONE"}
     failure = handle.failures["a"]
     assert failure.kind == "timeout" and "no result" in failure.message
+    with pytest.raises(TrialFailedError, match="'a'") as raised:
+        handle.raise_failures()
+    assert isinstance(raised.value.__cause__, TimeoutError)
     killed = [entry for entry in journal(executor) if entry["what"] == "NoteHung" and entry["killed"]]
     assert [entry["trial_id"] for entry in killed] == ["a", "a"]
 

@@ -28,6 +28,7 @@ from optuna_trainables import (  # noqa: E402
     train,
     train_both,
     train_for_ever,
+    wait_for_a_file,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -395,6 +396,18 @@ def test_the_timeout_is_for_new_trials(executor: FluidExecutor, monkeypatch: pyt
     assert states(study) == ["COMPLETE"] * 3
 
 
+def test_a_trial_that_hangs_fails_by_its_limit(executor: FluidExecutor, tmp_path: Path) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {"x": trial.suggest_float("x", 0.0, 1.0), "go": str(tmp_path / "never")}
+
+    study = optuna.create_study()
+    options = {"space": space, "n_trials": 1, "iteration_timeout_s": 0.5}
+    run(study, executor, wait_for_a_file, catch=TimeoutError, **options)
+    assert states(study) == ["FAIL"]
+    with pytest.raises(TimeoutError, match="no result"):
+        run(study, executor, wait_for_a_file, **options)
+
+
 def test_ctrl_c_fails_what_is_under_way(executor: FluidExecutor) -> None:
     class Interrupting(optuna.pruners.BasePruner):  # type: ignore[misc]
         def prune(self, study: Any, trial: Any) -> bool:
@@ -428,6 +441,7 @@ def test_ctrl_c_fails_what_is_under_way(executor: FluidExecutor) -> None:
         ({"n_jobs": 2, "batch_size": 2}, "n_jobs"),
         ({"budget": 0}, "budget"),
         ({"timeout": -1.0}, "timeout"),
+        ({"iteration_timeout_s": 0.0}, "iteration_timeout_s"),
         ({"space": 3}, "space"),
         ({"space": {"x": (0, 1)}}, "space['x']"),
         ({"space": {1: SPACE["x"]}}, "space"),
