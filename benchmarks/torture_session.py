@@ -175,7 +175,9 @@ class Session:
         """Checks that nothing is left of the session, whose cluster has ended."""
         self._wait_for_end("")
         if owns_memory():
-            self.litter = sorted(path.name for path in self._memory.iterdir())
+            for path in sorted(self._memory.iterdir()):
+                files = [file.relative_to(path) for file in path.glob("**/*") if file.is_file()]
+                self.litter.append(f"{path.name}: {len(files)} files: {', '.join(map(str, files[:5]))}")
 
     def _wait_for_end(self, name: str) -> None:
         """Waits until no process is left whose name begins so; what is left is noted and killed."""
