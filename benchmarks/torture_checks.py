@@ -136,7 +136,7 @@ def check(folder: Path) -> Found:
             forgotten = any(entry["what"] == "forget" and entry["trial"] == trial_id for entry in requests)
             _check_state(found, trial_id, wanted, states.get(trial_id), forgotten)
     for trial_id in sorted((written.keys() | told.keys()) - expected.keys()):
-        found.others.append(f"{trial_id}: nobody asked for it")
+        found.others.append(f"{trial_id}: was never submitted")
     return found
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: Entries of the journal that were answers to nobody: a crash may lose the last of them.
+#: Entries of the journal that answer no request of the submitter: a crash may lose the last of them.
 _INTERNAL = ("IterationReported", "TrialSaved", "ProfileSaved", "NoteResize")
 
 

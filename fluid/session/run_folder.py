@@ -216,6 +216,7 @@ class RunFolder:
             "memory": trial.memory,
             "retry_errors": trial.retry_errors,
             "follow_up_iterations": trial.follow_up_iterations,
+            "iteration_timeout_s": trial.iteration_timeout_s,
         }
         yield {
             "group": group_id,
