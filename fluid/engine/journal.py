@@ -4,7 +4,7 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 
 * :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialsAdded`, :class:`BudgetExtended`,
   :class:`StopRequested`, :class:`TrialForgotten`: what the submitter asked for.
-* :class:`TrialSaved`: where a trial can be restored from.
+* :class:`TrialSaved`, :class:`ReportSetBack`: where a trial can be restored from, and from where it could not be.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd
+from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd, ReportSetBack
 from fluid.engine.events import (
     BudgetExtended,
     Checkpoint,
@@ -182,7 +182,7 @@ _WRITTEN: dict[str, type] = {
     for kind in (
         *_TOLD.values(),
         *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
-        *(DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd, IterationReported, ProfileSaved),
+        *(ReportSetBack, DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd, IterationReported, ProfileSaved),
     )
 }
 
@@ -262,6 +262,7 @@ class _Replay:
             StopRequested: self._stopped,
             TrialForgotten: self._forgotten,
             TrialSaved: self._saved,
+            ReportSetBack: self._set_back,
             IterationReported: self._reported,
             ReportEnd: self._ended,
             DeviceAdded: self.result.places.append,
@@ -344,6 +345,13 @@ class _Replay:
             self._change(event.trial_id, checkpoint=checkpoint)
             if not checkpoint.in_memory:
                 self.result.durable[event.trial_id] = checkpoint
+
+    def _set_back(self, command: ReportSetBack) -> None:
+        checkpoint = command.checkpoint
+        self._change(command.trial_id, checkpoint=checkpoint)
+        durable = self.result.durable.get(command.trial_id)
+        if durable is not None and (checkpoint is None or durable.iteration > checkpoint.iteration):
+            del self.result.durable[command.trial_id]
 
     def _reported(self, entry: IterationReported) -> None:
         self._change(entry.trial_id, reported=entry.iteration)

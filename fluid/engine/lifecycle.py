@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fluid.engine.calls import Calls
-from fluid.engine.commands import Pause, Report, RunIteration, StartTrial, StopTrial
+from fluid.engine.commands import Pause, Report, ReportSetBack, RunIteration, StartTrial, StopTrial
 from fluid.engine.core import SessionState
-from fluid.engine.events import IterationDone, PausePurpose, TrialPaused, TrialReleased, TrialSaved, TrialStarted
+from fluid.engine.events import (
+    IterationDone,
+    PausePurpose,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialSetBack,
+    TrialStarted,
+)
 from fluid.engine.records import PendingPreemption, Stage, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
@@ -97,6 +107,42 @@ class Lifecycle:
         else:
             self._calls.deliver(trial)
             core.top_up(trial)
+
+    def set_back(self, event: TrialSetBack) -> None:
+        """Sets a trial back to the state that its lane could restore, before the lane reports that it has started.
+
+        A trial whose own code cannot load its checkpoints is moved no more: it would lose all its work each time.
+        """
+        core = self._core
+        trial = core.holder(event.trial_id, event.lane_id)
+        if trial is None or event.lane_id != trial.placement.lanes[0] or trial.state is TrialState.RUNNING:
+            return
+        progress, checkpoint = trial.progress, event.checkpoint
+        iteration, lost = checkpoint.iteration if checkpoint is not None else 0, progress.done
+        if iteration > lost:
+            raise core.error(trial, f"was set back to iteration {iteration}, beyond its checkpoint's {lost}")
+        progress.restart(iteration)
+        self._residency.set_back(trial, checkpoint)
+        known = event.cannot_load and not trial.spec.can_save
+        if event.cannot_load:
+            trial.spec = replace(trial.spec, can_save=False)
+        core.allocations.update_work(trial)
+        text = f"goes on from iteration {iteration} instead of {lost}: {event.reason}"
+        core.log(trial, text)
+        core.tell(trial, text)
+        if known:
+            return  # one warning is enough for code that does not work
+        core.commands.append(
+            ReportSetBack(
+                trial.trial_id,
+                trial.group_id,
+                at=core.now,
+                lost=lost,
+                checkpoint=checkpoint,
+                reason=event.reason,
+                cannot_load=event.cannot_load,
+            )
+        )
 
     def saved(self, event: TrialSaved) -> None:
         """Records a checkpoint, and launches a trial that waited for it."""

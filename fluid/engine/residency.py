@@ -41,6 +41,16 @@ class Residency:
         if iteration != trial.progress.done:
             trial.residence.checkpoint_is_current = False
 
+    @staticmethod
+    def set_back(trial: TrialRecord, checkpoint: Checkpoint | None) -> None:
+        """A lane could use no later checkpoint than this one: later ones are damaged or gone."""
+        residence = trial.residence
+        residence.checkpoint, residence.checkpoint_is_current = checkpoint, checkpoint is not None
+        if checkpoint is None or (residence.durable is not None and residence.durable.iteration > checkpoint.iteration):
+            residence.durable = None
+        if checkpoint is not None and not checkpoint.in_memory:
+            residence.durable = checkpoint
+
     def answered(self, trial: TrialRecord) -> None:
         """Lets a resident whose last call was answered be evicted again."""
         device = trial.residence.device

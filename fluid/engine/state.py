@@ -39,6 +39,7 @@ from fluid.engine.events import (
     TrialReleased,
     TrialsAdded,
     TrialSaved,
+    TrialSetBack,
     TrialStarted,
 )
 from fluid.engine.failures import Failures
@@ -152,6 +153,7 @@ class EngineState:
             SessionDraining: (drains.check_session, drains.session_draining),
             LaneReady: (None, failures.lane_ready),
             LaneLost: (None, failures.lane_lost),
+            TrialSetBack: (None, lifecycle.set_back),
             TrialStarted: (None, lifecycle.started),
             IterationDone: (None, lifecycle.iteration_done),
             TrialPaused: (None, self._trial_paused),

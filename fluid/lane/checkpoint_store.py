@@ -1,13 +1,16 @@
 """A lane's store of checkpoints: in host memory, and on disk where that is full.
 
 Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. When it is full, the oldest
-checkpoints move to disk, and readers find them there. A checkpoint is written under a temporary name and then renamed:
-a lane that is killed while it saves leaves the older one intact. The last two of a trial are kept, because the driver
-may use the last but one until the message about the last has arrived.
+checkpoints move to disk, and readers find them there. The last two of a trial are kept: the driver may use the last but
+one until the message about the last has arrived, and a reader does if the last is damaged or gone.
+
+A checkpoint is written and sealed (:mod:`fluid.lane.checkpoint_seal`) under a temporary name and then renamed: a lane
+that is killed while it saves leaves the older one intact. Nothing is synced to the disk (fsync), so after a power loss
+the newest checkpoints may be damaged or missing; the seal tells.
 
 A trial may continue in another lane while the lane it leaves saves it once more, after calls that are repeated in the
 new lane. So a checkpoint of a later iteration, or one that is being read, is not deleted; and a reader whose checkpoint
-is gone takes another one of the same iteration.
+is gone takes another one of the same iteration, or else an earlier one.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from fluid.lane.checkpoint_seal import is_of_the_process, seal
 from fluid.lane.messages import folder_name, trials_folder
 
+#: Checkpoints of a trial that are kept.
+_KEPT = 2
 #: Share of the RAM disk that checkpoints leave free for other uses, such as data loaders.
 _RESERVE = 0.1
 
@@ -68,7 +74,7 @@ class CheckpointStore:
             Exception: what ``write`` raised when writing to disk.
         """
         self._written += 1
-        name = f"{iteration:08d}-{self._lane_id}-{self._written}"
+        name = checkpoint_name(iteration, self._lane_id, self._written)
         stored = None if durable else self._save_in_memory(trial_id, name, write)
         if stored is None:
             folder, _ = _write_atomically(self._disk(trial_id), name, write)
@@ -83,30 +89,36 @@ class CheckpointStore:
         Raises:
             OSError: it is gone, or the disk is full, or it is not in host memory.
         """
-        if not self._memory_folder or not path.startswith(os.path.join(self._memory_folder, "")):
+        if not self.is_in_memory(path):
             raise FileNotFoundError(path)
-        on_disk = disk_path(path, self._run_folder)
+        folder = _on_disk(self._run_folder, os.path.basename(os.path.dirname(path)))
+        on_disk = os.path.join(folder, os.path.basename(path))
         with locked_for_reading(path) as held:
             if held:
-                _copy(path, os.path.dirname(on_disk))
+                _copy(path, folder)
         if not os.path.isdir(on_disk):
             raise FileNotFoundError(path)
         return on_disk
 
-    @contextmanager
-    def reading(self, path: str) -> Iterator[str]:
-        """Yields the folder of a checkpoint, and keeps it in place meanwhile.
+    def places(self, trial_id: str, path: str) -> Iterator[str]:
+        """Yields the folders that a trial may be restored from, the best first; they may be gone when they are opened.
 
-        Checkpoints in memory move to disk when space is needed and when the driver ends, see
-        :func:`persist_checkpoints`.
+        The checkpoint itself comes first, in memory or, where it may have moved, on disk; then others of its
+        iteration; then earlier ones.
+
+        Args:
+            trial_id: the trial.
+            path: where the checkpoint was written.
+
+        Raises:
+            OSError: this process cannot open files at the moment.
         """
-        on_disk = disk_path(path, self._run_folder)
-        for place in _equivalent_paths(path, on_disk):
-            with locked_for_reading(place) as held:
-                if held:
-                    yield place
-                    return
-        yield on_disk  # The reader raises an error that names the missing file.
+        roots = dict.fromkeys((*self._roots(trial_id), os.path.dirname(path)))
+        yield from checkpoints_like(path, roots, self._disk(trial_id))
+
+    def is_in_memory(self, path: str) -> bool:
+        """Whether a checkpoint is in host memory."""
+        return bool(self._memory_folder) and path.startswith(os.path.join(self._memory_folder, ""))
 
     def protect(self, trial_id: str, path: str) -> None:
         """Keeps the checkpoint from which a trial was restored until after its next save."""
@@ -155,7 +167,7 @@ class CheckpointStore:
 
     def _spill(self, path: str) -> bool:
         """Moves a checkpoint to disk; returns whether it has left memory."""
-        target = os.path.dirname(disk_path(path, self._run_folder))
+        target = _on_disk(self._run_folder, os.path.basename(os.path.dirname(path)))
         if not _delete(path, first=lambda: _copy(path, target)):  # It is being read, or the disk is full.
             return False
         self._in_memory.pop(path, None)
@@ -186,14 +198,15 @@ class CheckpointStore:
 
     def _delete_older(self, trial_id: str, iteration: int, kept: set[str]) -> None:
         """Deletes a trial's checkpoints up to an iteration, except those kept and those being read."""
-        for root in self._roots(trial_id):
-            for path in _within(root):
-                if os.path.basename(path) not in kept and _iteration_of(path) <= iteration and _delete(path):
-                    self._in_memory.pop(path, None)
+        with suppress(OSError):  # Without descriptors they stay until the next save.
+            for root in self._roots(trial_id):
+                for path in _within(root):
+                    if os.path.basename(path) not in kept and iteration_of(path) <= iteration and _delete(path):
+                        self._in_memory.pop(path, None)
 
 
 def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
-    """Empties host memory after the last lane has ended: the last checkpoint of each trial moves to disk.
+    """Empties host memory after the last lane has ended: the last two checkpoints of each trial move to disk.
 
     Args:
         memory_folder: the run's folder in host memory; empty if it has none.
@@ -203,24 +216,55 @@ def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool)
     if temporary:
         shutil.rmtree(run_folder, ignore_errors=True)
     elif memory_folder:
-        for trial in _entries(memory_folder):
-            checkpoints = [entry for entry in _entries(trial.path) if not entry.name.startswith(".")]
-            if checkpoints:
-                last = max(checkpoints, key=lambda entry: entry.stat().st_mtime_ns)
-                with suppress(OSError, shutil.Error):
-                    _copy(last.path, _on_disk(run_folder, trial.name))
+        trials = [entry for entry in _entries(memory_folder) if not entry.name.startswith(".")]
+        kept = {trial.name: _newest(trial.path) for trial in trials}
+        for rank in range(_KEPT):  # The newest of every trial come first, in case the disk fills up.
+            for name, checkpoints in kept.items():
+                for checkpoint in checkpoints[rank : rank + 1]:
+                    with suppress(OSError, shutil.Error):
+                        _copy(checkpoint, _on_disk(run_folder, name))
     if memory_folder:
         shutil.rmtree(memory_folder, ignore_errors=True)
 
 
-def disk_path(path: str, run_folder: str) -> str:
-    """Returns the path that a checkpoint in host memory has once it has moved to disk.
+def _newest(folder: str) -> list[str]:
+    """The checkpoints in a folder, the last that was written first."""
+    return [path for path in _within(folder) if not os.path.basename(path).startswith(".")]
+
+
+def checkpoints_like(path: str, roots: Iterable[str], disk: str) -> Iterator[str]:
+    """Yields a checkpoint's folder, and those of others that can replace it, the best first.
 
     Args:
-        path: of the checkpoint in host memory.
-        run_folder: the run's folder on disk.
+        path: where the checkpoint was written.
+        roots: the folders in which checkpoints of its trial may be.
+        disk: the one to which those in memory move.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
     """
-    return os.path.join(_on_disk(run_folder, os.path.basename(os.path.dirname(path))), os.path.basename(path))
+    name, iteration = os.path.basename(path), iteration_of(path)
+    yield from dict.fromkeys((path, os.path.join(disk, name)))
+    others = [other for root in roots for other in _within(root) if os.path.basename(other)[:1].isdigit()]
+    for other in sorted(others, key=iteration_of, reverse=True):
+        if os.path.basename(other) != name and iteration_of(other) <= iteration:
+            yield from dict.fromkeys((other, os.path.join(disk, os.path.basename(other))))
+
+
+def checkpoint_name(iteration: int, lane_id: int, number: int) -> str:
+    """Returns the name of a checkpoint's folder.
+
+    Args:
+        iteration: iterations done by its state.
+        lane_id: the lane that wrote it.
+        number: how many that lane had written then, which makes names unique.
+    """
+    return f"{iteration:08d}-{lane_id}-{number}"
+
+
+def checkpoints_on_disk(run_folder: str, trial_id: str) -> str:
+    """Returns the folder on disk that holds a trial's checkpoints."""
+    return _on_disk(run_folder, folder_name(trial_id))
 
 
 @contextmanager
@@ -229,10 +273,15 @@ def locked_for_reading(path: str) -> Iterator[bool]:
 
     Args:
         path: its folder.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
     """
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
+    except OSError as error:
+        if is_of_the_process(error):
+            raise
         yield False
         return
     try:
@@ -247,8 +296,8 @@ def _delete(path: str, first: Callable[[], None] = lambda: None) -> bool:
     """Calls ``first`` and deletes a checkpoint, unless it is being read; returns whether it no longer exists."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # Another lane has deleted it.
-        return True
+    except OSError:
+        return not os.path.isdir(path)  # Another lane has deleted it, or it cannot be opened at the moment.
     try:
         with suppress(OSError):  # A disk without locks: readers have none either.
             try:
@@ -270,7 +319,9 @@ def _within(root: str) -> list[str]:
     try:
         with os.scandir(root) as entries:
             return [entry.path for entry in sorted(entries, key=_written_at, reverse=True)]
-    except OSError:
+    except OSError as error:
+        if is_of_the_process(error):
+            raise
         return []
 
 
@@ -281,20 +332,10 @@ def _written_at(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _iteration_of(path: str) -> int:
-    """The iteration of a checkpoint or its draft; 0 for anything else."""
+def iteration_of(path: str) -> int:
+    """Returns the iteration of a checkpoint or its draft, which its name tells; 0 for anything else."""
     number = os.path.basename(path).lstrip(".").partition("-")[0]
     return int(number) if number.isdecimal() else 0
-
-
-def _equivalent_paths(*paths: str) -> Iterator[str]:
-    """Yields these paths of one checkpoint, then the others of its iteration in the same folders, newest first."""
-    yield from paths
-    for path in paths:
-        for other in _within(os.path.dirname(path)):
-            is_draft = os.path.basename(other).startswith(".")
-            if not is_draft and _iteration_of(other) == _iteration_of(path):
-                yield other
 
 
 def _copy(checkpoint: str, target: str) -> None:
@@ -327,13 +368,9 @@ def _write_atomically(root: str, name: str, write: Callable[[str], None]) -> tup
     try:
         os.mkdir(draft, 0o700)
         write(draft)
-        size = _size_of(draft)
+        size = seal(draft)
         os.rename(draft, path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return path, size
-
-
-def _size_of(folder: str) -> int:
-    return sum(os.lstat(os.path.join(parent, name)).st_size for parent, _, names in os.walk(folder) for name in names)

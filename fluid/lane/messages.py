@@ -182,6 +182,26 @@ class LaneWarm(NamedTuple):
     own_bytes: float = 0.0
 
 
+class ResidentSetBack(NamedTuple):
+    """A trial could not be restored from the checkpoint named; comes before the answer to its StartResident.
+
+    Attributes:
+        iteration: iterations done by the state that it has instead.
+        path: the checkpoint of that state; ``None`` if it begins afresh.
+        in_memory: whether that checkpoint is in host memory.
+        reason: why, in one line.
+        cannot_load: whether its own code raised for every checkpoint that is not damaged.
+    """
+
+    at: float
+    trial_id: str
+    iteration: int
+    path: str | None
+    in_memory: bool
+    reason: str
+    cannot_load: bool
+
+
 class ResidentStarted(NamedTuple):
     """A trial was set up or restored."""
 
@@ -302,6 +322,16 @@ def folder_name(trial_id: str) -> str:
     import hashlib  # Needed for long names only; at the top, every lane would load it.
 
     return f"{name[:_LONGEST_NAME]}%{hashlib.sha256(trial_id.encode()).hexdigest()[:32]}"
+
+
+def folder_of_host(run_folder: str, name: str) -> str:
+    """Returns the folder, within a run's folder, of a machine that shares the disk but not the run's folder itself.
+
+    Args:
+        run_folder: the run's folder.
+        name: the machine's; ``"*"`` for a pattern that matches the folders of all.
+    """
+    return os.path.join(run_folder, "hosts", name)
 
 
 def trials_folder(run_folder: str) -> str:

@@ -10,21 +10,23 @@ import pickle
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fluid._clock import Clock
 from fluid.elastic.messages import Join
+from fluid.lane.checkpoint_seal import is_of_the_process
 from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import BusyMeter, MemoryMeter
+from fluid.lane.errors import causes, is_out_of_memory
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     LaneOptions,
     PersistCheckpoint,
     ResidentIterated,
     ResidentSaved,
+    ResidentSetBack,
     ShipTrainable,
     StartResident,
     trial_folder,
@@ -37,6 +39,7 @@ from fluid.lane.process_state import (
     restore_random_state,
     write_random_state,
 )
+from fluid.lane.restoring import restore_best
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import can_save, make_resident, set_up
@@ -105,21 +108,36 @@ class Residents:
         self._by_id[trial_id] = resident
         return resident
 
-    def set_up(self, resident: ResidentTrial, message: StartResident) -> None:
-        """Sets a trial up, and restores it from its checkpoint if it has one."""
+    def set_up(self, resident: ResidentTrial, message: StartResident) -> ResidentSetBack | None:
+        """Sets a trial up, and restores it from its checkpoint if it has one.
+
+        Returns:
+            Why it has an earlier state than that of its checkpoint; ``None`` if it has that one.
+        """
         self.enter(resident)
         trainable = self._trainable(message.key)
         resident.key, resident.save_cost = message.key, self._save_costs.get(message.key, 0.0)
         self._meter.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
-        folder = trial_folder(self._options.run_folder, message.trial_id)
-        resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
-        joins = message.membership is not None and message.membership.takes_over
-        set_up(resident.body, pickle.loads(message.config), joins=joins)
-        if message.checkpoint is not None:
-            self._restore(resident, message.checkpoint)
-            resident.iteration = message.iteration
+        random_state = read_random_state()
+
+        def make_body() -> None:
+            folder = trial_folder(self._options.run_folder, message.trial_id)
+            resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
+            joins = message.membership is not None and message.membership.takes_over
+            set_up(resident.body, pickle.loads(message.config), joins=joins)
+
+        def renew() -> None:
+            self._clean_up(resident)
+            self._meter.release_cached(collect=True)
+            write_random_state(random_state)
+            os.chdir(self._home)
+            make_body()
+
+        make_body()
+        set_back = None if message.checkpoint is None else self._restore(resident, message, message.checkpoint, renew)
         self._measure(resident)
+        return set_back
 
     def enter(self, resident: ResidentTrial) -> None:
         """Puts a resident's process state in force."""
@@ -134,6 +152,16 @@ class Residents:
     def release(self, resident: ResidentTrial) -> None:
         """Cleans a resident up and removes it; what its clean-up raises goes to its log."""
         self.enter(resident)
+        self._clean_up(resident)
+        self.halt(resident)
+        del self._by_id[resident.trial_id]
+        self._store.forget_resident(resident.trial_id)
+        self._output.switch(None)
+        self.current = None
+        self._meter.release_cached(collect=True)
+
+    @staticmethod
+    def _clean_up(resident: ResidentTrial) -> None:
         try:
             if resident.member is not None:
                 resident.member.leave_generation()
@@ -142,12 +170,6 @@ class Residents:
         except BaseException:
             traceback.print_exc()
         resident.body = None
-        self.halt(resident)
-        del self._by_id[resident.trial_id]
-        self._store.forget_resident(resident.trial_id)
-        self._output.switch(None)
-        self.current = None
-        self._meter.release_cached(collect=True)
 
     def _trainable(self, key: int) -> Any:
         if key not in self._trainables:
@@ -305,12 +327,33 @@ class Residents:
         """Deletes every checkpoint of a trial."""
         self._store.delete(trial_id)
 
-    def _restore(self, resident: ResidentTrial, path: str) -> None:
-        assert resident.body is not None
-        with self._store.reading(path) as folder:
+    def _is_innocent(self, error: BaseException) -> bool:
+        """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""
+        lacks = is_out_of_memory(error) or any(map(is_of_the_process, causes(error)))
+        return lacks or not self._meter.is_usable()
+
+    def _restore(
+        self, resident: ResidentTrial, message: StartResident, checkpoint: str, renew: Callable[[], None]
+    ) -> ResidentSetBack | None:
+        """Restores a trial; says so in its log if that is not from the checkpoint named."""
+
+        def load(folder: str) -> None:
+            assert resident.body is not None
             resident.body.restore(folder)
-            self._store.protect(resident.trial_id, folder)
-            with suppress(FileNotFoundError), open(os.path.join(folder, _LANE_STATE), "rb") as file:
+            with open(os.path.join(folder, _LANE_STATE), "rb") as file:
                 state = pickle.load(file)
-                resident.finished = state["finished"]
-                restore_random_state(state["random"])
+            restore_random_state(state["random"])
+            resident.finished = state["finished"]
+
+        places = self._store.places(resident.trial_id, checkpoint)
+        path, iteration, reason, cannot_load = restore_best(places, message.iteration, load, renew, self._is_innocent)
+        resident.iteration = iteration
+        if path is not None:
+            self._store.protect(resident.trial_id, path)
+        if not reason:
+            return None
+        in_memory = path is not None and self._store.is_in_memory(path)
+        begins = f"goes on from iteration {iteration}" if path is not None else "begins afresh"
+        print(f"Fluid: this trial {begins} instead of going on from iteration {message.iteration}: {reason}")
+        now = self._clock.now()
+        return ResidentSetBack(now, resident.trial_id, iteration, path, in_memory, reason, cannot_load)

@@ -179,7 +179,9 @@ class _Lane:
         resident = self._residents.admit(message.trial_id)
         begun = self._clock.now()
         with self._user_code(resident) as code:
-            self._residents.set_up(resident, message)
+            set_back = self._residents.set_up(resident, message)
+            if set_back is not None:
+                self._send(set_back)
             if message.membership is not None:
                 self._become_member(resident, message.membership, self._clock.now() - begun)
         if code.failed or message.membership is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
+from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportSetBack, ReportStart, TrialNotice
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
 from fluid.session.earlier_results import GroupResults
@@ -190,6 +190,14 @@ class GroupInbox:
         if self.listener is not None:
             self._call_listener(self.listener.on_start, start.trial_id)
 
+    def _take_set_back(self, report: ReportSetBack) -> None:
+        trial_id, iteration = report.trial_id, 0 if report.checkpoint is None else report.checkpoint.iteration
+        where = f"goes on from iteration {iteration}" if iteration else "begins afresh"
+        text = f"trial {trial_id!r} {where}, not from iteration {report.lost}: {report.reason}"
+        if report.cannot_load:
+            text += "; as it cannot be loaded, Fluid moves it no more; its output.log has the traceback"
+        _log.warning("%s", text)
+
     def _take_result(self, report: Report) -> None:
         result = Result(
             trial_id=report.trial_id,
@@ -281,6 +289,7 @@ class GroupInbox:
 #: What takes each notice.
 _TAKERS: dict[type[TrialNotice], Callable[[GroupInbox, Any], None]] = {
     ReportStart: GroupInbox._take_start,
+    ReportSetBack: GroupInbox._take_set_back,
     Report: GroupInbox._take_result,
     ReportEnd: GroupInbox._take_end,
     ReportCall: GroupInbox._take_answer,

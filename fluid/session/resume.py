@@ -7,6 +7,7 @@ iteration or a submission is in another file.
 
 from __future__ import annotations
 
+import glob
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -18,7 +19,8 @@ from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory, TrialSpec
 from fluid.engine.journal import Recovered, replay
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.checkpoint_store import disk_path
+from fluid.lane.checkpoint_store import checkpoint_name, checkpoints_like, checkpoints_on_disk, iteration_of
+from fluid.lane.messages import folder_of_host
 from fluid.planning.profile import Profile
 from fluid.session.earlier_results import EarlierResults
 from fluid.session.folder_files import (
@@ -98,18 +100,11 @@ class LeftSession:
             at: seconds, on the clock of the session that goes on.
             spec_of: what an engine needs to know of a trial; asked for trials that are not in the journal.
         """
-        found: dict[Checkpoint, Checkpoint | None] = {}
-
-        def standing(checkpoint: Checkpoint | None) -> Checkpoint | None:
-            if checkpoint is not None and checkpoint not in found:
-                found[checkpoint] = self._find(checkpoint)
-            return found[checkpoint] if checkpoint is not None else None
-
         groups: dict[str, dict[str, TrialHistory]] = {}
         for group_id, group in self.groups.items():
             known = self.recovered.groups.get(group_id, {})
             groups[group_id] = {
-                trial_id: replace(history, checkpoint=standing(history.checkpoint))
+                trial_id: replace(history, checkpoint=self._find(trial_id, history))
                 for trial_id, history in known.items()
             }
             for trial_id, trial in group.trials.items():
@@ -136,12 +131,27 @@ class LeftSession:
             if trial_id in self.lost
         ]
 
-    def _find(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """The checkpoint at its present path: one in host memory is moved to disk once no lane runs."""
-        on_disk = disk_path(checkpoint.path, str(self.folder)) if checkpoint.in_memory else checkpoint.path
-        if os.path.exists(on_disk):
-            return replace(checkpoint, path=on_disk, in_memory=False)
-        return checkpoint if os.path.exists(checkpoint.path) else None
+    def _find(self, trial_id: str, history: TrialHistory) -> Checkpoint | None:
+        """The newest checkpoint of a trial that exists, at its present path.
+
+        One in host memory is moved to disk once no lane runs. One beyond the last iteration reported is of no use, as
+        the trial could not report the iterations up to it. The lane that restores the checkpoint reads it first, and
+        takes an earlier one if it is damaged.
+        """
+        known = history.checkpoint
+        disk = checkpoints_on_disk(str(self.folder), trial_id)
+        hosts = folder_of_host(glob.escape(str(self.folder)), "*")
+        roots = [disk, *(checkpoints_on_disk(host, trial_id) for host in glob.glob(hosts))]
+        if known is None or known.iteration > history.reported:
+            path = os.path.join(disk, checkpoint_name(history.reported, 0, 0))
+        else:
+            path, roots = known.path, [os.path.dirname(known.path), *roots]
+        for found in checkpoints_like(path, roots, disk):
+            if os.path.isdir(found):
+                still_there = known is not None and known.in_memory and found == known.path
+                host = "localhost" if known is None else known.host
+                return Checkpoint(iteration_of(found), found, host=host, in_memory=still_there)
+        return None
 
 
 def read_session(folder: Path) -> LeftSession:

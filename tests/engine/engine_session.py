@@ -413,6 +413,7 @@ def random_session(seed: int, steps: int) -> Session:
         save_fails=rng.choice([0.0, 0.2]),
         false_start=rng.choice([0.0, 0.1]),
         own_save=rng.choice([0.0, 0.3]),
+        damaged=rng.choice([0.0, 0.3]),
         memory=rng.choice([0.0, 0.1]),
         own_bytes=rng.choice([0.0, 4.0, 12.0]),
         hang=rng.choice([0.0, 0.05]) * wild,

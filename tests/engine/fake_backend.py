@@ -36,6 +36,7 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
+    TrialSetBack,
     TrialStarted,
 )
 from fluid.resources import MemoryNeed
@@ -80,6 +81,7 @@ class Chances:
     false_start: float = 0.0
     own_save: float = 0.0
     hang: float = 0.0
+    damaged: float = 0.0
     memory: float = 0.0
     #: Bytes that lanes take for themselves; not a chance.
     own_bytes: float = 0.0
@@ -186,6 +188,8 @@ class FakeBackend:
     def _obey(self, lane_id: int, lane: Lane, command: Command) -> None:
         if isinstance(command, StartTrial):
             done = command.checkpoint.iteration if command.checkpoint else 0
+            if command.lane_ids[0] == lane_id and command.checkpoint and self._happens(self.chances.damaged):
+                done = self._set_back(lane_id, lane, command.trial_id, command.checkpoint)
             lane.hosted[command.trial_id] = Hosted(command.lane_ids, done)
             if command.lane_ids[0] != lane_id:
                 return
@@ -227,6 +231,16 @@ class FakeBackend:
         elif isinstance(command, Save):
             self._save(lane_id, lane, trial_id, hosted, command)
 
+    def _set_back(self, lane_id: int, lane: Lane, trial_id: str, wanted: Checkpoint) -> int:
+        """The checkpoint is damaged; returns the iteration of the one that is used instead."""
+        older = self.rng.randrange(wanted.iteration + 1)
+        checkpoint = Checkpoint(older, f"{trial_id}/{older}", in_memory=self.rng.random() < 0.5) if older else None
+        cannot_load = checkpoint is None and self.rng.random() < 0.3
+        lane.outbox.append(
+            TrialSetBack(self.now, trial_id, lane_id, checkpoint=checkpoint, reason="damaged", cannot_load=cannot_load)
+        )
+        return older
+
     def _move(self, lane_id: int, lane: Lane, command: Resize) -> None:
         lane.hosted.pop(command.trial_id, None)
         if lane_id not in command.lane_ids:
@@ -236,8 +250,14 @@ class FakeBackend:
             self._tell_what_was_reported(command.trial_id, lane)
         if lane_id != command.lane_ids[0] or self._fails(lane_id, lane, command.trial_id):
             return
-        unheard = 0 if command.done is None else self.progress[command.trial_id] - command.done
+        done = self.progress[command.trial_id]
+        unheard = 0 if command.done is None else done - command.done
         lane.hosted[command.trial_id].left = max(0, command.iterations - unheard)
+        migrates = len(command.lane_ids) == len(command.old_lane_ids) == 1 and not unheard
+        if migrates and self._happens(self.chances.damaged):
+            wanted = Checkpoint(done, f"{command.trial_id}/{done}")
+            older = self._set_back(lane_id, lane, command.trial_id, wanted)
+            lane.hosted[command.trial_id].done = self.progress[command.trial_id] = older
         lane.outbox.append(ResizeDone(self.now, command.trial_id, 0.05, lane_id))
 
     def _tell_what_was_reported(self, trial_id: str, lane: Lane) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fluid.lane.checkpoint_store import CheckpointStore, disk_path, persist_checkpoints
+from fluid.lane.checkpoint_seal import damage_of, seal
+from fluid.lane.checkpoint_store import (
+    CheckpointStore,
+    checkpoints_on_disk,
+    iteration_of,
+    locked_for_reading,
+    persist_checkpoints,
+)
 
 
 def writes(size: int) -> Callable[[str], None]:
@@ -24,8 +33,10 @@ def make(tmp_path: Path, budget: float, lane_id: int = 0) -> CheckpointStore:
 
 
 def where(store: CheckpointStore, path: str) -> str:
-    with store.reading(path) as folder:
-        return folder
+    """Where a reader finds a checkpoint, or another of its iteration; empty if there is none."""
+    trial_id = Path(path).parent.name
+    places = (place for place in store.places(trial_id, path) if iteration_of(place) == iteration_of(path))
+    return next(filter(os.path.isdir, places), "")
 
 
 def test_a_durable_checkpoint_goes_to_disk_at_once(tmp_path: Path) -> None:
@@ -41,7 +52,7 @@ def test_a_checkpoint_is_copied_from_memory_to_disk_and_stays_in_memory(tmp_path
     assert stored.in_memory
     other = make(tmp_path, budget=2500, lane_id=1)
     copy = other.persist(stored.path)
-    assert copy == disk_path(stored.path, str(tmp_path / "run"))
+    assert copy == os.path.join(checkpoints_on_disk(str(tmp_path / "run"), "a"), os.path.basename(stored.path))
     assert Path(copy, "data").exists() and Path(stored.path, "data").exists()
     for gone in (str(tmp_path / "memory" / "a" / "none"), copy):
         with pytest.raises(OSError):
@@ -70,8 +81,8 @@ def test_what_is_larger_than_memory_goes_to_disk_and_moves_nobody(tmp_path: Path
 def test_what_is_being_read_stays_where_it_is(tmp_path: Path) -> None:
     store, other = make(tmp_path, budget=1500), make(tmp_path, budget=0, lane_id=1)
     path = store.save("a", 1, writes(1000)).path
-    with other.reading(path) as folder:
-        assert folder == path
+    with locked_for_reading(path) as exists:
+        assert exists
         assert not store.save("b", 1, writes(1000)).in_memory
         assert os.path.isdir(path)
     assert store.save("b", 2, writes(1000)).in_memory
@@ -111,16 +122,17 @@ def test_a_lane_that_a_trial_has_left_deletes_nothing_of_where_it_goes_on(tmp_pa
         newest = left.save("a", 3, writes(size)).path
     assert os.path.isdir(later) and os.path.isdir(newest) and not os.path.isdir(path)
     assert where(here, path) == newest, "what was saved since, of the same iteration"
-    assert where(here, path.replace("00000003", "00000002")).startswith(str(tmp_path / "run")), "there is none"
+    assert where(here, path.replace("00000003", "00000002")) == "", "there is none"
 
 
 def test_what_is_being_read_is_not_deleted(tmp_path: Path) -> None:
-    store, other = make(tmp_path, budget=1e6), make(tmp_path, budget=1e6, lane_id=1)
+    store = make(tmp_path, budget=1e6)
     path = store.save("a", 3, writes(10)).path
-    with other.reading(path) as folder:
+    with locked_for_reading(path) as exists:
+        assert exists
         for _ in range(2):
             store.save("a", 3, writes(10))
-        assert Path(folder, "data").stat().st_size == 10
+        assert Path(path, "data").stat().st_size == 10
     store.save("a", 4, writes(10))
     assert not os.path.isdir(path)
 
@@ -149,6 +161,81 @@ def test_what_memory_cannot_take_goes_to_disk(tmp_path: Path) -> None:
     assert not store.save("a", 1, full).in_memory
 
 
+# -- what damage does -----------------------------------------------------------------------------------------------
+
+
+def test_earlier_checkpoints_come_after_the_one_wanted_wherever_they_are(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=2500)
+    first, second = (store.save("a", number, writes(1000)).path for number in (1, 2))
+    store.save("b", 1, writes(1000))  # The first goes to disk.
+    found = [place for place in make(tmp_path, 0, 1).places("a", second) if os.path.isdir(place)]
+    assert found == [second, str(tmp_path / "run/trials/a/checkpoints" / Path(first).name)]
+    assert [place for place in store.places("a", first) if os.path.isdir(place)] == found[1:], "none that is later"
+    shutil.rmtree(tmp_path / "memory")
+    assert [place for place in store.places("a", second) if os.path.isdir(place)] == found[1:]
+    assert not store.save("a", 3, writes(1000)).in_memory, "a folder that is gone is not used again"
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "sub/data has 3 bytes instead of 4": lambda path: (path / "sub/data").write_bytes(b"abc"),
+    "sub/data has changed since it was written": lambda path: (path / "sub/data").write_bytes(b"abce"),
+    "sub/data is missing": lambda path: (path / "sub/data").unlink(),
+    "empty is missing": lambda path: (path / "empty").unlink(),
+    "seal.json is missing": lambda path: (path / "seal.json").unlink(),
+    "seal.json has changed since it was written": lambda path: (path / "seal.json").write_text("{}"),
+    "it cannot be read: [Errno 21] Is a directory": lambda path: ((path / "empty").unlink(), (path / "empty").mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/data").write_bytes(b"abcd")
+    (tmp_path / "empty").touch()
+    (tmp_path / "the link").symlink_to("sub/data")
+    (tmp_path / "broken link").symlink_to("nowhere")
+    assert seal(str(tmp_path)) == 8
+    assert damage_of(str(tmp_path)) is None
+    (tmp_path / "later").write_text("what comes later does not matter")
+    assert damage_of(str(tmp_path)) is None
+    DAMAGE[damage](tmp_path)
+    assert (damage_of(str(tmp_path)) or "").startswith(damage)
+
+
+@pytest.mark.parametrize("position", range(0, 90, 7))
+def test_any_flipped_bit_is_found(tmp_path: Path, position: int) -> None:
+    (tmp_path / "data").write_bytes(bytes(range(256)))
+    seal(str(tmp_path))
+    for name in ("data", "seal.json"):
+        path = tmp_path / name
+        content = bytearray(path.read_bytes())
+        content[position % len(content)] ^= 1 << position % 8
+        whole, _ = path.read_bytes(), path.write_bytes(content)
+        assert damage_of(str(tmp_path)) is not None or content.split() == whole.split()
+        path.write_bytes(whole)
+
+
+def test_a_lack_of_descriptors_is_no_damage(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=1e6)
+    path = store.save("a", 1, writes(10)).path
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.dup(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            damage_of(path)
+        with pytest.raises(OSError, match="Too many open files"), locked_for_reading(path):
+            pass
+        with pytest.raises(OSError, match="Too many open files"):
+            list(store.places("a", path))
+        with pytest.raises(OSError, match="Too many open files"):
+            store.save("a", 2, writes(10))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(taken)
+    assert damage_of(path) is None and store.save("a", 3, writes(10)).in_memory
+
+
 def test_names_are_private_and_safe(tmp_path: Path) -> None:
     store = make(tmp_path, budget=1e6)
     for name in ("../../escape", "..", "x" * 1000, "ü/ß"):
@@ -166,6 +253,6 @@ def test_settling_moves_the_last_ones_to_disk(tmp_path: Path) -> None:
     persist_checkpoints(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
     assert not (tmp_path / "memory").exists()
     assert Path(where(make(tmp_path, 0), last), "data").stat().st_size == 2
-    assert not os.path.exists(where(store, old))
+    assert not os.path.exists(old) and Path(where(store, old), "data").stat().st_size == 1, "and the one before"
     persist_checkpoints("", str(tmp_path / "run"), temporary=True)
     assert not (tmp_path / "run").exists()

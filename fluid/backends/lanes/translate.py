@@ -18,6 +18,7 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
+    TrialSetBack,
     TrialStarted,
 )
 from fluid.lane import messages as m
@@ -106,6 +107,20 @@ def _saved(message: m.ResidentSaved, lane_id: int, host: str, at: float) -> Tria
     )
 
 
+def _set_back(message: m.ResidentSetBack, lane_id: int, host: str, at: float) -> TrialSetBack:
+    checkpoint = None
+    if message.path is not None:
+        checkpoint = Checkpoint(message.iteration, message.path, host=host, in_memory=message.in_memory)
+    return TrialSetBack(
+        at,
+        message.trial_id,
+        lane_id,
+        checkpoint=checkpoint,
+        reason=message.reason,
+        cannot_load=message.cannot_load,
+    )
+
+
 def _failed(message: m.ResidentFailed, lane_id: int, host: str, at: float) -> TrialFailed:
     return TrialFailed(at, message.trial_id, lane_id, _failure(message))
 
@@ -124,6 +139,7 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.ResidentStarted: lambda x, lane_id, host, at: TrialStarted(
         at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds
     ),
+    m.ResidentSetBack: _set_back,
     m.ResidentIterated: _iterated,
     m.ResidentPaused: _paused,
     m.ResidentSaved: _saved,

@@ -17,8 +17,9 @@ from io import BytesIO
 from typing import NamedTuple
 
 from fluid.backends.lanes import host_memory
-from fluid.lane.checkpoint_store import locked_for_reading, persist_checkpoints
-from fluid.lane.messages import folder_name, trials_folder
+from fluid.lane.checkpoint_seal import damage_of
+from fluid.lane.checkpoint_store import checkpoints_like, locked_for_reading, persist_checkpoints
+from fluid.lane.messages import folder_name, folder_of_host, trials_folder
 from fluid.processes.session_mark import kill_marked
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
@@ -26,8 +27,6 @@ HERE = "localhost"
 _PREFIX = "fluid-ray-"
 _OWN_FOLDER = re.compile(rf"/{_PREFIX}[0-9a-f]+-(?P<host>[^/]+)/")
 _NOTES = ".notes"
-#: Where, below the run's folder, other machines keep theirs.
-_HOSTS = "hosts"
 #: Seconds that processes which were killed have to be gone.
 _LEAVE_S = 3.0
 
@@ -62,7 +61,7 @@ class HostFolders:
     def __init__(self, session: SessionFolders, host: str) -> None:
         name = f"{_PREFIX}{session.token}-{host}"
         shared = host == HERE or os.path.exists(session.marker)
-        self.run_folder = session.run_folder if shared else os.path.join(session.run_folder, _HOSTS, name)
+        self.run_folder = session.run_folder if shared else folder_of_host(session.run_folder, name)
         #: A run's folder that is shared is the driver's to delete.
         self._temporary = session.temporary and (host == HERE or not shared)
         try:
@@ -127,29 +126,49 @@ def locate(path: str, run_folder: str) -> str | None:
     """
     if os.path.isdir(path):
         return path
+    settled = settled_path(path, run_folder)
+    return settled if settled is not None and os.path.isdir(settled) else None
+
+
+def settled_path(path: str, run_folder: str) -> str | None:
+    """Returns where, on disk, a checkpoint goes that is in host memory; ``None`` for one that was written to disk.
+
+    Args:
+        path: where it was written.
+        run_folder: folder of the run, on the driver's machine.
+    """
     parent, name = os.path.split(path)
     folder, trial = os.path.split(parent)
     if os.path.dirname(folder) != host_memory.RAM_DISK:
         return None
-    base = run_folder if host_of(path) == HERE else os.path.join(run_folder, _HOSTS, os.path.basename(folder))
-    settled = os.path.join(_on_disk(base, trial), name)
-    return settled if os.path.isdir(settled) else None
+    base = run_folder if host_of(path) == HERE else folder_of_host(run_folder, os.path.basename(folder))
+    return os.path.join(_on_disk(base, trial), name)
 
 
-def pack(path: str, run_folder: str) -> bytes:
+def pack(path: str, run_folder: str) -> tuple[str, bytes]:
     """Returns a checkpoint as bytes. Runs on the machine that has it.
 
+    Args:
+        path: where it was written.
+        run_folder: folder of the run, on the driver's machine.
+
+    Returns:
+        The name and the content of the checkpoint, or, if that is damaged or gone, of the best one that can replace it.
+
     Raises:
-        FileNotFoundError: the checkpoint has been deleted.
+        FileNotFoundError: there is none.
     """
-    buffer = BytesIO()
-    with locked_for_reading(path):
-        found = locate(path, run_folder)
-        if found is None:
-            raise FileNotFoundError(f"the checkpoint {path} has been deleted")
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            archive.add(found, arcname="")
-    return buffer.getvalue()
+    parent, name = os.path.split(path)
+    settled = settled_path(path, run_folder)
+    disk = parent if settled is None else os.path.dirname(settled)
+    for place in checkpoints_like(path, dict.fromkeys((parent, disk)), disk):
+        with locked_for_reading(place) as exists:
+            if exists and damage_of(place) is None:
+                buffer = BytesIO()
+                with tarfile.open(fileobj=buffer, mode="w") as archive:
+                    archive.add(place, arcname="")
+                return os.path.basename(place), buffer.getvalue()
+    raise FileNotFoundError(f"the checkpoint {name} is damaged or has been deleted, and there is none before it")
 
 
 def unpack(data: bytes, path: str) -> None:

@@ -162,7 +162,7 @@ class FetchingConnection:
             found = found or self._fetch(message.trial_id, message.checkpoint)
         except Exception:
             traceback.print_exc()
-            return message  # Restoring it fails, and the engine hears that.
+            return message  # The lane takes an earlier one that this machine has, or begins afresh, and says so.
         return message._replace(checkpoint=found)
 
     def _fetch(self, trial_id: str, path: str) -> str:
@@ -172,8 +172,8 @@ class FetchingConnection:
         if not any(is_reachable((ip, port), _DRIVER_S) for port in ports):
             raise FileNotFoundError(f"{path}: its machine {ip} is gone")
         packed = call(pack, path, self._start.session.run_folder, resources={f"node:{ip}": PIN_SHARE})
-        data = ray.get(packed, timeout=_FETCH_S)
-        target = self._home.place_for(trial_id, os.path.basename(path), len(data))
+        name, data = ray.get(packed, timeout=_FETCH_S)
+        target = self._home.place_for(trial_id, name, len(data))
         unpack(data, target)
         return target
 

@@ -45,8 +45,8 @@ def test_a_folder_in_use_stays_and_one_that_is_not_goes(ram: Path, tmp_path: Pat
     os.close(lock)
     host_memory.sweep()
     assert os.listdir(ram) == []
-    with CheckpointStore(1, str(run)).reading(path) as settled:  # As who goes on with the run does.
-        assert (Path(settled) / "state").read_text() == "third"
+    settled = next(filter(os.path.isdir, CheckpointStore(1, str(run)).places("a", path)))  # As a resumed run does.
+    assert (Path(settled) / "state").read_text() == "third"
 
 
 def test_of_a_temporary_run_nothing_is_left(ram: Path, tmp_path: Path) -> None:

