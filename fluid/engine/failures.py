@@ -134,7 +134,7 @@ class Failures:
         if trial.state is TrialState.STARTING:
             core.release(trial)
             self._count(trial, failure)
-        elif trial.state is TrialState.QUEUED:
+        elif trial.state is TrialState.QUEUED and failure.kind != "not_saved":
             trial.limits.add_failure(failure)
             if _is_final(trial, failure):
                 core.unqueue(trial)
@@ -148,6 +148,9 @@ class Failures:
             failure: why it cannot go on.
             at_last: makes the message if it has failed too often; ``None`` for that of the failure.
         """
+        if failure.kind == "not_saved":  # the disk is to blame
+            self._core.enqueue(trial, f"could not be saved: {failure.message}", kind=failure.kind)
+            return
         trial.limits.add_failure(failure)
         if trial.limits.failures > self._max_failures or _is_final(trial, failure):
             if at_last is not None:

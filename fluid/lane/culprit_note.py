@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from contextlib import suppress
 
 _LENGTH = struct.Struct("<H")
 _BYTES = 4096
@@ -14,19 +15,15 @@ class RunningTrialNote:
     """The lane's end of the note.
 
     Args:
-        path: the file, best on a RAM disk; empty for no note.
+        path: the file, best on a RAM disk; empty for no note. Without space for it there is none either.
     """
 
     def __init__(self, path: str) -> None:
         self._text: str | None = None
         self._map: mmap.mmap | None = None
         if path:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                os.ftruncate(descriptor, _BYTES)
-                self._map = mmap.mmap(descriptor, _BYTES)
-            finally:
-                os.close(descriptor)
+            with suppress(OSError):  # The RAM disk is full, or was emptied: a lane does without a note.
+                self._map = _map(path)
 
     def write(self, trial_id: str | None) -> None:
         """Names the trial whose code runs now; ``None`` for none."""
@@ -35,6 +32,16 @@ class RunningTrialNote:
         text = (trial_id or "").encode("utf-8", "surrogatepass")[: _BYTES - _LENGTH.size]
         self._map[: _LENGTH.size + len(text)] = _LENGTH.pack(len(text)) + text
         self._text = trial_id
+
+
+def _map(path: str) -> mmap.mmap:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, _BYTES)  # To write to a page that a full RAM disk cannot give is fatal.
+        return mmap.mmap(descriptor, _BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def read_running_trial(path: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from types import TracebackType
@@ -12,6 +13,8 @@ from fluid.trainables.pickling import dump_exception
 
 #: Parts of the messages that libraries raise as plain RuntimeError.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")
+#: Errors of writing files that say nothing about the trial that is saved.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 #: Most characters of a failure's message; the traceback has the whole text.
 _LONGEST_MESSAGE = 500
 _OWN_FOLDER = os.path.dirname(__file__)
@@ -47,6 +50,11 @@ def is_out_of_memory(error: BaseException) -> bool:
             if any(part in text for part in _OUT_OF_MEMORY):
                 return True
     return False
+
+
+def is_for_want_of_space(error: BaseException) -> bool:
+    """Whether an exception, or one that caused it, says that a disk is full or descriptors are used up."""
+    return any(isinstance(cause, OSError) and cause.errno in _NO_SPACE for cause in causes(error))
 
 
 def causes(error: BaseException) -> list[BaseException]:

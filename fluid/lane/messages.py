@@ -261,7 +261,8 @@ class Raised(NamedTuple):
     """An exception that a trial's code raised.
 
     Attributes:
-        kind: ``"error"`` or ``"out_of_memory"``.
+        kind: ``"error"``, ``"out_of_memory"``, or ``"not_saved"`` for a trial that was to leave the lane and could not
+            be saved for want of space.
         message: one line for people.
         traceback: as text.
         exception: pickled; ``None`` if it cannot be pickled or is too large.

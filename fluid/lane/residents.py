@@ -44,6 +44,8 @@ from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import can_save, make_resident, set_up
 
+#: What a save that failed counts for at least, seconds.
+_FAILED_SAVE_S = 0.05
 #: The file, within a checkpoint, with the lane's part of a trial's state.
 _LANE_STATE = "lane.pkl"
 
@@ -305,7 +307,12 @@ class Residents:
             with open(os.path.join(folder, _LANE_STATE), "wb") as file:
                 pickle.dump({"finished": resident.finished, "random": random_state}, file)
 
-        stored = self._store.save(resident.trial_id, resident.iteration, write, durable=durable)
+        try:
+            stored = self._store.save(resident.trial_id, resident.iteration, write, durable=durable)
+        except BaseException:
+            # The next try comes later and later.
+            resident.save_cost = 2.0 * max(resident.save_cost, self._clock.now() - begun, _FAILED_SAVE_S)
+            raise
         now = self._clock.now()
         resident.save_cost, resident.unsaved = now - begun, 0.0
         self._save_costs[resident.key] = resident.save_cost

@@ -23,7 +23,7 @@ from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter, warm_up
-from fluid.lane.errors import describe
+from fluid.lane.errors import describe, is_for_want_of_space
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     AdoptResident,
@@ -208,7 +208,7 @@ class _Lane:
         resident = self._residents.get(message.trial_id)
         if resident is None:
             return
-        with self._user_code(resident) as code:
+        with _UserCode(resident, self._fail_to_save) as code:
             saved = self._residents.save(resident, durable=message.durable)
         if code.failed:
             return
@@ -317,9 +317,10 @@ class _Lane:
             return
         try:
             saved = self._residents.save(resident)
-        except BaseException:
-            # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues.
-            resident.autosaves = False
+        except BaseException as error:
+            # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues. A full
+            # disk may have space again later; other errors are of the trial's own code, and come again.
+            resident.autosaves = is_for_want_of_space(error)
             traceback.print_exc()
             return
         self._send(saved)
@@ -334,12 +335,17 @@ class _Lane:
     def _user_code(self, resident: ResidentTrial) -> _UserCode:
         return _UserCode(resident, self._fail)
 
-    def _fail(self, resident: ResidentTrial, error: BaseException) -> None:
-        """Releases a resident that raised, and reports its failure."""
+    def _fail(self, resident: ResidentTrial, error: BaseException, kind: str | None = None) -> None:
+        """Releases a resident that raised, and reports its failure, of that kind if one is given."""
         raised = describe(error)
+        raised = raised._replace(kind=kind or raised.kind)
         self._exit_if_device_failed(raised)
         self._residents.release(resident)
         self._send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised)
+
+    def _fail_to_save(self, resident: ResidentTrial, error: BaseException) -> None:
+        """As for any error, but that of a full disk is not the trial's."""
+        self._fail(resident, error, kind="not_saved" if is_for_want_of_space(error) else None)
 
     def _send_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised) -> None:
         """Reports an exception; ends the process if its device cannot be used any more."""

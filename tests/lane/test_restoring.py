@@ -1,0 +1,181 @@
+"""What a lane does when a checkpoint cannot be used: messages in, messages out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluid.lane.messages import (
+    LaneWarm,
+    ResidentFailed,
+    ResidentIterated,
+    ResidentSaved,
+    ResidentSetBack,
+    ResidentStarted,
+    RunResident,
+    SaveResident,
+)
+
+
+class Walk:
+    """A random walk, whose state is in memory and in the process's random numbers."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        assert not hasattr(self, "steps"), "what could not be loaded is not used again"
+        random.seed(7)
+        self.config = config
+        self.steps: list[float] = []
+
+    def step(self) -> dict[str, Any]:
+        self.steps.append(random.random())
+        return {"at": sum(self.steps), "done": len(self.steps) == self.config.get("last")}
+
+    def save_checkpoint(self, folder: str) -> None:
+        Path(folder, "steps").write_text(json.dumps(self.steps), encoding="utf-8")
+
+    def load_checkpoint(self, folder: str) -> None:
+        self.steps = json.loads(Path(folder, "steps").read_text(encoding="utf-8"))
+        random.random()
+        if len(self.steps) in self.config.get("fails_at", []):
+            raise {"value": ValueError, "memory": MemoryError, "stop": StopIteration}[self.config["how"]]
+
+
+def walk(count: int) -> list[float]:
+    generator = random.Random(7)
+    steps = [generator.random() for _ in range(count)]
+    return [sum(steps[: number + 1]) for number in range(count)]
+
+
+@pytest.fixture
+def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Callable[..., Any]:
+    server = make_server()
+
+    def make(lane_id: int = 0, **options: Any) -> Any:
+        lane = fork(server, lane_id, **options)
+        lane.receive(LaneWarm)
+        return lane
+
+    return make
+
+
+def saved_at(lane: Any, *iterations: int, **config: Any) -> list[ResidentSaved]:
+    """Runs a trial, and saves it after these iterations."""
+    lane.start("a", Walk, config, 0)
+    saved = []
+    for before, after in zip((0, *iterations), iterations, strict=False):
+        lane.send(RunResident("a", after - before))
+        for _ in range(after - before):
+            lane.receive(ResidentIterated)
+        lane.send(SaveResident("a", False))
+        saved.append(lane.receive(ResidentSaved))
+    return saved
+
+
+def go_on(lane: Any, wanted: ResidentSaved, until: int, **config: Any) -> ResidentSetBack | None:
+    """Starts the trial from a checkpoint, in a fresh lane; it must go on as if nothing had happened."""
+    lane.start("a", Walk, config, 1, wanted.path, wanted.iteration)
+    begun = lane.receive(ResidentStarted).iteration
+    set_back = next((message for message in lane.messages if isinstance(message, ResidentSetBack)), None)
+    assert begun == (wanted.iteration if set_back is None else set_back.iteration)
+    if until > begun + 1:
+        lane.send(RunResident("a", until - begun - 1))
+    done = [lane.receive(ResidentIterated) for _ in range(until - begun)]
+    assert [one.iteration for one in done] == list(range(begun + 1, until + 1))
+    assert [one.metrics["at"] for one in done] == walk(until)[begun:]
+    return set_back
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: os.truncate(path / "state/steps", 3),
+    "flipped": lambda path: (path / "state/steps").write_text((path / "state/steps").read_text().replace(".", ",", 1)),
+    "file deleted": lambda path: (path / "lane.pkl").unlink(),
+    "emptied": lambda path: (shutil.rmtree(path), path.mkdir()),
+    "deleted": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_the_one_before_is_used_where_the_newest_is_damaged(
+    make_lane: Callable[..., Any], tmp_path: Path, damage: str
+) -> None:
+    first, second = saved_at(make_lane(0), 2, 5)
+    assert go_on(make_lane(1), second, 8) is None
+    DAMAGE[damage](Path(second.path))
+    lane = make_lane(2)
+    back = go_on(lane, second, 8)
+    assert back is not None and (back.iteration, back.path, back.cannot_load) == (2, first.path, False)
+    what = "gone" if damage == "deleted" else "damaged: "
+    assert f"the checkpoint of iteration 5 is {what}" in back.reason
+    log = (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
+    assert log == f"Fluid: this trial goes on from iteration 2 instead of going on from iteration 5: {back.reason}\n"
+    lane.send(SaveResident("a", False))
+    assert go_on(make_lane(3), lane.receive(ResidentSaved), 10) is None
+
+
+def test_without_any_the_trial_begins_afresh(make_lane: Callable[..., Any]) -> None:
+    first, second = saved_at(make_lane(0), 2, 5)
+    shutil.rmtree(first.path)
+    DAMAGE["truncated"](Path(second.path))
+    back = go_on(make_lane(1), second, 6)
+    assert back is not None and (back.iteration, back.path, back.cannot_load) == (0, None, False)
+
+
+def test_host_memory_that_was_emptied_costs_no_more_than_what_was_only_there(
+    make_lane: Callable[..., Any], tmp_path: Path
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    first, second = saved_at(make_lane(0, memory_folder=str(memory), memory_bytes=1e6), 2, 5)
+    assert first.in_memory and second.in_memory
+    spilled = tmp_path / "trials/a/checkpoints"
+    spilled.mkdir(parents=True)
+    shutil.move(first.path, spilled)
+    shutil.rmtree(memory)
+    back = go_on(make_lane(1, memory_folder=str(memory), memory_bytes=1e6), second, 6)
+    assert back is not None and (back.iteration, back.in_memory) == (2, False)
+    shutil.rmtree(spilled)
+    back = go_on(make_lane(2, memory_folder=str(memory), memory_bytes=1e6), second, 6)
+    assert back is not None and back.iteration == 0
+
+
+def test_one_that_cannot_be_loaded_is_passed_over_and_leaves_no_trace(make_lane: Callable[..., Any]) -> None:
+    first, second = saved_at(make_lane(0), 2, 5)
+    for how, name in (("value", "ValueError"), ("stop", "RuntimeError: load_checkpoint() raised StopIteration")):
+        back = go_on(make_lane(len(how)), second, 7, fails_at=[5], how=how)
+        assert back is not None and (back.iteration, back.path, back.cannot_load) == (2, first.path, False)
+        assert f"loading the checkpoint of iteration 5 raised {name}" in back.reason
+
+
+def test_a_trial_whose_code_cannot_load_anything_begins_afresh_and_says_so(
+    make_lane: Callable[..., Any], tmp_path: Path
+) -> None:
+    _, second = saved_at(make_lane(0), 2, 5)
+    back = go_on(make_lane(1), second, 6, fails_at=[2, 5], how="value")
+    assert back is not None and (back.iteration, back.path, back.cannot_load) == (0, None, True)
+    assert "iteration 5 raised ValueError; loading the checkpoint of iteration 2 raised ValueError" in back.reason
+    log = (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
+    assert log.count("Traceback") == 2 and "in load_checkpoint" in log and "this trial begins afresh" in log
+
+
+def test_a_lack_of_memory_says_nothing_about_a_checkpoint(make_lane: Callable[..., Any]) -> None:
+    _, second = saved_at(make_lane(0), 2, 5)
+    lane = make_lane(1)
+    lane.start("a", Walk, {"fails_at": [5], "how": "memory"}, 1, second.path, second.iteration)
+    assert lane.receive(ResidentFailed).kind == "out_of_memory"
+    assert go_on(lane, second, 6) is None
+
+
+def test_a_trial_that_was_done_is_not_done_in_an_earlier_state(make_lane: Callable[..., Any]) -> None:
+    _, second = saved_at(make_lane(0), 2, 4, last=4)
+    lane = make_lane(1)
+    lane.start("a", Walk, {"last": 4}, 1, second.path, 4)
+    assert lane.receive(ResidentIterated).finished, "it is done and runs no further"
+    DAMAGE["truncated"](Path(second.path))
+    assert go_on(make_lane(2), second, 4, last=4) is not None
