@@ -253,25 +253,6 @@ class ReportStart(TrialNotice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportSetBack(TrialNotice):
-    """The trial goes on from an earlier state than that of its newest checkpoint, which is damaged or gone.
-
-    Attributes:
-        lost: iterations done by the state that is lost.
-        checkpoint: the one that it goes on from; ``None`` if it begins afresh.
-        reason: why, in one line.
-        cannot_load: whether the trial's own code raised for every checkpoint that is not damaged; Fluid then moves it
-            no more.
-    """
-
-    at: float
-    lost: int
-    checkpoint: Checkpoint | None
-    reason: str
-    cannot_load: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report(TrialNotice):
     """The trial finished an iteration."""
 

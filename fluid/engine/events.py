@@ -273,24 +273,6 @@ class TrialStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrialSetBack(Event):
-    """A trial could not be restored from the checkpoint it was to start from; comes before the answer to the command.
-
-    Attributes:
-        checkpoint: an earlier one, from which it was restored instead; ``None`` if it begins afresh.
-        reason: why, in one line.
-        cannot_load: whether the trial's own code raised for every checkpoint that is not damaged.
-    """
-
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
-    checkpoint: Checkpoint | None
-    reason: str
-    cannot_load: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class IterationDone(Event):
     """A trial finished an iteration.
 

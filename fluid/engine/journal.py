@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd, ReportSetBack
+from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd
 from fluid.engine.events import (
     BudgetExtended,
     Checkpoint,
@@ -52,6 +52,7 @@ from fluid.engine.notices import (
     NoteTrial,
     NoteWaiting,
 )
+from fluid.engine.set_back import ReportSetBack
 from fluid.errors import InvalidFieldError
 from fluid.planning.json_input import read_record
 from fluid.planning.profile import Profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fluid.engine.calls import Calls
-from fluid.engine.commands import Pause, Report, ReportSetBack, RunIteration, StartTrial, StopTrial
+from fluid.engine.commands import Pause, Report, RunIteration, StartTrial, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import (
     IterationDone,
@@ -13,12 +13,12 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
-    TrialSetBack,
     TrialStarted,
 )
 from fluid.engine.records import PendingPreemption, Stage, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.engine.set_back import ReportSetBack, TrialSetBack
 from fluid.trialgroup import TrialState
 
 

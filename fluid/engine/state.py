@@ -39,7 +39,6 @@ from fluid.engine.events import (
     TrialReleased,
     TrialsAdded,
     TrialSaved,
-    TrialSetBack,
     TrialStarted,
 )
 from fluid.engine.failures import Failures
@@ -51,6 +50,7 @@ from fluid.engine.preemption import Preemptions
 from fluid.engine.records import TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.engine.set_back import TrialSetBack
 from fluid.engine.submissions import Submissions
 from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.engine.waits import Waits

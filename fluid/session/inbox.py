@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportSetBack, ReportStart, TrialNotice
+from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
 from fluid.engine.events import Failure
+from fluid.engine.set_back import ReportSetBack
 from fluid.errors import FluidError
 from fluid.session.earlier_results import GroupResults
 from fluid.session.results import CallFailedError, Result, TrialListener, exception_of

@@ -36,9 +36,9 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
-    TrialSetBack,
     TrialStarted,
 )
+from fluid.engine.set_back import TrialSetBack
 from fluid.resources import MemoryNeed
 
 #: (persistent, ephemeral) bytes as they may be measured, on devices of 100.

@@ -18,9 +18,9 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
-    TrialSetBack,
     TrialStarted,
 )
+from fluid.engine.set_back import TrialSetBack
 from fluid.lane import messages as m
 from fluid.resources import MemoryNeed
 
