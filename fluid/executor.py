@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from fluid.backends.base import Backend
 from fluid.elastic.messages import require_process_group
 from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
-from fluid.errors import InvalidFieldError, require_integer, require_one_of
+from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.lane.policy import DEFAULT_POLICY, POLICIES
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
@@ -29,6 +29,7 @@ from fluid.resources import Device
 from fluid.session.backend_choice import make_backend
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.inbox import GroupInbox
+from fluid.session.notice import NOTICE
 from fluid.session.results import TrialListener, require_listener
 from fluid.session.resume import read_session
 from fluid.session.run_folder import RunFolder
@@ -145,6 +146,7 @@ class FluidExecutor:
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()
         self._session = Session(state, chosen, self.folder, plans.d, facts)
         atexit.register(self.close)
+        NOTICE.watch(self, self._respond_to_notice)
         self._view = _make_view(self) if verbose else None
 
     # -- trials --------------------------------------------------------------------------------------------
@@ -220,6 +222,45 @@ class FluidExecutor:
         """Gives a device up: its trials go on elsewhere from their newest checkpoint."""
         self._session.remove_device(device_id)
 
+    def drain(self, device: int | Device, deadline_s: float) -> bool:
+        """Gives a device up without losing work; waits until it is gone.
+
+        The device takes no new trial. Each trial that runs there is paused at the end of its iteration, saved to disk,
+        and goes on elsewhere; no iteration is repeated. States that the device keeps are saved too. At the deadline the
+        device is removed as it is: trials that are not saved by then go on from their newest checkpoint.
+
+        Args:
+            device: its index, or the device.
+            deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.
+
+        Returns:
+            Whether nothing is lost.
+
+        Raises:
+            InvalidFieldError: the device is not in use, or the deadline is negative.
+            FluidError: the executor is closed, or this is called by a listener.
+        """
+        index = device.index if isinstance(device, Device) else require_integer("device", device, at_least=0)
+        return not self._session.drain(index, require_number("deadline_s", deadline_s, at_least=0.0))
+
+    def drain_all(self, deadline_s: float) -> bool:
+        """Saves all trials, so that :meth:`close` loses nothing; waits until they are saved.
+
+        No trial starts any more. Each trial that runs is paused at the end of its iteration and saved to disk.
+        :meth:`resume` then goes on with the session and repeats nothing.
+
+        Args:
+            deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.
+
+        Returns:
+            Whether nothing is lost.
+
+        Raises:
+            InvalidFieldError: the deadline is negative.
+            FluidError: the executor is closed, or this is called by a listener.
+        """
+        return not self._session.drain(None, require_number("deadline_s", deadline_s, at_least=0.0))
+
     @property
     def profile(self) -> Profile:
         """What was measured so far."""
@@ -244,9 +285,19 @@ class FluidExecutor:
         if self._view is not None and not self._closing:
             self._view.close()  # First, so that it can still ask how things stand.
         self._closing = True
+        NOTICE.unwatch(self)
         _leave(self)
         self._session.close()
         atexit.unregister(self.close)
+
+    def _respond_to_notice(self, deadline_s: float) -> str:
+        """Saves all trials; returns a line that says how many, and how to go on."""
+        try:
+            unsaved, unfinished = len(self._session.drain(None, deadline_s)), self._session.unfinished
+        except FluidError:
+            return ""  # It was closed meanwhile.
+        saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
+        return f"{saved}; go on with FluidExecutor.resume({str(self.folder.path)!r})"
 
     @property
     def closed(self) -> bool:

@@ -22,6 +22,7 @@ class EventInbox(TrialListener):
 
     def __init__(self, listener: TrialListener) -> None:
         self._listener = listener
+        self.tells_failures = listener.tells_failures
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def on_start(self, trial_id: str) -> None:

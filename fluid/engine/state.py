@@ -182,6 +182,11 @@ class EngineState:
         return not self.queue and not self._core.rebalancing.has_overpacking
 
     @property
+    def drained(self) -> bool:
+        """Whether the session was told to drain, so that no trial starts any more."""
+        return self._core.drained
+
+    @property
     def devices(self) -> list[Device]:
         """The devices in use, in order of their index."""
         return self.occupancy.devices

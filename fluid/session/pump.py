@@ -23,11 +23,11 @@ from fluid._clock import timestamp
 from fluid.backends.base import Backend
 from fluid.engine import tuning
 from fluid.engine.commands import Notice, TrialNotice
-from fluid.engine.events import Alarm, DeviceAdded, Event, Tick, TrialStarted
-from fluid.engine.notices import NoteHung
+from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, SessionDraining, Tick, TrialStarted
+from fluid.engine.notices import NoteDrained
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.messages import trial_log
+from fluid.session.alerts import Alerts
 from fluid.session.inbox import GroupInbox
 from fluid.session.run_folder import RunFolder
 
@@ -65,6 +65,9 @@ class Pump:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         #: Seconds that the latest trials took to be set up.
         self._setups: deque[float] = deque([0.0], maxlen=tuning.LATEST_SETUPS)
+        #: Those who wait for the end of a drain: of a device, or of the session where that is ``None``.
+        self._drains: dict[int | None, list[Future[tuple[str, ...]]]] = {}
+        self._alerts = Alerts(state, folder.path, self.inboxes)
         self.began = backend.now()
         self._facts["clock"] = {"at": self.began, "time": timestamp()}
         self._closing = False
@@ -87,6 +90,40 @@ class Pump:
         answer: Future[Any] = Future()
         self._calls.put((work, answer))
         self._backend.wake()
+        return self._await(answer)
+
+    def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
+        """Drains a device, or the session where that is ``None``; waits until that has ended.
+
+        Returns:
+            Ids of the trials that were not saved.
+
+        Raises:
+            InvalidFieldError: the device is not in use.
+            FluidError: the session has ended, or this is the pump's thread.
+        """
+        if threading.current_thread() is self._thread:
+            raise FluidError("a listener cannot wait for a drain: drain in another thread")
+        answer: Future[tuple[str, ...]] = Future()
+
+        def begin() -> None:
+            waiting = self._drains.setdefault(device_id, [])
+            waiting.append(answer)
+            now = self._backend.now()
+            try:
+                if device_id is None:
+                    self.handle(SessionDraining(now, now + deadline_s))
+                else:
+                    self.handle(DeviceDraining(now, device_id, now + deadline_s))
+            except BaseException:
+                waiting.remove(answer)
+                raise
+
+        self.call(begin)
+        unsaved: tuple[str, ...] = self._await(answer)
+        return unsaved
+
+    def _await(self, answer: Future[Any]) -> Any:
         while not answer.done():
             wait([answer], timeout=_PUMP_CHECK)
             if not self._thread.is_alive() and not answer.done():
@@ -132,19 +169,13 @@ class Pump:
                 accepted()
             self._folder.journal(events, commands)
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
+        self._alerts.look(commands)
         for command in commands:
-            if isinstance(command, NoteHung):
-                self._warn(command)
+            if isinstance(command, NoteDrained):
+                for answer in self._drains.pop(command.device_id, ()):
+                    answer.set_result(command.unsaved)
         notices = [command for command in commands if isinstance(command, TrialNotice)]
         self.notify(*(partial(self.inboxes[notice.group_id].take, notice) for notice in notices))
-
-    def _warn(self, hung: NoteHung) -> None:
-        """Logs that a trial gives no result."""
-        what = "its processes are killed" if hung.killed else f"after {hung.limit:.0f} s its processes are killed"
-        log = trial_log(str(self._folder.path), hung.trial_id)
-        _log.warning(
-            "trial %r has given no result for %.0f s: %s; see its stacks in %s", hung.trial_id, hung.seconds, what, log
-        )
 
     def notify(self, *notifications: Callable[[], None]) -> None:
         """Makes calls of inboxes, in order; those that a listener causes while it is called come after it."""
@@ -196,6 +227,7 @@ class Pump:
             for inbox in reversed(self.inboxes.values()):
                 rest.callback(inbox.break_off, reason)
             rest.callback(self._refuse_calls)
+            rest.callback(self._alerts.at_close)
 
     def _write_facts(self) -> None:
         how = self._backend.sharing
@@ -258,6 +290,10 @@ class Pump:
     def _refuse_calls(self) -> None:
         for _, answer in self._waiting_calls():
             answer.set_exception(self._closed_error())
+        drains, self._drains = self._drains, {}
+        for waiting in drains.values():
+            for one in waiting:
+                one.set_exception(self._closed_error())
 
 
 def _shorter(first: float | None, second: float | None) -> float | None:

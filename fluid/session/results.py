@@ -142,6 +142,9 @@ class TrialListener(Protocol):
         0.25
     """
 
+    #: Whether this listener tells the user of failures, so that the executor need not log a warning.
+    tells_failures: bool = False
+
     def on_start(self, trial_id: str) -> None:
         """A trial starts to run; also when it goes on after it was extended, or failed and is tried again."""
 

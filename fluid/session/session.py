@@ -170,6 +170,15 @@ class Session:
         """Gives a device up."""
         self._in_thread(lambda: self._pump.handle(DeviceLost(at=self._backend.now(), device_id=device_id)))
 
+    def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
+        """Drains a device, or the whole session where that is ``None``; returns ids of trials that were not saved."""
+        return self._pump.drain(device_id, deadline_s)
+
+    @property
+    def unfinished(self) -> int:
+        """Trials that have not ended."""
+        return self._in_thread(lambda: sum(group.open for group in self._state.groups.values()))
+
     # -- the session itself --------------------------------------------------------------------------------
 
     def resume(self, left: LeftSession) -> None:

@@ -1,0 +1,89 @@
+"""Warnings about trials that nobody may be looking at: failures, and trials that are dropped when the executor closes.
+
+They go to the logger ``fluid.session``, and so to stderr where the user has configured no logging.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fluid.engine.commands import Command, ReportEnd
+from fluid.engine.events import Failure
+from fluid.engine.notices import NoteHung, NoteQueued
+from fluid.engine.state import EngineState
+from fluid.lane.messages import trial_log
+from fluid.session.inbox import GroupInbox
+from fluid.trialgroup import TrialState
+
+_log = logging.getLogger("fluid.session")
+
+
+class Alerts:
+    """Warns about the trials of a session.
+
+    Args:
+        state: the engine.
+        folder: the run folder.
+        inboxes: the groups, by id.
+    """
+
+    def __init__(self, state: EngineState, folder: Path, inboxes: Mapping[str, GroupInbox]) -> None:
+        self._state = state
+        self._folder = str(folder)
+        self._inboxes = inboxes
+        #: (group, kind, class of the exception) of the failures that were told.
+        self._told: set[tuple[str, str, str]] = set()
+
+    def look(self, commands: Iterable[Command]) -> None:
+        """Warns of the first failure of each kind in a group, and of trials that give no result."""
+        for command in commands:
+            if isinstance(command, NoteHung):
+                self._hangs(command)
+            elif isinstance(command, ReportEnd) and command.failure is not None:
+                self._failed(command.group_id, command.trial_id, command.failure, again=False)
+            elif isinstance(command, NoteQueued) and command.kind is not None:
+                trial = self._state.trials.get(command.trial_id)
+                if trial is not None and trial.limits.failure is not None:
+                    self._failed(trial.group_id, command.trial_id, trial.limits.failure, again=True)
+
+    def at_close(self) -> None:
+        """Warns of trials that are dropped, and of groups in which every trial failed."""
+        state = self._state
+        dropped = sum(self._is_open(trial.state) for trial in state.trials.values())
+        if dropped and not state.drained:
+            trials = "1 trial that had not ended was" if dropped == 1 else f"{dropped} trials that had not ended were"
+            _log.warning("%s dropped; FluidExecutor.resume(%r) goes on with the session", trials, self._folder)
+        for group_id, group in state.groups.items():
+            states = [state.trials[trial_id].state for trial_id in group.trial_ids]
+            failed = states.count(TrialState.FAILED) + group.past[TrialState.FAILED.value]
+            if failed and failed == len(states) + group.past.total() and not self._is_told_elsewhere(group_id):
+                name = self._inboxes[group_id].group.name
+                what = "the one trial" if failed == 1 else f"all {failed} trials"
+                _log.warning("%s of group %r failed; their logs are in %s", what, name, self._folder)
+
+    @staticmethod
+    def _is_open(state: TrialState) -> bool:
+        return not state.ended and state is not TrialState.STOPPING
+
+    def _failed(self, group_id: str, trial_id: str, failure: Failure, *, again: bool) -> None:
+        line = failure.message.partition("\n")[0]
+        key = (group_id, failure.kind, line.partition(":")[0])
+        if key in self._told or self._is_told_elsewhere(group_id):
+            return
+        self._told.add(key)
+        what = "failed and is tried again" if again else "failed"
+        log = trial_log(self._folder, trial_id)
+        _log.warning("trial %r %s: %s; further failures like this are not logged; see %s", trial_id, what, line, log)
+
+    def _is_told_elsewhere(self, group_id: str) -> bool:
+        inbox = self._inboxes.get(group_id)
+        return inbox is not None and inbox.listener is not None and inbox.listener.tells_failures
+
+    def _hangs(self, hung: NoteHung) -> None:
+        what = "its processes are killed" if hung.killed else f"after {hung.limit:.0f} s its processes are killed"
+        log = trial_log(self._folder, hung.trial_id)
+        _log.warning(
+            "trial %r has given no result for %.0f s: %s; see its stacks in %s", hung.trial_id, hung.seconds, what, log
+        )

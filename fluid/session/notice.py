@@ -1,0 +1,134 @@
+"""Notice of preemption: SIGTERM and SIGUSR1 make the executors of this process save their trials, and then end it.
+
+A cloud or a cluster sends SIGTERM some time before it takes a machine away; Slurm sends the signal that
+``srun --signal=USR1@120`` names. The handler starts a thread that drains the executors. The main thread goes on
+meanwhile, as it may hold locks; when all is saved, it is interrupted by SystemExit with status 128 + number. A second
+signal has its usual effect at once.
+
+Handlers are set from the main thread only, and while an executor is open. One that the user has set stays, but Ray's
+own, which end the process, are replaced; at the end what was there before is put back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+#: Seconds that trials have to be saved after SIGTERM: Kubernetes and spot markets kill a machine's processes after 30.
+SIGTERM_DEADLINE_S = 25.0
+#: The same after SIGUSR1, whose notice the user chooses: 100 s go with ``srun --signal=USR1@120``.
+SIGUSR1_DEADLINE_S = 100.0
+
+_DEADLINES = {signal.SIGTERM: SIGTERM_DEADLINE_S, signal.SIGUSR1: SIGUSR1_DEADLINE_S}
+
+#: Saves what runs, within so many seconds, and returns a line for the user; empty if there is nothing to say.
+Response = Callable[[float], str]
+
+
+class Notice:
+    """The state of this process: who responds to a notice, and what the handlers replaced."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._responses: dict[int, Response] = {}
+        self._before: dict[int, Any] = {}
+        #: The signal that was heard; ``None`` before.
+        self._heard: int | None = None
+        self._saved = False
+
+    @property
+    def heard(self) -> int | None:
+        """The signal that was heard; ``None`` if none was."""
+        return self._heard
+
+    def watch(self, key: object, response: Response) -> None:
+        """Responds to a notice from now on; a later response of the same object takes the place of an earlier one."""
+        with self._lock:
+            self._responses[id(key)] = response
+        self.install()
+
+    def unwatch(self, key: object) -> None:
+        """Responds no more; the last one puts the handlers back."""
+        with self._lock:
+            self._responses.pop(id(key), None)
+            if self._responses or threading.current_thread() is not threading.main_thread():
+                return
+            before, self._before = self._before, {}
+            self._heard, self._saved = None, False
+        self._put_back(before)
+
+    def install(self) -> None:
+        """Sets the handlers, in the main thread, where there are the default ones or Ray's."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _DEADLINES:
+            current = signal.getsignal(number)
+            if current is signal.SIG_DFL or _is_rays(current):
+                if getattr(current, "__module__", "") != "ray.tune.tune":  # That one ends a sweep which is over then.
+                    self._before[number] = current
+                signal.signal(number, self._handle)
+
+    # -- when it comes -------------------------------------------------------------------------------------
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if (self._heard is not None and not self._saved) or not self._responses:
+            self._end_at_once(number)
+        elif self._heard is None:
+            self._heard = number
+            threading.Thread(target=self._respond, args=(number,), name="fluid-notice", daemon=True).start()
+        else:
+            raise SystemExit(128 + self._heard)
+
+    def _respond(self, number: int) -> None:
+        name, deadline = signal.Signals(number).name, _DEADLINES[signal.Signals(number)]
+        _tell(f"{name}: trials are saved after their iterations, within {deadline:g} s; a second signal ends at once")
+        with self._lock:
+            responses = list(self._responses.values())
+        threads = [threading.Thread(target=_run, args=(name, each, deadline), daemon=True) for each in responses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._saved = True
+        main = threading.main_thread().ident
+        if main is not None and threading.main_thread().is_alive():
+            signal.pthread_kill(main, number)
+
+    def _put_back(self, before: Mapping[int, Any]) -> None:
+        for number, handler in before.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
+
+    def forget(self) -> None:
+        """In a process forked from the driver: a signal to it is not about the driver's trials."""
+        self._put_back(self._before)
+        self._responses.clear()
+        self._before.clear()
+
+    def _end_at_once(self, number: int) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _run(name: str, response: Response, deadline: float) -> None:
+    line = response(deadline)
+    if line:
+        _tell(f"{name}: {line}")
+
+
+def _tell(text: str) -> None:
+    print(f"fluid: {text}", file=sys.stderr, flush=True)
+
+
+def _is_rays(handler: Any) -> bool:
+    return str(getattr(handler, "__module__", "")).partition(".")[0] == "ray"
+
+
+#: That of this process.
+NOTICE = Notice()
+os.register_at_fork(after_in_child=NOTICE.forget)
