@@ -43,7 +43,7 @@ class Alerts:
                 self._hangs(command)
             elif isinstance(command, ReportEnd) and command.failure is not None:
                 self._failed(command.group_id, command.trial_id, command.failure, again=False)
-            elif isinstance(command, NoteQueued) and command.kind is not None:
+            elif isinstance(command, NoteQueued) and command.kind not in (None, "timeout"):  # That was told before.
                 trial = self._state.trials.get(command.trial_id)
                 if trial is not None and trial.limits.failure is not None:
                     self._failed(trial.group_id, command.trial_id, trial.limits.failure, again=True)
