@@ -30,7 +30,7 @@ _DEADLINES = {signal.SIGTERM: SIGTERM_DEADLINE_S, signal.SIGUSR1: SIGUSR1_DEADLI
 Response = Callable[[float], str]
 
 
-class Notice:
+class PreemptionNotice:
     """The state of this process: who responds to a notice, and what the handlers replaced."""
 
     def __init__(self) -> None:
@@ -130,5 +130,5 @@ def _is_rays(handler: Any) -> bool:
 
 
 #: That of this process.
-NOTICE = Notice()
+NOTICE = PreemptionNotice()
 os.register_at_fork(after_in_child=NOTICE.forget)
