@@ -9,6 +9,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.report.loader import load_run
-from fluid.resources import Device
+from fluid.resources import Device, MemoryNeed
 from fluid.session import run_folder
 from fluid.session.results import TrialListener
+from fluid.session.resume import read_session
+from fluid.session.run_folder import RunFolder
 from fluid.trialgroup import Search, Trial, TrialGroup
 
 PATIENCE = 90.0
@@ -338,6 +341,34 @@ def test_results_that_are_gone_are_reported_again_where_the_trial_can_go_back(tm
 
 
 # -- what handles have after a resume ------------------------------------------------------------------------------
+
+
+def test_every_field_of_a_trial_is_kept(tmp_path: Path) -> None:
+    given = Trial(
+        train,
+        {"seconds": 1.0},
+        budget=2,
+        priority=3.0,
+        trial_id="a",
+        profile_key="key",
+        max_width=2,
+        memory=MemoryNeed(1.0, 2.0),
+        retry_errors=False,
+        follow_up_iterations=4,
+        iteration_timeout_s=500.0,
+    )
+    shown_only = {"shown"}  # Reports read it from trials.jsonl.
+    defaults = Trial(train, trial_id="b")
+    names = {field.name for field in fields(Trial)} - shown_only
+    assert all(getattr(given, name) != getattr(defaults, name) for name in names - {"trainable"}), (
+        "none is forgotten here"
+    )
+    with FluidExecutor(simulated(), run_dir=tmp_path / "run", verbose=0) as executor:
+        assert executor.submit_trialgroup(TrialGroup([given])).wait(PATIENCE)
+    folder = RunFolder.reopen(tmp_path / "run")
+    kept = read_session(folder.path).groups["0"].trials["a"]
+    folder.close()
+    assert {name: getattr(kept, name) for name in names} == {name: getattr(given, name) for name in names}
 
 
 def test_measurements_are_kept(ended: Path) -> None:
