@@ -71,8 +71,9 @@ def summary(sweep: Sweep, outcome: Outcome) -> str:
     reached = "not reached" if outcome.to_target is None else f"reached after {outcome.to_target:.1f} s"
     lines = [
         "",
-        f"{outcome.trials} trials, {len(outcome.iterations)} iterations, {outcome.seconds:.1f} s on "
-        f"{outcome.devices} devices; makespan {outcome.makespan:.1f} s, devices busy {100 * outcome.utilisation:.0f} %",
+        f"{outcome.trials} trials, {len(outcome.iterations)} iterations on {outcome.devices} devices",
+        f"the call, start-up included: {outcome.seconds:.1f} s; makespan {outcome.makespan:.1f} s, "
+        f"devices busy {100 * outcome.utilisation:.0f} % of that",
         f"target {workload.metric} {sign} {outcome.target:g}: {reached}",
         f"best: {workload.metric} {best.value:.4f}, trial {best.trial} after {best.iteration} iterations",
         *(

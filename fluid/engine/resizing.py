@@ -34,7 +34,7 @@ class Resizing:
             return
         if devices == old_devices:
             core.allocations.allow_packing(trial, width)
-            core.note(trial, f"lets others share its device, up to {round(1.0 / width)} at once")
+            core.log(trial, f"lets others share its device, up to {round(1.0 / width)} at once")
             return
         gain = core.estimates.seconds_gained(trial, width)
         old_need, old_devices_row = core.memory.placed_need_of(trial.row), core.trials.new_row()

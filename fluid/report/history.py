@@ -130,6 +130,8 @@ class RunHistory:
         self._devices: set[int] = set()
         #: Lanes in which a trial was set up.
         self._warm: set[int] = set()
+        #: Times at which trials got devices, in order.
+        self._placed_at: list[float] = []
         #: The stays on each device by their start, and the latest end of those up to each.
         self._on_device: dict[int, list[Stay]] = {}
         self._latest_ends: dict[int, list[float]] = {}
@@ -171,6 +173,7 @@ class RunHistory:
             for stay in stays:
                 for device in stay.devices:
                     self._on_device.setdefault(device, []).append(stay)
+        self._placed_at.sort()
         for device, there in self._on_device.items():
             there.sort(key=lambda stay: stay.start)
             self._latest_ends[device] = list(accumulate((stay.end for stay in there), max))
@@ -179,6 +182,10 @@ class RunHistory:
         """Whether a trial was queued when the journal ended, so far as the journal tells."""
         waits = self.waits.get(trial, [])
         return self.tells and bool(waits) and math.isinf(waits[-1].end)
+
+    def placed_between(self, start: float, end: float) -> int:
+        """How many times a trial got devices after one time and before another."""
+        return bisect.bisect_left(self._placed_at, end) - bisect.bisect_right(self._placed_at, start)
 
     def taken_at(self, at: float) -> dict[int, tuple[str, ...]]:
         """The trials on each device at a time, for the first few of the devices that were held."""
@@ -235,6 +242,7 @@ class RunHistory:
         trial = str(entry.fields["trial_id"])
         self._end_wait(trial, entry.at)
         self._leave(trial, entry.at)
+        self._placed_at.append(entry.at)
         self._stay(trial, entry).warm = self._warm.issuperset(entry.fields["lane_ids"])
 
     def _started(self, entry: Entry) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from fluid.report.history import RunHistory, Stay, Wait
 from fluid.report.timeline import Timeline
@@ -23,8 +22,8 @@ class IdleTime:
     Attributes:
         start: until a device's first iteration, while a trial held it: its lane started, and the trial was set up.
         hand_over: after that, while a trial held the device: from its placement to its first iteration there.
-        unreported: a trial was set up there and ran what was never reported: an iteration that failed or was cut off,
-            or one that it repeated after a failure.
+        unreported: a trial was set up there, between two of its iterations, as while it was saved, or in one that was
+            never reported: that failed or was cut off, or that it repeated after a failure.
         waited: no trial held the device, and a queued trial could have run there.
         no_trial: no trial held the device, and none was queued that could have run there.
         ramp_up: not idle: the device ran fewer trials than it could, as packing was still being measured, while a
@@ -46,7 +45,7 @@ class IdleTime:
         return {
             "start": self.start,
             "hand-over": self.hand_over,
-            "unreported work": self.unreported,
+            "saves, unreported work": self.unreported,
             WAITED: self.waited,
             "no trial to run": self.no_trial,
             "packing ramp-up": self.ramp_up,
@@ -128,10 +127,12 @@ def _with_room(history: RunHistory, stays: Sequence[Stay]) -> _Intervals:
 
 
 def _ramp(history: RunHistory, key: str) -> tuple[float, int]:
-    """When a key's packing limit last rose, and what it was at the end."""
+    """When a key's packing limit first was as high as at the end, and what it was then."""
     measured = history.measured.get(key, [])
-    rises = [later.at for before, later in pairwise(measured) if later.packing > before.packing]
-    return (rises[-1] if rises else -math.inf), (measured[-1].packing if measured else 1)
+    if not measured:
+        return -math.inf, 1
+    most = measured[-1].packing
+    return next(each.at for each in measured if each.packing >= most), most
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> _Intervals:

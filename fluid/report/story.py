@@ -34,7 +34,12 @@ _FAILED = {
     "lane_lost": "lost its lane",
     "timeout": "ran into its time limit",
 }
-_OUTCOMES = {"DONE": "ended it as done", "STOPPED": "stopped it early", "PAUSED": "paused it", "FAILED": "gave it up"}
+_OUTCOMES = {
+    "DONE": "ended it as done",
+    "STOPPED": "stopped it early",
+    "PAUSED": "paused it",
+    "FAILED": "gave it up",
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,8 @@ class _Story:
         self._entries = teller.history.of_trial.get(trial, [])
         self._budget = 0
         self._ended = False
+        #: What the submitter said of the trial when it stopped it; empty before.
+        self._outcome = ""
         self._last_stay: Stay | None = None
         self._tellers: dict[str, Callable[[Entry], StoryLine | None]] = {
             "GroupSubmitted": self._submitted,
@@ -311,19 +318,15 @@ class _Story:
         who = "its search algorithm" if self._teller.searched(self._trial) else "the submitter"
         if outcome is None:
             return StoryLine(entry.at, "stop", f"{who} stopped it{now}", {"by": who})
-        said = {
-            "DONE": "ended it as done",
-            "STOPPED": "stopped it early",
-            "PAUSED": "paused it",
-            "FAILED": "gave it up",
-        }
-        text = f"{who} {said.get(str(outcome), f'ended it as {outcome}')}{now}"
+        self._outcome = str(outcome)
+        text = f"{who} {_OUTCOMES.get(self._outcome, f'ended it as {outcome}')}{now}"
         return StoryLine(entry.at, "stop", text, {"by": who, "outcome": outcome})
 
     def _reported_end(self, entry: Entry) -> StoryLine:
         self._ended = True
         iteration, state, failure = int(entry.fields["iteration"]), str(entry.fields["state"]), entry.fields["failure"]
-        text = f"{state.lower()} after {count(iteration, 'iteration')}"
+        verb = "left its lane" if state == "STOPPED" and self._outcome not in ("", "STOPPED") else state.lower()
+        text = f"{verb} after {count(iteration, 'iteration')}"
         if isinstance(failure, Mapping):
             message = str(failure.get("message", "")).strip().splitlines()
             text = f"failed for good ({failure.get('kind')}): {message[0] if message else ''}"

@@ -44,6 +44,8 @@ class WaitTeller:
             after = f"from {duration(reason.at)} on, " if parts else ""
             parts.append(after + self._why(reason, max(wait.start, reason.at)))
         parts += self._ramp(wait)
+        others = self.history.placed_between(wait.start, wait.end)
+        parts += [f"{count(others, 'other trial')} got devices meanwhile"] if parts and others else []
         text = begun.format(duration(seconds)) + (f": {'; '.join(parts)}" if parts else "")
         return StoryLine(wait.start, "waited", text, {"seconds": seconds})
 
@@ -69,8 +71,8 @@ class WaitTeller:
         holders = self.history.taken_at(at)
         taken = [f"device {device} by {self.names(trials)}" for device, trials in holders.items()]
         more = reason.devices - len(taken)
-        tail = f" and {count(more, 'more')}" if more > 0 and len(taken) > 1 and width <= 1.0 else ""
-        return f"{head}: {', '.join(taken)}{tail}" if taken else head
+        tail = f" and {count(more, 'further device')}" if more > 0 and len(taken) > 1 and width <= 1.0 else ""
+        return f"{head}, at first {', '.join(taken)}{tail}" if taken else head
 
     def _why_memory(self, reason: Reason) -> str:
         need = reason.note.get("need_bytes")

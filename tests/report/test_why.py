@@ -69,7 +69,7 @@ def test_the_story_of_a_failed_trial_names_its_log(told_run: Path) -> None:
         "0.1 ran iteration 1 on device 1 in 2 s",
         "3.1 failed, failure 1 of 2: ValueError: loss is <nan>; it goes on from the beginning, and repeats 1 "
         f"iteration; log: {log}",
-        "3.1 waited 2.2 s: all devices were taken: device 0 by a, device 1 by c",
+        "3.1 waited 2.2 s: all devices were taken, at first device 0 by a, device 1 by c",
         "5.3 started on device 1, in lane 1; set up in 0.1 s",
         f"6.0 failed for good (error): ValueError: loss is <nan>; log: {log}",
     ]
@@ -77,7 +77,7 @@ def test_the_story_of_a_failed_trial_names_its_log(told_run: Path) -> None:
 
 def test_the_story_of_a_trial_that_waited_and_was_stopped(told_run: Path) -> None:
     assert story(told_run, "c")[1:] == [
-        "-1.0 waited 4.1 s: all devices were taken: device 0 by a, device 1 by b",
+        "-1.0 waited 4.1 s: all devices were taken, at first device 0 by a, device 1 by b",
         "3.1 started on device 1, in lane 1; set up in 0.1 s",
         "3.2 ran iteration 1 on device 1 in 2 s",
         "5.2 the submitter stopped it",
@@ -109,10 +109,12 @@ def test_memory_lanes_and_packing_are_reasons_to_wait(session: Sessions) -> None
     path = made.close()
     assert (
         "waited 5 s: device memory was short: it needs 3 GiB, and device 0 had 2.1 GiB of 6 GiB free; from 2 s on, "
-        "the only device was taken: device 0 by a"
+        "the only device was taken, at first device 0 by a"
     ) in texts(path, "b")
     assert "beside a, as 2 at once get 1.82x as much done as one (alpha 1.10 so far)" in texts(path, "b")
-    assert "has waited 5 s so far: it is to run on 2 devices, and fewer were free: device 0 by a" in texts(path, "wide")
+    told = texts(path, "wide")
+    assert "has waited 5 s so far: it is to run on 2 devices, and fewer were free, at first device 0 by a" in told
+    assert "; 1 other trial got devices meanwhile" in told
     assert "another trial ran in the lane that keeps its state, which cannot be saved" in texts(path, "pinned")
     assert story(path, "pinned")[-1] == "5.0 waited for a device when the journal was read"
     assert story(path, "a")[-1] == "5.0 had not ended when the journal was read, and held device 0"
@@ -128,7 +130,7 @@ def test_moves_preemptions_extensions_and_rare_things_are_told(session: Sessions
         NotePreempted("b", at=1.5, successor=None, co_residents=3),
         TrialSaved(2.0, "a", 0, Checkpoint(1, "a/1"), dropped=True, seconds=0.5),
         NotePlaced("a", at=2.0, width=1.0, device_ids=(1,), lane_ids=(2,), iteration=1),
-        NoteTrial("a", at=2.5, text="lets others share its device, up to 2 at once"),
+        NoteTrial("a", at=2.5, text="stays at width 1 instead of going to 2: it was stopped"),
         BudgetExtended(3.0, "a", 4),
         NotePlaced("a", at=4.0, width=1.0, device_ids=(1,), lane_ids=(2,), iteration=2, resident=True),
     )
@@ -140,7 +142,7 @@ def test_moves_preemptions_extensions_and_rare_things_are_told(session: Sessions
         "1.0 waited 1 s",
         "2.0 its state after iteration 1 was moved out of lane 0 to disk in 0.5 s",
         "2.0 started on device 1, in lane 2 from its checkpoint after iteration 1, moved from device 0",
-        "2.5 lets others share its device, up to 2 at once",
+        "2.5 stays at width 1 instead of going to 2: it was stopped",
         "3.0 given 4 more iterations, 6 in all",
         "4.0 went on on device 1, in lane 2, which had kept its state after iteration 2",
     ]
