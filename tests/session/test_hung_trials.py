@@ -176,6 +176,36 @@ def test_a_lane_that_is_continued_in_time_goes_on(executor: FluidExecutor) -> No
     assert {result.metrics["pid"] for result in results} == {pid}
 
 
+def test_a_member_that_hangs_costs_the_trial_all_its_lanes_once(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from fluid.elastic import ElasticTrainable
+
+    class Wide(ElasticTrainable):
+        def build(self, config: dict[str, Any]) -> None:
+            self.marker = Path(config["marker"])
+            self.model = torch.nn.Linear(2, 1)
+
+        def train_iteration(self) -> dict[str, Any]:
+            time.sleep(0.05)
+            if self.size == 2 and self.rank == 1 and not self.marker.exists():
+                self.marker.touch()
+                time.sleep(100_000.0)
+            return {"devices": self.all_reduce_mean(self.size, 1)}
+
+    with FluidExecutor(backend="local", devices=2, packing="off", run_dir=tmp_path / "run", verbose=0) as executor:
+        config = {"marker": str(tmp_path / "hung")}
+        trial = Trial(Wide, config, 10**6, trial_id="wide", max_width=2, iteration_timeout_s=3.0)
+        handle = executor.submit_trialgroup(TrialGroup([trial]))
+        for number, result in enumerate(handle.results(), start=1):
+            assert result.iteration == number
+            if (tmp_path / "hung").exists() and any(entry.get("kind") == "timeout" for entry in journal(executor)):
+                break  # It went on after its lanes were killed.
+        assert sum(entry["what"] == "KillLane" for entry in journal(executor)) == 2
+        handle.stop("wide")
+        assert handle.wait(PATIENCE) and handle.states == {"wide": "STOPPED"}
+        until(lambda: "train_iteration" in log_of(executor, "wide"))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_member_of_an_elastic_trial_is_found_in_seconds(tmp_path: Path, rank: int) -> None:
     torch = pytest.importorskip("torch")

@@ -250,6 +250,19 @@ def test_a_killed_actor_is_a_lost_lane(make: Callable[..., Drive]) -> None:
     drive.until(IterationDone, trial_id="next")
 
 
+def test_a_stopped_actor_is_killed_blameless_within_seconds(make: Callable[..., Drive]) -> None:
+    drive = make(2)
+    first, second = drive.lanes(0, 1)
+    drive.start("bystander", second, 1)
+    drive.start("victim", first, 2, hang_at=2)
+    pid = drive.until(IterationDone, trial_id="victim").metrics["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    lost = drive.until(LaneLost)
+    assert lost.lane_id == first and lost.blameless and "was stopped (SIGSTOP) for 5 s" in lost.reason
+    drive.do(RunIteration("bystander", (second,), 1))
+    drive.until(IterationDone, trial_id="bystander", iteration=2)
+
+
 def test_a_session_goes_on_after_an_actor_was_killed(make: Callable[..., Drive], tmp_path: Path) -> None:
     trials = [
         Trial(Counter, {"die_once": str(tmp_path / "dead")}, budget=6, trial_id=f"t{index}") for index in range(3)
