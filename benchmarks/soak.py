@@ -6,7 +6,8 @@ Three parts, each in a process of its own:
 
 * "native": trials of three iterations through one FluidExecutor, in a rolling window of one group and in groups of
   their own; each is forgotten after it has ended. Every tenth is stopped early, every hundredth raises, every five
-  hundredth ends its lane. The driver and the processes below it are sampled: memory, CPU seconds, open descriptors.
+  hundredth ends its lane, every twentieth has a trainable of its own. The driver and the processes below it are
+  sampled: memory, CPU seconds, open descriptors.
 * "traced": the same, shorter and slower, with tracemalloc: what the driver keeps per trial, by line.
 * "tune": trials of one iteration under ``fluid.tune.run``, with tracemalloc: what Fluid's own files keep per trial. The
   last result of each trial counts too: Fluid reads it, and Tune keeps it.
@@ -34,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from measuring import machine
-from soak_workload import Stepper, climb
+from soak_workload import Stepper, climb, make_climb
 
 import fluid
 from fluid import FluidExecutor, Trial, TrialGroup, TrialListener
@@ -240,7 +241,8 @@ def trial(number: int) -> Trial:
     rules = ((500, "lane"), (100, "error"), (10, "stopped"))
     ends = next((how for every, how in rules if number % every == every - 1), "done")
     config = {"x": number * 1e-3, "ends": ends}
-    return Trial(Stepper if number // 10 % 2 else climb, config, budget=3, trial_id=f"soak-{number:06d}")
+    trainable = make_climb(number) if number % 20 == 0 else Stepper if number // 10 % 2 else climb
+    return Trial(trainable, config, budget=3, trial_id=f"soak-{number:06d}")
 
 
 def native(trials: int, traced: bool) -> dict[str, Any]:

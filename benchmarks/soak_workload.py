@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,16 @@ def climb(config: Mapping[str, Any]) -> Iterator[dict[str, float]]:
     for step in range(1, 100):
         _end(config, step)
         yield {"loss": config["x"] / step}
+
+
+def make_climb(number: int) -> Callable[[Mapping[str, Any]], Iterator[dict[str, float]]]:
+    """Returns a generator function that is pickled by itself, as those of a loop are."""
+
+    def climb_to(config: Mapping[str, Any]) -> Iterator[dict[str, float]]:
+        for result in climb(config):
+            yield {**result, "number": float(number)}
+
+    return climb_to
 
 
 def _end(config: Mapping[str, Any], step: int) -> None:

@@ -87,6 +87,12 @@ class ShipTrainable(NamedTuple):
     sys_path: tuple[str, ...]
 
 
+class DropTrainable(NamedTuple):
+    """No further trial uses a trainable."""
+
+    key: int
+
+
 class StartResident(NamedTuple):
     """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 

@@ -22,6 +22,7 @@ from fluid.lane.device import BusyMeter, MemoryMeter
 from fluid.lane.errors import causes, is_out_of_memory
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
+    DropTrainable,
     LaneOptions,
     PersistCheckpoint,
     ResidentIterated,
@@ -97,6 +98,11 @@ class Residents:
         """Stores a trainable for the trials that will use it."""
         self._payloads[message.key] = message.payload
         sys.path += [path for path in message.sys_path if path not in sys.path]
+
+    def drop_trainable(self, message: DropTrainable) -> None:
+        """Drops a trainable; residents that were made of it stay."""
+        for kept in (self._payloads, self._trainables, self._save_costs):
+            kept.pop(message.key, None)
 
     # -- arriving and leaving ------------------------------------------------------------------------------
 

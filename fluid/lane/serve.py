@@ -29,6 +29,7 @@ from fluid.lane.messages import (
     AdoptResident,
     CallResident,
     DeleteCheckpoints,
+    DropTrainable,
     LaneOptions,
     LaneWarm,
     Membership,
@@ -142,6 +143,7 @@ class _Lane:
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ShipTrainable: self._residents.add_trainable,
+            DropTrainable: self._residents.drop_trainable,
             StartResident: self._start,
             RunResident: self._run,
             PauseResident: self._pause,

@@ -78,7 +78,7 @@ class RunFolder:
         self._results = _open(path / RESULTS)
         self._trials = _open(path / TRIALS)
         self._payloads = _open(path / PAYLOADS)
-        #: Trainables written so far, by their pickles: each is written once, before the first trial that has it.
+        #: Trainables written so far, by their digests: each is written once, before the first trial that has it.
         self._trainables: dict[bytes, int] = {}
         #: Groups whose line was written.
         self._groups: set[str] = set()
@@ -203,10 +203,10 @@ class RunFolder:
 
     def _frames(self, group_id: str, name: str, trial: Trial, payload: TrialPayload) -> Iterator[dict[str, Any]]:
         """What ``payloads.pkl`` gets for a trial: the trainable, if it is new, then the trial."""
-        pickled = payload.trainable.pickled
-        if pickled not in self._trainables:
-            self._trainables[pickled] = len(self._trainables)
-            yield {"trainable": self._trainables[pickled], "pickled": pickled}
+        trainable = payload.trainable
+        if trainable.digest not in self._trainables:
+            self._trainables[trainable.digest] = len(self._trainables)
+            yield {"trainable": self._trainables[trainable.digest], "pickled": trainable.pickled}
         fields = {
             "budget": trial.budget,
             "priority": trial.priority,
@@ -221,7 +221,7 @@ class RunFolder:
         yield {
             "group": group_id,
             "name": name,
-            "uses": self._trainables[pickled],
+            "uses": self._trainables[trainable.digest],
             "config": payload.config,
             "fields": fields,
         }

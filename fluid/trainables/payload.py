@@ -6,10 +6,11 @@ the engine.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fluid.trainables.import_scan import imports_of
@@ -29,11 +30,16 @@ class TrainablePayload:
         pickled: the trainable, by cloudpickle.
         imports: modules that it imports, for lanes to load ahead of its first trial.
         elastic: whether its trials can span several devices.
+        digest: stands for ``pickled`` where trainables are compared for as long as the session lasts.
     """
 
     pickled: bytes
     imports: tuple[str, ...] = ()
     elastic: bool = False
+    digest: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hashlib.blake2b(self.pickled, digest_size=16).digest())
 
 
 @dataclass(frozen=True, slots=True)

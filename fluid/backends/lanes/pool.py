@@ -107,8 +107,12 @@ class LanePool:
 
     def forget(self, trial_id: str) -> None:
         """Drops a trial that no command will name again, and deletes its checkpoints."""
-        self._registry.forget(trial_id)
+        dropped = self._registry.forget(trial_id)
         self._router.forget(trial_id)
+        for lane in self._lanes:
+            if dropped in lane.known:
+                lane.known.discard(dropped)
+                self._lanes.put(lane, m.DropTrainable(dropped))
         one_per_host = {lane.host: lane for lane in self._lanes if not lane.leaving}
         for lane in one_per_host.values():
             self._lanes.put(lane, m.DeleteCheckpoints(trial_id))

@@ -46,6 +46,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.gpu.nvml import Gpu
 from fluid.resources import Device
 from fluid.trainables.payload import payload_of
+from fluid.trainables.pickling import unpack_metrics
 
 MANY = 10**9
 
@@ -227,7 +228,7 @@ def test_huge_messages_do_not_block_the_driver(drive: Any) -> None:
     assert drive.backend.poll(0.0) == []
     (other,) = drive.lanes(1)
     start(drive, "echo", other, 1, Echo, data=data)
-    assert drive.of(IterationDone, "echo").metrics["data"] == data
+    assert unpack_metrics(drive.of(IterationDone, "echo").metrics)["data"] == data
 
 
 # -- failures ---------------------------------------------------------------------------------------------------
