@@ -366,10 +366,10 @@ def test_a_saved_trial_goes_on_as_if_nothing_had_happened(drive: Any, package: s
     saved = drive.until(TrialSaved, lambda event: event.checkpoint.iteration == 2)
     assert not saved.dropped
     drive.do(RunIteration("a", (first,), 3))
-    straight = [drive.of(IterationDone, "a", iteration=number).metrics["draws"] for number in (3, 4, 5)]
+    straight = [unpack_metrics(drive.of(IterationDone, "a", iteration=number).metrics)["draws"] for number in (3, 4, 5)]
     drive.do(StartTrial("a", (second,), iterations=3, checkpoint=saved.checkpoint))
     again = [drive.of(IterationDone, "a", lane_id=second) for _ in range(3)]
-    assert [event.metrics["draws"] for event in again] == straight
+    assert [unpack_metrics(event.metrics)["draws"] for event in again] == straight
     assert [event.iteration for event in again] == [3, 4, 5]
 
 
