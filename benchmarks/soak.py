@@ -135,12 +135,15 @@ class Sampler:
 
     def figures(self) -> dict[str, Any]:
         """Returns what has grown since the warm-up, and all samples."""
-        warm = next(point for point in self.samples if point["trials"] >= self._warm_up)
-        last = self.samples[-1]
+        half = len(self.samples) // 2
         kinds = ("descriptors", "most_descriptors_below", "processes_below", "most_bytes_below")
         return {
             "driver_bytes_per_trial": round(self._slope("bytes"), 1),
-            **{kind: [warm[kind], last[kind]] for kind in kinds},
+            # The most in either half of the run: at any one instant a lane may be starting.
+            **{
+                kind: [max(point[kind] for point in part) for part in (self.samples[:half], self.samples[half:])]
+                for kind in kinds
+            },
             "wall_ms_per_trial": self._first_and_last("seconds"),
             "cpu_ms_per_trial": self._first_and_last("cpu_s"),
             **(self._own() if self._held else {}),
