@@ -123,6 +123,8 @@ def check(folder: Path) -> Found:
                 told_last.add((entry["trial"], entry["iteration"]))
             ways[(driver, entry["way"], entry["trial"], entry["iteration"])] += 1
         states |= entry.get("states", {})
+        if entry.get("answer") is not None and entry["answer"] != [f"{plan['seed']}/{entry['called']}", 7]:
+            found.others.append(f"{entry['called']}: a call was answered by {entry['answer']}")
     for (driver, way, trial, iteration), times in ways.items():
         if times > 1:
             found.repeated.append(f"{trial} {iteration}: told {times} times by {way} of driver {driver}")

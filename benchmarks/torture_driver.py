@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future, TimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from fluid import Device, FluidError, FluidExecutor, InvalidFieldError, Trial, T
 from fluid.session.results import Result
 
 FINISHED, REFUSED, BROKEN = 0, 3, 4
+#: Seconds in which a call must be answered once all trials have ended.
+ANSWER_S = 30.0
 
 
 class Log:
@@ -78,6 +81,16 @@ def make_trial(fields: dict[str, Any], notes: str) -> Trial:
     return Trial(trainable, config, budget=fields["budget"], trial_id=fields["id"], **options)
 
 
+def answer_of(future: Future[Any]) -> Any:
+    """Returns what a call returned; ``None`` if it failed, as calls of trials that were stopped do."""
+    try:
+        return future.result(timeout=ANSWER_S)
+    except TimeoutError:
+        return "never answered"
+    except FluidError:
+        return None
+
+
 class Driver:
     """A driver.
 
@@ -95,6 +108,8 @@ class Driver:
         self._run = folder / "disk" / "run"
         self._made = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
         self._readers: list[threading.Thread] = []
+        #: Calls of this driver: the trial, and the future answer.
+        self._calls: list[tuple[str, Future[Any]]] = []
         #: Groups whose results this driver reads from their handles.
         self._read_here: set[str] = set()
 
@@ -151,6 +166,8 @@ class Driver:
             if handle.name in self._read_here:  # A reader has ended with its group, which may have grown since.
                 for result in handle.results():
                     Told(self._told, "results at the end").on_result(result)
+        for trial_id, future in self._calls:
+            self._told.write(called=trial_id, answer=answer_of(future))
         for name, handle in handles.items():
             states = {trial_id: str(state) for trial_id, state in handle.states.items()}
             failures = {trial_id: failure.message for trial_id, failure in handle.failures.items()}
@@ -184,7 +201,7 @@ class Driver:
     # -- requests --------------------------------------------------------------------------------------------
 
     def _request(self, executor: FluidExecutor, handles: dict[str, Any]) -> None:
-        from torture_plan import REQUESTS, trial
+        from torture_plan import REQUESTED_FAULTS, REQUESTS, trial
 
         what = self._draws.choices(list(REQUESTS), list(REQUESTS.values()))[0]
         handle = handles[self._draws.choice(sorted(handles))]
@@ -199,7 +216,7 @@ class Driver:
             number = self._draws.randrange(1_000_000)
             seed = f"{self._plan['seed']}/{handle.name}-a{number}"
             facts["fields"] = trial(self._draws, seed, self._plan["kind"], [])
-        elif what in ("remove_device", "add_device"):
+        elif what in REQUESTED_FAULTS:
             facts["device"] = self._draws.randrange(self._plan["devices"])
         self._requests.write(**facts)
         try:
@@ -223,9 +240,11 @@ class Driver:
         elif what == "add":
             handle.add(make_trial(facts["fields"], str(self._folder / "notes")))
         elif what == "call":
-            handle.call(trial_id, "poke", 7)
+            self._calls.append((trial_id, handle.call(trial_id, "poke", 7)))
         elif what == "remove_device" and len(executor.devices) > 1:
             executor.remove_device(facts["device"])
+        elif what == "drain_device" and len(executor.devices) > 1:
+            executor.drain(facts["device"], self._draws.uniform(0.0, 5.0))
         elif what == "add_device" and facts["device"] not in {device.index for device in executor.devices}:
             executor.add_device(Device(facts["device"], kind="cpu"))
 

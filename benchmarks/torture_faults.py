@@ -70,7 +70,7 @@ class Faults:
         self._draws = draws
         self._memory = memory
         self.driver = 0
-        self._timers: list[threading.Timer] = []
+        self._later_on: list[Callable[[], None]] = []
         self._kinds: dict[str, Callable[[], bool]] = {
             "kill_lane": lambda: self._kill(self._lanes()),
             "stop_lane": lambda: self._stop(self._lanes(), self._draws.uniform(0.05, 1.9)),
@@ -89,6 +89,7 @@ class Faults:
             ),
             "kill_every": lambda: self._signal([self.driver, *self._named("fluid-")], signal.SIGKILL),
             "term_driver": lambda: self._signal([self.driver], signal.SIGTERM),
+            "term_driver_twice": self._term_twice,
             "int_driver": lambda: self._signal([self.driver], signal.SIGINT),
             "hup_driver": lambda: self._signal([self.driver], signal.SIGHUP),
             "usr1_driver": lambda: self._signal([self.driver], signal.SIGUSR1),
@@ -108,11 +109,10 @@ class Faults:
         return self._kinds[kind]()
 
     def end(self) -> None:
-        """Undoes what would otherwise be undone later."""
-        for timer in self._timers:
-            timer.cancel()
-            timer.function(*timer.args)
-        self._timers.clear()
+        """Does now what is still to be done later."""
+        for do in self._later_on:
+            do()
+        self._later_on.clear()
 
     # -- processes -------------------------------------------------------------------------------------------
 
@@ -146,22 +146,29 @@ class Faults:
         if not processes:
             return False
         process = self._draws.choice(processes)
-        handle = None
-        with suppress(OSError):
+        return self._signal([process], signal.SIGSTOP) and self._signal_later(process, signal.SIGCONT, seconds)
+
+    def _signal_later(self, process: int, number: int, seconds: float) -> bool:
+        """Sends a signal after some seconds, unless the process has ended: its number may be another's then."""
+
+        try:
             handle = os.pidfd_open(process)
-        if handle is None:
+        except OSError:
             return False
 
-        def go_on(handle: int) -> None:
+        def send() -> None:
             with suppress(OSError):
-                signal.pidfd_send_signal(handle, signal.SIGCONT)
-                os.close(handle)
+                signal.pidfd_send_signal(handle, number)
+            os.close(handle)
 
-        with suppress(OSError):
-            signal.pidfd_send_signal(handle, signal.SIGSTOP)
-            self._later(seconds, go_on, handle)
-            return True
-        return False
+        self._later(seconds, send)
+        return True
+
+    def _term_twice(self) -> bool:
+        """The first signal says that the machine is about to end, the second is to end the driver at once."""
+        return self._signal([self.driver], signal.SIGTERM) and self._signal_later(
+            self.driver, signal.SIGTERM, self._draws.uniform(0.0, 1.0)
+        )
 
     def _kill_driver_and_server(self) -> bool:
         processes = [self.driver, *self._named("fluid-forks")]
@@ -180,7 +187,7 @@ class Faults:
                 with suppress(OSError):
                     while True:
                         file.write(bytes(size))
-        self._later(seconds, lambda path: path.unlink(missing_ok=True), filler)
+        self._later(seconds, lambda: filler.unlink(missing_ok=True))
         return True
 
     def _limit_file(self) -> bool:
@@ -206,8 +213,15 @@ class Faults:
     def _damage_checkpoint(self) -> bool:
         return damage_checkpoint(self._draws, self._memory, self._folder / "disk")
 
-    def _later(self, seconds: float, undo: Callable[..., None], what: object) -> None:
-        timer = threading.Timer(seconds, undo, (what,))
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        """Calls a function once: after some seconds, or at the end of the session."""
+        first = threading.Lock()
+
+        def do_once() -> None:
+            if first.acquire(blocking=False):
+                do()
+
+        timer = threading.Timer(seconds, do_once)
         timer.daemon = True
         timer.start()
-        self._timers.append(timer)
+        self._later_on.append(do_once)

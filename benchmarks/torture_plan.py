@@ -15,7 +15,7 @@ FAULTS = {
     "kill_lane": 10, "stop_lane": 6, "stop_lane_long": 3, "kill_server": 4, "stop_server": 3,
     "kill_driver": 14, "stop_driver": 4, "kill_driver_and_server": 4, "kill_all": 3,
     "kill_guardian": 3, "kill_guardian_and_server": 2, "kill_every": 2,
-    "term_driver": 5, "int_driver": 4, "hup_driver": 3, "usr1_driver": 3,
+    "term_driver": 5, "term_driver_twice": 2, "int_driver": 4, "hup_driver": 3, "usr1_driver": 3,
     "fill_disk": 2, "limit_file": 3, "lose_memory": 3, "fill_memory": 3, "damage_checkpoint": 8,
     "torn_results": 3, "torn_journal": 3, "torn_trials": 2, "torn_payloads": 2,
     "kill_rank0": 6, "stop_rank0": 4, "kill_mps": 6, "stop_mps": 2,
@@ -24,17 +24,11 @@ FAULTS = {
 ONLY = {"kill_rank0": "elastic", "stop_rank0": "elastic", "kill_mps": "mps", "stop_mps": "mps"}
 #: What the driver does to its own session, and how often each is drawn.
 REQUESTS = {
-    "extend": 5,
-    "stop": 2,
-    "stop_now": 1,
-    "add": 3,
-    "call": 3,
-    "forget": 2,
-    "remove_device": 3,
-    "add_device": 3,
-}
+    "extend": 5, "stop": 2, "stop_now": 1, "add": 3, "call": 3, "forget": 2,
+    "remove_device": 3, "drain_device": 2, "add_device": 4,
+}  # fmt: skip
 #: Those of them that count as faults.
-REQUESTED_FAULTS = ("remove_device", "add_device")
+REQUESTED_FAULTS = ("remove_device", "drain_device", "add_device")
 
 
 @dataclass(kw_only=True)
