@@ -37,6 +37,10 @@ HERE = Path(__file__).resolve().parent
 PATIENCE = 120.0
 #: Seconds in which all processes of a session must be gone.
 LEAVING_S = 10.0
+#: Kinds of faults that are drawn until one has something to befall.
+_TRIES = 5
+#: Faults that show only when a trial is restored.
+_FATAL_LATER = ("damage_checkpoint", "lose_memory")
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNS = 0x20000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
@@ -104,8 +108,7 @@ class Session:
         while process.poll() is None:
             now = time.monotonic()
             if self._left > 0 and now >= next_fault:
-                self._bring_fault()
-                next_fault = time.monotonic() + self._draws.expovariate(1.0)
+                next_fault = now + self._bring_fault()
                 since = now
             progress = self._progress(number)
             if progress != seen:
@@ -119,14 +122,20 @@ class Session:
         self.ends[{FINISHED: "finished", REFUSED: "refused", BROKEN: "broken"}.get(status, f"status {status}")] += 1
         return status
 
-    def _bring_fault(self) -> None:
+    def _bring_fault(self) -> float:
+        """Brings a fault about; returns the seconds until the next one."""
         kinds = {name: weight for name, weight in self._plan.fault_weights.items() if not name.startswith("torn_")}
-        if kinds:
+        if not kinds:
+            self._left = 0
+            return 0.0
+        for _ in range(_TRIES):
             kind = self._draws.choices(list(kinds), list(kinds.values()))[0]
             if self._faults.bring(kind):
                 self._count(kind)
-        else:
-            self._left = 0
+                if kind in _FATAL_LATER and "kill_lane" in kinds and self._faults.bring("kill_lane"):
+                    self._count("kill_lane")
+                break
+        return self._draws.expovariate(1.0)
 
     def _count(self, kind: str) -> None:
         self.counts[kind] += 1
@@ -138,7 +147,7 @@ class Session:
         """Files may be torn, and checkpoints damaged, while no driver runs."""
         if self._draws.random() < 0.3:
             time.sleep(self._draws.choice([0.0, 0.1, 2.0]))
-        if self._draws.random() < 0.5:
+        if self._draws.random() < 0.7:
             kinds = [name for name in self._plan.fault_weights if name.startswith(("torn_", "damage_", "lose_"))]
             for kind in self._draws.sample(kinds, min(len(kinds), self._draws.choice([1, 1, 2]))):
                 torn = tear(kind, self._draws, self._run) if kind.startswith("torn_") else self._faults.bring(kind)
