@@ -114,6 +114,7 @@ class RunHistory:
         start, end: seconds; times of the first and the last entry.
         zero: time 0 on the session's clock, seconds: when the first iteration began; if none has finished, when the
             first entry was written.
+        drained: when a device, or with ``None`` the session, began to be drained: nothing starts there any more.
         tells: whether the journal has notes about starts; journals of older versions have none.
     """
 
@@ -124,6 +125,7 @@ class RunHistory:
         self.measured: dict[str, list[Measured]] = {}
         self.key_of: dict[str, str] = {}
         self.start = self.end = self.zero = 0.0
+        self.drained: dict[int | None, float] = {}
         self.tells = False
         #: Trials on each device, and the devices, while the journal is read.
         self._on: dict[int, list[str]] = {}
@@ -151,6 +153,8 @@ class RunHistory:
             "NoteQueued": self._queued,
             "NoteResize": self._resized,
             "NoteMeasured": self._was_measured,
+            "DeviceDraining": self._draining,
+            "SessionDraining": self._draining,
             "ReportEnd": self._ended,
         }
         self._read(entries, done)
@@ -216,12 +220,17 @@ class RunHistory:
     def _device_lost(self, entry: Entry) -> None:
         self._devices.discard(int(entry.fields["device_id"]))
 
+    def _draining(self, entry: Entry) -> None:
+        device = entry.fields.get("device_id")
+        self.drained.setdefault(None if device is None else int(device), entry.at)
+
     def _submitted(self, entry: Entry) -> None:
         for spec in entry.fields["trials"]:
             self._begin(str(spec["trial_id"]), spec, entry)
 
     def _recovered(self, entry: Entry) -> None:
         """The session was resumed: all that ran before has left its devices."""
+        self.drained.pop(None, None)
         for history in entry.fields["trials"]:
             trial = str(history["trial"]["trial_id"])
             self._leave(trial, entry.at)

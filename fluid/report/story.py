@@ -98,6 +98,8 @@ class _Story:
             "NoteQueued": self._queued,
             "NotePreempted": self._preempted,
             "NoteResize": self._resized,
+            "NoteHung": self._hung,
+            "ReportSetBack": self._set_back,
             "NoteTrial": lambda entry: StoryLine(entry.at, "told", str(entry.fields["text"])),
             "TrialSaved": self._saved,
             "BudgetExtended": self._extended,
@@ -312,6 +314,26 @@ class _Story:
         text = f"{_FAILED.get(str(kind), f'failed ({kind})')}, {why}; it goes on {after_iteration(iteration)}"
         text += f", and repeats {count(repeated, 'iteration')}" if repeated > 0 else ""
         return StoryLine(entry.at, "queued", f"{text}; log: {self._teller.log_of(self._trial)}", facts)
+
+    def _hung(self, entry: Entry) -> StoryLine:
+        seconds = float(entry.fields["seconds"])
+        text = f"gave no result for {duration(seconds)}"
+        if entry.fields.get("killed"):
+            text += ", and its lane was killed"
+        else:
+            limit = duration(float(entry.fields["limit"]))
+            text += (
+                f"; its stacks are in its log, and after {limit} its lane is killed: {self._teller.log_of(self._trial)}"
+            )
+        return StoryLine(entry.at, "hung", text, {"seconds": seconds})
+
+    def _set_back(self, entry: Entry) -> StoryLine:
+        checkpoint, lost = entry.fields.get("checkpoint"), int(entry.fields["lost"])
+        kept = int(checkpoint["iteration"]) if isinstance(checkpoint, Mapping) else 0
+        text = (
+            f"its state {after_iteration(lost)} was lost: {entry.fields['reason']}; it goes on {after_iteration(kept)}"
+        )
+        return StoryLine(entry.at, "set back", text, {"iteration": kept})
 
     def _stop(self, entry: Entry) -> StoryLine:
         outcome, now = entry.fields.get("outcome"), " at once" if entry.fields.get("now") else ""

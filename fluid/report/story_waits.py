@@ -44,6 +44,8 @@ class WaitTeller:
             after = f"from {duration(reason.at)} on, " if parts else ""
             parts.append(after + self._why(reason, max(wait.start, reason.at)))
         parts += self._ramp(wait)
+        drained = self.history.drained.get(None, math.inf)
+        parts += [f"from {duration(drained)} on the session was drained, and nothing started"] * (drained < wait.end)
         others = self.history.placed_between(wait.start, wait.end)
         parts += [f"{count(others, 'other trial')} got devices meanwhile"] if parts and others else []
         text = begun.format(duration(seconds)) + (f": {'; '.join(parts)}" if parts else "")

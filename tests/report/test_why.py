@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from fluid.cli import main
-from fluid.engine.events import BudgetExtended, Checkpoint, DeviceAdded, TrialSaved
+from fluid.engine.events import BudgetExtended, Checkpoint, DeviceAdded, SessionDraining, TrialSaved
 from fluid.engine.notices import (
     FreeMemory,
+    NoteHung,
     NotePlaced,
     NotePreempted,
     NoteQueued,
@@ -190,6 +191,28 @@ def test_a_journal_of_an_older_version_tells_what_it_can(small_run: Path) -> Non
         "8.0 ran iteration 1 on devices 0,1,2 in 2 s",
         "10.0 had not ended when the journal was read",
     ]
+
+
+def test_hangs_lost_checkpoints_and_drains_are_told(session: Sessions) -> None:
+    made = session({"g": [trial("a", 9), trial("b", 9)]})
+    made.happened(
+        NotePlaced("a", at=0.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        NoteWaiting(0, at=0.0, trial_ids=("b",), width=1.0, reason=WaitReason.DEVICES),
+        NoteHung("a", at=60.0, seconds=50.0, limit=600.0),
+        NoteHung("a", at=610.0, seconds=600.0, limit=600.0, killed=True),
+        SessionDraining(620.0, deadline=700.0),
+    )
+    journal = made.path / "journal.jsonl"
+    lost = {"v": 2, "what": "ReportSetBack", "at": ZERO + 615.0, "trial_id": "a", "group_id": "0", "lost": 4}
+    with journal.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**lost, "checkpoint": None, "reason": "is damaged", "cannot_load": False}) + "\n")
+    made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {}))
+    path = made.close()
+    told = texts(path, "a")
+    assert "gave no result for 50 s; its stacks are in its log, and after 10 min its lane is killed" in told
+    assert "gave no result for 10 min, and its lane was killed" in told
+    assert "its state after iteration 4 was lost: is damaged; it goes on from the beginning" in told
+    assert "the session was drained, and nothing started" in texts(path, "b")
 
 
 # --- The command
