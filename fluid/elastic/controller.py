@@ -30,11 +30,12 @@ from fluid.elastic.messages import (
     Left,
     MemberIterated,
     MemberRaised,
-    OpenRendezvous,
     Prepared,
-    RendezvousOpened,
     RunMember,
+    StoreGet,
+    StorePut,
 )
+from fluid.elastic.rendezvous import RendezvousStore
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 
 
@@ -42,7 +43,6 @@ class Phase(enum.Enum):
     """What the current generation does."""
 
     IDLE = "is idle, or does not exist"
-    RENDEZVOUS = "waits for its rendezvous"
     JOINING = "is being joined"
     RUNNING = "is training"
     BREAKING = "waits for its survivors to stop"
@@ -106,7 +106,7 @@ class ElasticController:
         #: The members of the next generation, while the current one only hands its state over.
         self._handover_target: tuple[int, ...] = ()
         self._leaving: list[int] = []
-        self._sync = False
+        self._store = RendezvousStore()
         self._finished = False
         self._reason = ""
 
@@ -249,8 +249,8 @@ class ElasticController:
             return []
         if message.generation != self.generation or member not in self.ranks:
             return []  # Sent before the member learned that its generation had ended.
-        if isinstance(message, RendezvousOpened):
-            return self._meet(message.rendezvous) if self.phase is Phase.RENDEZVOUS else []
+        if isinstance(message, (StorePut, StoreGet)):
+            return [*self._store.receive(member, message)]
         known.iteration = message.iteration
         if isinstance(message, Broken):
             known.broken_generation = message.generation
@@ -289,22 +289,15 @@ class ElasticController:
     def _open(self, order: list[int], survivors: list[int]) -> list[Action]:
         self.generation += 1
         self.ranks = tuple(order)
+        self.phase, self._awaited, self._store = Phase.JOINING, set(order), RendezvousStore()
         iterations = {self._iteration_of(member) for member in order}
-        self._sync = len(iterations) > 1 or any(member not in survivors for member in order)
-        self._awaited = set(order)
-        if len(order) == 1:
-            return self._meet("")
+        sync = len(iterations) > 1 or any(member not in survivors for member in order)
         addresses = {self._members[member].address for member in order}
         address = LOOPBACK if len(addresses) == 1 else self._members[order[0]].address
-        self.phase = Phase.RENDEZVOUS
-        return [Send(order[0], OpenRendezvous(self.generation, address, len(order)))]
-
-    def _meet(self, rendezvous: str) -> list[Action]:
-        self.phase = Phase.JOINING
-        size = len(self.ranks)
+        size = len(order)
         return [
-            Send(member, Join(self.generation, rank, size, rendezvous, self._sync, self.iteration))
-            for rank, member in enumerate(self.ranks)
+            Send(member, Join(self.generation, rank, size, address if size > 1 else "", sync, self.iteration))
+            for rank, member in enumerate(order)
         ]
 
     def _formed(self) -> list[Action]:

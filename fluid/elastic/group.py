@@ -8,14 +8,18 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError
 
 if TYPE_CHECKING:
     import torch
 
+    from fluid.elastic.rendezvous import Rendezvous
+
 Backend = Literal["torch", "gloo", "nccl", "horovod"]
 
 _SIOCGIFADDR = 0x8915
+#: Any port would do.
+_DISCARD_PORT = 9
 
 
 class GenerationBrokenError(FluidError):
@@ -61,24 +65,13 @@ class Group(Protocol):
         """Number of members."""
         ...
 
-    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Opens the rendezvous of a generation; its rank 0 calls it before any member calls :meth:`configure`.
-
-        The rendezvous lives in rank 0's process and ends with it. The generation is then broken, and the next one opens
-        its own.
+    def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Leaves the previous generation and joins the members of this one; all of them call it.
 
         Args:
-            address: the address at which the other members reach this machine.
-            generation: number of the generation.
-            size: how many members it will have.
-
-        Returns:
-            The rendezvous, for :meth:`configure`.
-        """
-        ...
-
-    def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
-        """Leaves the previous generation and joins the members of this one; all of them call it.
+            rendezvous: of this generation.
+            rank: this member's rank.
+            size: number of members, at least 2.
 
         Raises:
             GenerationBrokenError: not all members joined, or the generation was aborted.
@@ -168,22 +161,10 @@ class GenerationGuard:
         return self._generation <= self._broken
 
 
-def split_address(rendezvous: str) -> tuple[str, int]:
-    """Splits ``"address:port"``.
-
-    Raises:
-        InvalidFieldError: the text has another form.
-    """
-    address, colon, port = rendezvous.rpartition(":")
-    if not colon or not address or not port.isdecimal():
-        raise InvalidFieldError("meeting", rendezvous, "must be an address and a port, '127.0.0.1:1234'")
-    return address, int(port)
-
-
-def own_address_towards(address: str, port: int) -> str:
+def own_address_towards(address: str) -> str:
     """Returns this machine's address on the route to another one, at which that one reaches it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))  # A datagram socket: nothing is sent.
+        probe.connect((address, _DISCARD_PORT))  # A datagram socket: nothing is sent.
         return str(probe.getsockname()[0])
 
 

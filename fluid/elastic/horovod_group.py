@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import socket
-import stat
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -17,19 +16,17 @@ from typing import Any, ClassVar
 import torch
 
 from fluid._imports import try_import
-from fluid.elastic.group import GenerationBrokenError, GenerationGuard, interface_of, own_address_towards, split_address
-from fluid.elastic.messages import HOROVOD_INSTALL
+from fluid.elastic.group import GenerationBrokenError, GenerationGuard, interface_of, own_address_towards
+from fluid.elastic.messages import HOROVOD_INSTALL, LOOPBACK
+from fluid.elastic.rendezvous import PROOF_BYTES, Rendezvous, proofs_of, require_proofs
+from fluid.elastic.rendezvous_proxy import RendezvousProxy, open_sockets
 from fluid.errors import FluidError
 
 with try_import("Horovod", install=HOROVOD_INSTALL) as _imports:
     import horovod.torch as hvd
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
-#: The host name under which the rendezvous server knows all members.
+#: The host name that all members have.
 _HOST = "fluid"
-#: Longest that the rendezvous server waits for a value before it answers a request, seconds.
-_ANSWER_S = 1.0
 #: Longest that members wait for each other at the rendezvous, seconds.
 _RENDEZVOUS_S = "30"
 
@@ -52,7 +49,8 @@ class HorovodGroup:
         self.rank = 0
         self.size = 1
         self._guard = GenerationGuard()
-        self._server: Any = None
+        self._rendezvous: Rendezvous | None = None
+        self._server: RendezvousProxy | None = None
         #: Descriptors and inodes of the connections of this generation.
         self._sockets: dict[int, int] = {}
         #: Numbers the operations, which Horovod matches between members by name.
@@ -63,17 +61,8 @@ class HorovodGroup:
         """Whether an operation of this generation has failed, or it was aborted."""
         return self._guard.is_broken
 
-    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Starts Horovod's rendezvous server, which listens on all addresses, at a free port."""
-        self._stop_server()
-        server = RendezvousServer(verbose=0)
-        port = server.start(_waiting_handler())
-        server.init(get_host_assignments(parse_hosts(f"{_HOST}:{size}"), size, size))
-        self._server = server
-        return f"{address}:{port}"
-
-    def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
-        """Starts Horovod with the members that meet at rank 0's server.
+    def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Starts Horovod with the other members.
 
         Raises:
             GenerationBrokenError: not all members joined, or the generation was aborted.
@@ -82,10 +71,11 @@ class HorovodGroup:
         self._leave()
         if HorovodGroup._owner is not None:
             raise FluidError("Horovod trains one trial at a time in a process, and another trial uses it")
-        self._guard.start(generation)
+        self._rendezvous = rendezvous
+        self._guard.start(rendezvous.generation)
         self._guard.check()
-        address, port = split_address(rendezvous)
-        own = own_address_towards(address, port)
+        own = own_address_towards(rendezvous.address)
+        self._server = RendezvousProxy(rendezvous)
         os.environ.pop("HOROVOD_ELASTIC", None)
         os.environ.update(
             HOROVOD_RANK=str(rank),
@@ -100,16 +90,36 @@ class HorovodGroup:
             HOROVOD_CONTROLLER="gloo",
             HOROVOD_CPU_OPERATIONS="gloo",
             HOROVOD_GLOO_IFACE=interface_of(own),
-            HOROVOD_GLOO_RENDEZVOUS_ADDR=address,
-            HOROVOD_GLOO_RENDEZVOUS_PORT=str(port),
+            HOROVOD_GLOO_RENDEZVOUS_ADDR=LOOPBACK,
+            HOROVOD_GLOO_RENDEZVOUS_PORT=str(self._server.port),
         )
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", _RENDEZVOUS_S)
         self._numbers = itertools.count()
         HorovodGroup._owner = self
-        before = _open_sockets()
+        before = open_sockets()
         self._run_guarded(hvd.init)
-        self._sockets = dict(_open_sockets().items() - before.items())
+        self._sockets = dict(open_sockets().items() - before.items())
+        try:
+            self._check_peers(rendezvous, rank, size)
+        except GenerationBrokenError:
+            self._guard.break_()
+            raise
         self.rank, self.size = rank, size
+
+    def _check_peers(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Checks over every connection that a member is at its other end: gloo accepts any process.
+
+        Raises:
+            GenerationBrokenError: another process is.
+        """
+        if rank == 0:
+            rendezvous.put("secret", secrets.token_bytes(PROOF_BYTES))
+        (secret,) = rendezvous.get(["secret"], float(_RENDEZVOUS_S))
+        received: list[int] = []
+        sent = torch.frombuffer(bytearray(proofs_of(secret, rank, size)), dtype=torch.uint8)
+        # Each pair exchanges its part directly.
+        self._run_guarded(lambda: received.extend(hvd.alltoall(sent, name="proofs").tolist()))
+        require_proofs(secret, rank, size, bytes(received))
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replaces a contiguous tensor by its sum over the members."""
@@ -130,13 +140,15 @@ class HorovodGroup:
     def abort(self, generation: int) -> None:
         """Breaks a generation; operations that wait for its members raise, in all of them."""
         self._guard.break_(generation)
+        rendezvous = self._rendezvous
         if self._guard.is_broken:
+            if rendezvous is not None:
+                rendezvous.close()
             _cut(self._sockets)
 
     def shutdown(self) -> None:
         """Leaves the generation, so that the size is 1 again."""
         self._leave()
-        self._stop_server()
 
     def _run_guarded(self, operation: Callable[[], Any]) -> None:
         self._guard.check()
@@ -150,55 +162,18 @@ class HorovodGroup:
     def _leave(self) -> None:
         self.rank, self.size = 0, 1
         sockets, self._sockets = self._sockets, {}
+        rendezvous, self._rendezvous = self._rendezvous, None
+        server, self._server = self._server, None
+        if rendezvous is not None:
+            rendezvous.close()
         if self._guard.is_broken:
             _cut(sockets)
         if HorovodGroup._owner is self:
             HorovodGroup._owner = None
             with suppress(Exception):  # It may fail after a broken generation.
                 hvd.shutdown()
-
-    def _stop_server(self) -> None:
-        server, self._server = self._server, None
         if server is not None:
-            # It checks twice a second whether to stop; this thread need not wait for that.
-            threading.Thread(target=server.stop, name="fluid-elastic-rendezvous-end", daemon=True).start()
-
-
-def _waiting_handler() -> type:
-    """Makes a request handler that answers as soon as a value is set; with Horovod's, members poll every 10 ms."""
-    arrived = threading.Condition()
-
-    class WaitingHandler(RendezvousHandler):  # type: ignore[misc]
-        """Waits for a value that is not set yet."""
-
-        def _get_value(self, scope: str, key: str) -> Any:
-            found: list[Any] = []
-
-            def is_set() -> bool:
-                found[:] = [super(WaitingHandler, self)._get_value(scope, key)]
-                return found[0] is not None
-
-            with arrived:
-                arrived.wait_for(is_set, _ANSWER_S)
-            return found[0]
-
-        def _put_value(self, scope: str, key: str, value: Any) -> None:
-            super()._put_value(scope, key, value)
-            with arrived:
-                arrived.notify_all()
-
-    return WaitingHandler
-
-
-def _open_sockets() -> dict[int, int]:
-    """Returns the inodes of this process's sockets by descriptor."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # The descriptor of the listing itself is closed by now.
-            status = os.stat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found[int(name)] = status.st_ino
-    return found
+            server.close()
 
 
 def _cut(sockets: dict[int, int]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fluid.elastic.group import GenerationBrokenError, Group
+from fluid.elastic.rendezvous import Rendezvous
 from fluid.elastic.runtime import SingleProcessGroup
 from fluid.elastic.state import Snapshot, broadcast
 from fluid.elastic.trainable import ElasticTrainable
@@ -54,7 +55,7 @@ class ElasticMember:
         >>> trainable = Counter()
         >>> trainable.setup({"start": 10})
         >>> member = ElasticMember(trainable, TorchGroup())
-        >>> member.join(generation=1, rank=0, size=1, rendezvous="", sync=False)
+        >>> member.join(None, rank=0, size=1, sync=False)
         >>> member.iterate(keep_going=lambda: True)
         Iteration(iteration=1, metrics={'total': 11}, go_on=True, finished=False)
         >>> member.leave()
@@ -74,45 +75,31 @@ class ElasticMember:
         """Iterations done."""
         return self.trainable.iteration
 
-    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Opens the rendezvous of the next generation, of which this member will be rank 0.
-
-        Args:
-            address: this machine's address for the other members; ``"127.0.0.1"`` if they run on it too.
-            generation: its number.
-            size: how many members it will have.
-
-        Returns:
-            The rendezvous, for the members' :meth:`join`.
-        """
-        return self._group.open_rendezvous(address, generation, size)
-
-    def join(self, generation: int, rank: int, size: int, rendezvous: str, sync: bool, reported: int = 0) -> None:
+    def join(self, rendezvous: Rendezvous | None, rank: int, size: int, sync: bool, reported: int = 0) -> None:
         """Joins a generation; waits for its other members.
 
         Args:
-            generation: its number, larger than all before.
+            rendezvous: the generation's, whose number is larger than all before; ``None`` for a size of 1.
             rank: this member's rank.
             size: number of members; 1 to train alone.
-            rendezvous: what rank 0's :meth:`open_rendezvous` returned; empty for a size of 1.
             sync: whether all members take rank 0's state; needed if one is new, or behind.
             reported: the last iteration whose result the controller has received.
 
         Raises:
             GenerationBrokenError: not all members joined; this member's state is unchanged.
         """
-        self._generation = generation
-        if size > 1:
-            self._meet(generation, rank, size, rendezvous, sync)
+        if rendezvous is not None:
+            self._generation = rendezvous.generation
+            self._meet(rendezvous, rank, size, sync)
         else:
             self._group.shutdown()
             self._snapshot = None
         self.trainable._elastic.group = self._group if size > 1 else SingleProcessGroup()
         self.trainable._elastic_joined(reported, self.metrics)
 
-    def _meet(self, generation: int, rank: int, size: int, rendezvous: str, sync: bool) -> None:
+    def _meet(self, rendezvous: Rendezvous, rank: int, size: int, sync: bool) -> None:
         try:
-            self._group.configure(rendezvous, generation, rank, size)
+            self._group.configure(rendezvous, rank, size)
             if sync:
                 self._sync_from_rank_zero(rank)
             elif self._snapshot is None:

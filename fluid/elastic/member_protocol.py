@@ -17,10 +17,10 @@ from fluid.elastic.messages import (
     Join,
     Joined,
     MemberIterated,
-    OpenRendezvous,
-    RendezvousOpened,
     RunMember,
+    StoreValues,
 )
+from fluid.elastic.rendezvous import Rendezvous
 from fluid.trainables.pickling import pack_metrics
 
 
@@ -45,16 +45,18 @@ class MemberProtocol:
         self._send = send
         self._clock = clock
         self._halt = threading.Event()
+        #: Of the generation that this member is in, or joins.
+        self._rendezvous: Rendezvous | None = None
         #: The generation of this member, also after it broke.
         self._generation = 0
         #: The last generation that was reported as broken.
         self._broken_generation = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
-            OpenRendezvous: self._host,
             Join: self._join,
             RunMember: self._run,
             Halt: lambda message: None,  # Previewed in time, or nothing runs.
             Abort: self._abort,
+            StoreValues: lambda message: None,  # Previewed by the thread that waited for them.
         }
 
     def preview(self, message: Any) -> None:
@@ -65,9 +67,11 @@ class MemberProtocol:
             self._halt.clear()
         elif isinstance(message, Abort):
             self.member.abort(message.generation)
+        elif isinstance(message, StoreValues) and (rendezvous := self._rendezvous) is not None:
+            rendezvous.receive(message)
 
     def handle(self, message: Any) -> None:
-        """Handles one of OpenRendezvous, Join, RunMember, Halt and Abort.
+        """Handles one of Join, RunMember, Halt, Abort and StoreValues.
 
         Raises:
             Exception: what the user's code raises; the member cannot be used afterwards.
@@ -106,15 +110,12 @@ class MemberProtocol:
         """Leaves the current generation without waiting for its other members."""
         self.member.leave_generation()
 
-    def _host(self, message: OpenRendezvous) -> None:
-        self._generation = message.generation
-        rendezvous = self.member.open_rendezvous(message.address, message.generation, message.size)
-        self._send(RendezvousOpened(message.generation, rendezvous))
-
     def _join(self, message: Join) -> None:
         begun = self._clock.now()
         self._generation = message.generation
-        self.member.join(*message)
+        alone = message.size == 1
+        self._rendezvous = None if alone else Rendezvous(message.generation, message.address, self._send)
+        self.member.join(self._rendezvous, message.rank, message.size, message.sync, message.reported)
         metrics = None if self.member.metrics is None else pack_metrics(self.member.metrics)
         self._send(Joined(message.generation, self.member.iteration, metrics, self._clock.now() - begun))
 

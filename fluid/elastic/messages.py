@@ -47,25 +47,17 @@ class Prepare(NamedTuple):
     sys_path: tuple[str, ...] = ()
 
 
-class OpenRendezvous(NamedTuple):
-    """Open the rendezvous of a generation; sent to its rank 0, answered by RendezvousOpened."""
-
-    generation: int
-    address: str
-    size: int
-
-
 class Join(NamedTuple):
     """Join a generation, and take rank 0's state if ``sync``; answered by Joined.
 
-    With size 1 there is no other member, and ``rendezvous`` is empty. ``reported`` is the last iteration whose result
-    the controller has received.
+    ``address`` is that of rank 0's machine, :data:`LOOPBACK` if all members are there; with size 1 there is no other
+    member, and it is empty. ``reported`` is the last iteration whose result the controller has received.
     """
 
     generation: int
     rank: int
     size: int
-    rendezvous: str
+    address: str
     sync: bool
     reported: int = 0
 
@@ -88,6 +80,14 @@ class WriteCheckpoint(NamedTuple):
     """Write a checkpoint into an empty folder; sent to one idle member, answered by CheckpointWritten."""
 
     path: str
+
+
+class StoreValues(NamedTuple):
+    """The answer to StoreGet, once all of its values are there."""
+
+    generation: int
+    number: int
+    values: tuple[bytes, ...]
 
 
 class Leave(NamedTuple):
@@ -115,11 +115,20 @@ class Prepared(NamedTuple):
     seconds: float
 
 
-class RendezvousOpened(NamedTuple):
-    """The address at which the generation's members meet."""
+class StorePut(NamedTuple):
+    """Keep a value for the members of a generation; not answered. See :mod:`fluid.elastic.rendezvous`."""
 
     generation: int
-    rendezvous: str
+    key: str
+    value: bytes
+
+
+class StoreGet(NamedTuple):
+    """Tell the values of these keys, as soon as all are there; answered by StoreValues with the same number."""
+
+    generation: int
+    number: int
+    keys: tuple[str, ...]
 
 
 class Joined(NamedTuple):

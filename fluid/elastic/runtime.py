@@ -14,6 +14,7 @@ import torch
 
 from fluid.elastic.averaging import average_gradients
 from fluid.elastic.group import Group
+from fluid.elastic.rendezvous import Rendezvous
 from fluid.elastic.shard import Shard
 from fluid.errors import FluidError
 
@@ -25,11 +26,7 @@ class SingleProcessGroup:
     size = 1
     broken = False
 
-    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Not supported."""
-        raise FluidError("a group of one process has no rendezvous")
-
-    def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
+    def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
         """Not supported."""
         raise FluidError("a group of one process cannot be configured")
 

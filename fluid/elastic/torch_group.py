@@ -6,8 +6,9 @@ trials, and a trial may use the default group itself.
 
 from __future__ import annotations
 
+import json
 import os
-import socket
+import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,17 +18,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fluid.elastic.group import GenerationBrokenError, GenerationGuard, own_address_towards, split_address
+from fluid.elastic.group import GenerationBrokenError, GenerationGuard, own_address_towards
 from fluid.elastic.host_group import HostGroup, SharedMemory, host_token
+from fluid.elastic.messages import LOOPBACK
+from fluid.elastic.rendezvous import PROOF_BYTES, Rendezvous, proofs_of, require_proofs
 
-#: Longest that a member tries to connect to rank 0, which already listens, seconds.
-_CONNECT_S = 5.0
 #: Longest that members take to connect to each other after all have arrived, seconds.
 _MESH_S = 15.0
 #: Longest that members wait for all to arrive, unless the generation is aborted, seconds.
 _ARRIVE_S = 300.0
-#: Seconds between two checks for that.
-_ARRIVAL_CHECK_S = 0.001
+#: After so many generations in which a process could not open rank 0's memory, its trial's members use gloo.
+_MOST_FAILURES = 2
 #: By default NCCL's watchdog ends the whole process when a peer dies; 2 makes it end the communicator only.
 _NCCL_ON_ERROR = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 
@@ -51,8 +52,11 @@ class TorchGroup:
         self._timeout = timedelta(seconds=timeout)
         self._guard = GenerationGuard()
         self._is_nccl = False
-        self._store: Any = None
-        self._hosted: Any = None
+        self._rendezvous: Rendezvous | None = None
+        #: Memory that this member, rank 0, has made, until all have opened it.
+        self._memory: SharedMemory | None = None
+        #: Generations in a row in which this process could not open rank 0's memory.
+        self._failures_to_share = 0
         self._process_group: Any = None
         #: Used instead of the process group if all members are on this machine.
         self._on_host: HostGroup | None = None
@@ -62,40 +66,28 @@ class TorchGroup:
         """Whether an operation of this generation has failed, or it was aborted."""
         return self._guard.is_broken
 
-    def open_rendezvous(self, address: str, generation: int, size: int) -> str:
-        """Opens a TCP store that listens on ``address`` only, at a free port."""
-        with socket.create_server((address, 0)) as server:
-            port = int(server.getsockname()[1])
-            self._hosted = dist.TCPStore(
-                address,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=_CONNECT_S),
-                master_listen_fd=server.detach(),
-            )
-        return f"{address}:{port}"
-
-    def configure(self, rendezvous: str, generation: int, rank: int, size: int) -> None:
-        """Meets the other members at rank 0's store and connects to them.
+    def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Exchanges facts with the other members and connects to them.
 
         Raises:
             GenerationBrokenError: not all members joined, or the generation was aborted.
         """
         self._leave()
-        self._guard.start(generation)
-        address, port = split_address(rendezvous)
+        self._rendezvous = rendezvous
+        self._guard.start(rendezvous.generation)
         problem = None
         try:
-            store = self._hosted
-            if rank != 0 or store is None:
-                store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_CONNECT_S))
-            self._store = dist.PrefixStore(f"fluid/{generation}", store)
-            self._is_nccl, may_share = self._arrive(rank, size)
-            self._on_host = self._share_memory(rank, size) if may_share else None
-            if self._on_host is None:
-                self._process_group = self._connect(address, port, rank, size)
+            self._guard.check()
+            members = self._exchange_facts(rank, size)
+            devices, hosts = ({member[name] for member in members} for name in ("device", "host"))
+            by_itself = "cpu" not in devices and len(devices) == size and dist.is_nccl_available()
+            self._is_nccl = self._backend == "nccl" or (self._backend == "auto" and by_itself)
+            if members[0]["memory"] and len(hosts) == 1 and not self._is_nccl:
+                self._on_host = self._share_memory(members[0]["memory"], rank, size)
+            else:
+                self._process_group = self._connect(rendezvous, bytes.fromhex(members[0]["secret"]), rank, size)
         except GenerationBrokenError:
+            self._guard.break_()
             self._leave()
             raise
         except RuntimeError as error:  # The base class of torch.distributed's errors.
@@ -103,7 +95,7 @@ class TorchGroup:
         if problem is not None:
             self._guard.break_()
             self._leave()
-            raise GenerationBrokenError(f"generation {generation} was not formed: {problem}")
+            raise GenerationBrokenError(f"generation {rendezvous.generation} was not formed: {problem}")
         self.rank, self.size = rank, size
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -125,16 +117,23 @@ class TorchGroup:
     def abort(self, generation: int) -> None:
         """Breaks a generation; operations of this process that wait for its members raise."""
         self._guard.break_(generation)
-        process_group = self._process_group
+        rendezvous, process_group = self._rendezvous, self._process_group
+        if rendezvous is not None and self._guard.is_broken:
+            rendezvous.close()
         if process_group is not None and self._is_nccl and self._guard.is_broken:
             process_group.abort()  # Its kernels would spin forever.
 
     def shutdown(self) -> None:
         """Leaves the generation, so that the size is 1 again."""
         self._leave()
-        self._store = self._hosted = None
 
     def _leave(self) -> None:
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is not None:
+            rendezvous.close()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.forget_descriptor()
         # In a list, so that the thread below drops the last reference, not this frame.
         holder, self._process_group = [self._process_group], None
         on_host, self._on_host = self._on_host, None
@@ -148,67 +147,80 @@ class TorchGroup:
         # Closing connections takes time, without end if an operation waits for a peer that hangs.
         threading.Thread(target=holder.clear, name="fluid-elastic-close", daemon=True).start()
 
-    def _arrive(self, rank: int, size: int) -> tuple[bool, bool]:
-        """Waits for all members; returns whether they use NCCL, and whether they may be able to share memory.
+    def _exchange_facts(self, rank: int, size: int) -> list[dict[str, str]]:
+        """Waits for all members; returns what each says of itself, and rank 0 of the generation.
 
         Members connect to each other only afterwards, because connecting cannot be aborted.
         """
-        self._store.set(f"device/{rank}", self._device_name())
-        self._store.set(f"host/{rank}", host_token())
-        arrived = self._store.add("arrived", 1)
-        alarm = self._guard.event()
-        for _ in range(int(_ARRIVE_S / _ARRIVAL_CHECK_S)):
-            if arrived >= size:
-                break
-            alarm.wait(_ARRIVAL_CHECK_S)
-            self._guard.check()
-            arrived = self._store.add("arrived", 0)
-        else:
-            raise GenerationBrokenError(f"only {arrived} of {size} members arrived within {_ARRIVE_S:g} s")
-        if self._backend != "auto":
-            return self._backend == "nccl", False
-        devices = {self._store.get(f"device/{other}") for other in range(size)}
-        if b"cpu" not in devices and len(devices) == size and dist.is_nccl_available():
-            return True, False
-        hosts = {self._store.get(f"host/{other}") for other in range(size)}
-        return False, len(hosts) == 1 and b"" not in hosts
-
-    def _share_memory(self, rank: int, size: int) -> HostGroup | None:
-        """Opens memory shared with the members, which are on one machine; ``None`` if any of them cannot."""
-        memory: SharedMemory | None = None
+        assert self._rendezvous is not None
+        may_share = self._backend == "auto" and self._device.type == "cpu" and self._failures_to_share < _MOST_FAILURES
+        facts = {"device": self._device_name(), "host": host_token() if may_share else ""}
         if rank == 0:
-            where = "nowhere"
-            with suppress(OSError):
-                memory, where = SharedMemory.create(size)
-            self._store.set("memory", where)
-        else:
-            with suppress(OSError):
-                memory = SharedMemory.open(self._store.get("memory").decode(), size)
-        self._store.set(f"shares/{rank}", "no" if memory is None else "yes")
-        all_share = all(self._store.get(f"shares/{other}") == b"yes" for other in range(size))
-        if memory is not None:
+            facts |= {"secret": secrets.token_hex(PROOF_BYTES), "memory": ""}
+            if facts["host"] and self._rendezvous.address == LOOPBACK:
+                with suppress(OSError):  # There is not enough memory: members use gloo.
+                    self._memory, facts["memory"] = SharedMemory.create(size)
+        self._rendezvous.put(f"member/{rank}", json.dumps(facts).encode())
+        keys = [f"member/{other}" for other in range(size)]
+        return [json.loads(value) for value in self._rendezvous.get(keys, _ARRIVE_S)]
+
+    def _share_memory(self, where: str, rank: int, size: int) -> HostGroup:
+        """Opens the memory that rank 0 has made.
+
+        Raises:
+            GenerationBrokenError: a member cannot open it, or the generation was aborted.
+        """
+        memory = self._memory
+        if memory is None:
+            try:
+                memory = SharedMemory.open(where, size)
+            except OSError as error:
+                self._failures_to_share += 1  # Also by chance, if rank 0 has just left.
+                raise GenerationBrokenError(f"rank {rank} cannot open the memory of rank 0: {error}") from None
+        self._failures_to_share = 0
+        group = HostGroup(memory, rank, size, self._guard.check, self._timeout.total_seconds())
+        try:
+            group.barrier()  # Until all have opened it.
+        except GenerationBrokenError:
+            group.close()
+            raise
+        finally:
             memory.forget_descriptor()
-        if not all_share or memory is None:
-            return None
-        return HostGroup(memory, rank, size, self._guard.check, self._timeout.total_seconds())
+        return group
 
     def _device_name(self) -> str:
         if self._device.type != "cuda":
             return "cpu"
         return str(torch.cuda.get_device_properties(self._device).uuid)
 
-    def _connect(self, address: str, port: int, rank: int, size: int) -> Any:
+    def _connect(self, rendezvous: Rendezvous, secret: bytes, rank: int, size: int) -> Any:
         if self._is_nccl:
             os.environ.setdefault(*_NCCL_ON_ERROR)
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
-            return dist.ProcessGroupNCCL(self._store, rank, size, options)
+            return dist.ProcessGroupNCCL(_Store(rendezvous), rank, size, options)
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address_towards(address, port))]
+        own = own_address_towards(rendezvous.address)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
         options._timeout = timedelta(seconds=_MESH_S)
-        process_group = dist.ProcessGroupGloo(self._store, rank, size, options)
+        process_group = dist.ProcessGroupGloo(_Store(rendezvous), rank, size, options)
         process_group._set_default_timeout(self._timeout)
+        self._check_peers(process_group, secret, rank, size)
         return process_group
+
+    def _check_peers(self, process_group: Any, secret: bytes, rank: int, size: int) -> None:
+        """Checks over every connection that a member is at its other end: gloo accepts any process.
+
+        Raises:
+            GenerationBrokenError: another process is.
+        """
+        sent = torch.frombuffer(bytearray(proofs_of(secret, rank, size)), dtype=torch.uint8)
+        received = torch.zeros_like(sent)
+        # Each pair exchanges its part directly.
+        problem = self._wait(lambda staged: process_group.alltoall_base(received, staged, [], []), sent)
+        if problem is not None:
+            raise GenerationBrokenError(f"a member of the generation failed: {problem}")
+        require_proofs(secret, rank, size, bytes(received.tolist()))
 
     def _run(
         self,
@@ -259,3 +271,29 @@ class TorchGroup:
         except RuntimeError as error:
             return str(error)
         return None
+
+
+class _Store(dist.Store):  # type: ignore[misc]
+    """Shows torch.distributed the rendezvous as a store; it has what the process groups here use."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        super().__init__()
+        self._rendezvous = rendezvous
+        self._known: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._known[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._rendezvous.put(f"store/{key}", self._known[key])
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._known[key]
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=_MESH_S)) -> None:
+        new = [key for key in keys if key not in self._known]
+        if new:
+            values = self._rendezvous.get([f"store/{key}" for key in new], timeout.total_seconds())
+            self._known |= zip(new, values, strict=True)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._known for key in keys)

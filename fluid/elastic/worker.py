@@ -36,6 +36,7 @@ from fluid.elastic.messages import (
     MemberRaised,
     Prepare,
     Prepared,
+    StoreValues,
     WriteCheckpoint,
 )
 from fluid.elastic.trainable import ElasticTrainable
@@ -54,6 +55,7 @@ class Worker:
     def __init__(self, connection: Connection, backend: str) -> None:
         self._connection = connection
         self._backend = backend
+        self._sending = threading.Lock()
         self._clock = MonotonicClock()
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._protocol: MemberProtocol | None = None
@@ -87,7 +89,8 @@ class Worker:
             self._release_member()
             self._send(Left())
         elif self._protocol is None:
-            if not isinstance(message, Abort):  # Sent before the controller learned that this member had left.
+            # The others were sent before the controller learned that this member had left.
+            if not isinstance(message, (Abort, StoreValues)):
                 raise FluidError("this member has not been prepared")
         elif isinstance(message, WriteCheckpoint):
             member = self._protocol.member
@@ -99,7 +102,8 @@ class Worker:
                 self._protocol.iterate()
 
     def _send(self, message: Any) -> None:
-        self._connection.send_bytes(pickle.dumps(message))
+        with self._sending:  # Threads of a process group send, too.
+            self._connection.send_bytes(pickle.dumps(message))
 
     def _fail(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
 
 #: An address that no machine has (RFC 5737); the route towards it shows this machine's own address.
-_UNASSIGNED = ("192.0.2.1", 9)
+_UNASSIGNED = "192.0.2.1"
 
 Memory = tuple[float, float] | None
 
@@ -111,6 +111,6 @@ def own_address(host: str) -> str:
     from fluid.elastic.group import own_address_towards
 
     try:
-        return own_address_towards(*_UNASSIGNED)
+        return own_address_towards(_UNASSIGNED)
     except OSError:
         return LOOPBACK  # Without a network there are no other machines.

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from fluid.elastic.group import GenerationBrokenError
+from fluid.elastic.messages import LOOPBACK
+from fluid.elastic.rendezvous import Rendezvous, RendezvousStore
 from fluid.elastic.torch_group import TorchGroup
+
+
+class Controller:
+    """Keeps the store of one generation, as the driver does."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.store = RendezvousStore()
+        #: Sends a rank a message.
+        self.send: dict[int, Callable[[Any], None]] = {}
+        self._lock = threading.Lock()
+
+    def receive(self, rank: int, message: Any) -> None:
+        with self._lock:
+            for answer in self.store.receive(rank, message):
+                self.send[answer.member](answer.message)
+
+    def rendezvous(self, rank: int) -> Rendezvous:
+        """The store as a member sees it, in this process."""
+        made = Rendezvous(self.generation, LOOPBACK, lambda message: self.receive(rank, message))
+        self.send[rank] = made.receive
+        return made
 
 
 def make_groups(size: int, generation: int = 1, backend: str = "gloo") -> list[TorchGroup]:
@@ -16,9 +42,19 @@ def make_groups(size: int, generation: int = 1, backend: str = "gloo") -> list[T
     return groups
 
 
-def meet(groups: list[TorchGroup], generation: int) -> None:
-    rendezvous = groups[0].open_rendezvous("127.0.0.1", generation, len(groups))
-    together(groups, lambda group: group.configure(rendezvous, generation, groups.index(group), len(groups)))
+def meet(groups: list[TorchGroup], generation: int) -> list[Any]:
+    controller = Controller(generation)
+
+    def configure(group: TorchGroup) -> None:
+        rank = groups.index(group)
+        try:
+            group.configure(controller.rendezvous(rank), rank, len(groups))
+        except GenerationBrokenError:
+            for other in groups:
+                other.abort(generation)
+            raise
+
+    return together(groups, configure)
 
 
 def together(groups: list[Any], call: Callable[[Any], Any]) -> list[Any]:

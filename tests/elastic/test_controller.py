@@ -21,15 +21,17 @@ from fluid.elastic.messages import (
     Leave,
     MemberIterated,
     MemberRaised,
-    OpenRendezvous,
     Prepare,
     Prepared,
-    RendezvousOpened,
     RunMember,
+    StoreGet,
+    StorePut,
+    StoreValues,
 )
 from fluid.errors import FluidError, InvalidFieldError
 
 PREPARE = Prepare(b"", b"")
+HERE = "127.0.0.1"
 
 
 class Trial:
@@ -69,11 +71,9 @@ class Trial:
         """Forms a generation and returns what its members were told."""
         self.do(self.controller.form(members))
         joins = []
-        while any(isinstance(message, (OpenRendezvous, Join)) for _, message in self.sent):
+        while any(isinstance(message, Join) for _, message in self.sent):
             for member, message in self.take_sent():
-                if isinstance(message, OpenRendezvous):
-                    self.receive(member, RendezvousOpened(message.generation, f"there:{message.generation}"))
-                elif isinstance(message, Join):
+                if isinstance(message, Join):
                     joins.append(message)
                     self.receive(member, Joined(message.generation, iteration, None, 0.0))
                 else:
@@ -104,9 +104,7 @@ def test_growing(trial: Trial) -> None:
     trial.receive(10, Halted(1, 1, False))
     assert trial.take_events() == [Reported(1, {"loss": 1.0}, 1, 0.5), AllHalted(1, False)]
     trial.do(trial.controller.form([10, 11]))
-    assert trial.take_sent() == [(10, OpenRendezvous(2, "127.0.0.1", 2))]
-    trial.receive(10, RendezvousOpened(2, "there"))
-    assert trial.take_sent() == [(10, Join(2, 0, 2, "there", True, 1)), (11, Join(2, 1, 2, "there", True, 1))]
+    assert trial.take_sent() == [(10, Join(2, 0, 2, HERE, True, 1)), (11, Join(2, 1, 2, HERE, True, 1))]
     trial.receive(11, Joined(2, 1, None, 0.0))
     assert trial.take_events() == []
     trial.receive(10, Joined(2, 1, {"loss": 1.0}, 0.0))
@@ -131,7 +129,7 @@ def test_survivors_come_first_whatever_the_order_asked_for(trial: Trial) -> None
 def test_when_rank_0_leaves_the_next_one_takes_its_place(trial: Trial) -> None:
     trial.ready(1, 2, 3)
     trial.form(1, 2, 3)
-    assert trial.form(2, 3) == [Join(2, 0, 2, "there:2", False), Join(2, 1, 2, "there:2", False)]
+    assert trial.form(2, 3) == [Join(2, 0, 2, HERE, False), Join(2, 1, 2, HERE, False)]
 
 
 def test_moving_to_others_hands_the_state_over_first(trial: Trial) -> None:
@@ -156,7 +154,7 @@ def test_members_on_several_machines_meet_at_rank_0s_address(trial: Trial) -> No
         trial.receive(member, Prepared(0, address, 0.1))
     trial.take_sent()
     trial.do(trial.controller.form([1, 2]))
-    assert trial.take_sent() == [(1, OpenRendezvous(1, "10.0.0.1", 2))]
+    assert [message.address for _, message in trial.take_sent()] == ["10.0.0.1"] * 2
 
 
 def test_a_member_dies_and_the_others_go_on(trial: Trial) -> None:
@@ -183,17 +181,12 @@ def test_without_rank_0_the_farthest_one_hands_its_state_over(trial: Trial) -> N
     trial.receive(3, Broken(1, 1, ""))
     assert trial.take_events() == [Collapsed(1, (3, 2), "member 1 is gone")]
     trial.do(trial.controller.form([2, 3]))
-    trial.receive(3, RendezvousOpened(2, "there"))
-    assert [message for _, message in trial.take_sent()][1:] == [
-        Join(2, 0, 2, "there", True),
-        Join(2, 1, 2, "there", True),
-    ]
+    assert [message for _, message in trial.take_sent()] == [Join(2, 0, 2, HERE, True), Join(2, 1, 2, HERE, True)]
     trial.receive(2, Joined(2, 1, None, 0.0))
     trial.receive(3, Joined(2, 1, {"loss": 3.0}, 0.0))
     # Rank 0 died before it could tell of the iteration that it had finished.
     assert trial.take_events() == [Reported(1, {"loss": 3.0}, 2, None)]
-    trial.receive(2, RendezvousOpened(3, "here"))
-    assert trial.take_sent()[1:] == [(2, Join(3, 0, 2, "here", False, 1)), (3, Join(3, 1, 2, "here", False, 1))]
+    assert trial.take_sent() == [(2, Join(3, 0, 2, HERE, False, 1)), (3, Join(3, 1, 2, HERE, False, 1))]
     trial.receive(3, Joined(3, 1, {"loss": 3.0}, 0.0))
     trial.receive(2, Joined(3, 1, None, 0.0))
     assert trial.take_events() == [Formed(3, (2, 3), 1)], "rank 0 is who was named first"
@@ -217,11 +210,27 @@ def test_a_newcomer_that_dies_while_it_joins(trial: Trial) -> None:
     trial.do(trial.controller.form([1, 2]))
     trial.do(trial.controller.member_lost(2))
     trial.take_sent()
-    trial.receive(1, RendezvousOpened(2, "too late"))
+    trial.receive(1, Joined(2, 0, None, 0.0))
     assert trial.take_sent() == []
     trial.receive(1, Broken(2, 0, ""))
     assert trial.take_events() == [Collapsed(2, (1,), "member 2 is gone")]
     assert trial.form(1) == [Join(3, 0, 1, "", False)]
+
+
+def test_members_of_a_generation_exchange_values(trial: Trial) -> None:
+    trial.ready(1, 2, 3)
+    trial.do(trial.controller.form([1, 2]))
+    trial.take_sent()
+    trial.receive(1, StorePut(1, "a", b"1"))
+    trial.receive(1, StoreGet(1, 7, ("a", "b")))
+    assert trial.take_sent() == []
+    trial.receive(3, StorePut(1, "b", b"a stranger"))
+    trial.receive(3, StoreGet(1, 0, ("a",)))
+    trial.receive(2, StorePut(0, "b", b"of another generation"))
+    assert trial.take_sent() == []
+    trial.receive(2, StorePut(1, "b", b"2"))
+    trial.receive(2, StoreGet(1, 0, ("b",)))
+    assert trial.take_sent() == [(1, StoreValues(1, 7, (b"1", b"2"))), (2, StoreValues(1, 0, (b"2",)))]
 
 
 def test_a_newcomer_without_the_state_is_no_survivor(trial: Trial) -> None:
@@ -374,9 +383,7 @@ class World:
 
     def act(self, member: int, message: Any) -> None:
         say = self.answers[member].append
-        if isinstance(message, OpenRendezvous):
-            say(RendezvousOpened(message.generation, "there"))
-        elif isinstance(message, Join):
+        if isinstance(message, Join):
             first = self.trial.controller.ranks[0]
             if message.sync and first in self.iterations:
                 self.iterations[member] = self.iterations[first]

@@ -8,10 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from elastic.groups import make_groups, meet, together  # noqa: E402
+from elastic.groups import Controller, make_groups, meet, together  # noqa: E402
 
-from fluid.elastic.group import GenerationBrokenError, own_address_towards, split_address  # noqa: E402
+from fluid.elastic.group import GenerationBrokenError, own_address_towards  # noqa: E402
 from fluid.elastic.make_group import make_group  # noqa: E402
+from fluid.elastic.rendezvous import PROOF_BYTES, proofs_of  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 from fluid.errors import InvalidFieldError  # noqa: E402
 
@@ -99,10 +100,9 @@ def test_an_abort_wakes_those_who_wait(backend: str) -> None:
 
 def test_an_abort_that_comes_before_the_generation(backend: str) -> None:
     group, other = TorchGroup("cpu", backend), TorchGroup("cpu", backend)
-    rendezvous = group.open_rendezvous("127.0.0.1", 1, 2)
     group.abort(1)
     with pytest.raises(GenerationBrokenError, match="generation 1 was aborted"):
-        group.configure(rendezvous, 1, 0, 2)
+        group.configure(Controller(1).rendezvous(0), 0, 2)
     meet([group, other], 2)
     group.abort(1)  # Too late: it does not touch the next one.
     assert together([group, other], summed) == [3.0] * 2
@@ -110,26 +110,34 @@ def test_an_abort_that_comes_before_the_generation(backend: str) -> None:
 
 def test_an_abort_while_the_members_meet() -> None:
     group = TorchGroup("cpu", "gloo")
-    rendezvous = group.open_rendezvous("127.0.0.1", 1, 2)
     threading.Timer(0.05, group.abort, [1]).start()  # Before or while it waits; the answer is the same.
     with pytest.raises(GenerationBrokenError, match="aborted"):
-        group.configure(rendezvous, 1, 0, 2)
+        group.configure(Controller(1).rendezvous(0), 0, 2)
 
 
-def test_nobody_at_the_meeting_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.elastic.torch_group._CONNECT_S", 0.5)
-    group = TorchGroup("cpu", "gloo")
-    rendezvous = group.open_rendezvous("127.0.0.1", 1, 2)
-    group.shutdown()
-    with pytest.raises(GenerationBrokenError, match="was not formed"):
-        TorchGroup("cpu", "gloo").configure(rendezvous, 1, 1, 2)
+def test_not_all_members_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluid.elastic.torch_group._ARRIVE_S", 0.1)
+    with pytest.raises(GenerationBrokenError, match=r"not all members of generation 1 arrived within 0\.1 s"):
+        TorchGroup("cpu", "gloo").configure(Controller(1).rendezvous(1), 1, 2)
+
+
+def test_a_process_that_does_not_know_the_secret_cannot_take_a_members_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluid.elastic.torch_group.proofs_of", forged)
+    groups = [TorchGroup("cpu", "gloo") for _ in range(3)]
+    results = meet(groups, 1)
+    assert all(isinstance(result, GenerationBrokenError) for result in results)
+    assert any("does not belong to the generation" in str(result) for result in results)
+    monkeypatch.undo()
+    meet(groups, 2)
+    assert together(groups, summed) == [6.0] * 3
+
+
+def forged(secret: bytes, rank: int, size: int) -> bytes:
+    """Rank 2 is not who it says, and guesses."""
+    return proofs_of(bytes(PROOF_BYTES) if rank == 2 else secret, rank, size)
 
 
 def test_addresses() -> None:
-    assert split_address("10.0.0.1:80") == ("10.0.0.1", 80)
-    assert own_address_towards("127.0.0.1", 80) == "127.0.0.1"
-    for wrong in ("", "10.0.0.1", "10.0.0.1:x", ":80"):
-        with pytest.raises(InvalidFieldError, match="meeting"):
-            split_address(wrong)
+    assert own_address_towards("127.0.0.1") == "127.0.0.1"
     with pytest.raises(InvalidFieldError, match="backend"):
         make_group("carrier pigeons", "cpu")

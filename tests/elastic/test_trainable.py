@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from elastic.groups import make_groups, together  # noqa: E402
+from elastic.groups import Controller, make_groups, together  # noqa: E402
 from elastic.trainables import LanguageModel, Regression  # noqa: E402
 
 from fluid.elastic import ElasticTrainable  # noqa: E402
@@ -153,12 +153,21 @@ class Accumulating(Regression):
         return {"count": self.all_reduce_mean(float(self.count), 1), "rank": self.all_reduce_mean(self.rank, 1)}
 
 
+def join(members: list[ElasticMember]) -> None:
+    controller = Controller(generation=2)
+
+    def join_as(member: ElasticMember) -> None:
+        rank = members.index(member)
+        member.join(controller.rendezvous(rank), rank, len(members), True)
+
+    together(members, join_as)
+
+
 def step_at_width_2(cls: type[ElasticTrainable], config: dict[str, Any], iterations: int) -> list[Any]:
     """Two trainables in two threads, driven by members."""
     # One after the other: seeds are the process's.
     members = [ElasticMember(made(cls, **config), group) for group in make_groups(2)]
-    rendezvous = members[0].open_rendezvous("127.0.0.1", 2, 2)
-    together(members, lambda member: member.join(2, members.index(member), 2, rendezvous, True))
+    join(members)
 
     def run(member: ElasticMember) -> Any:
         for _ in range(iterations):
@@ -180,8 +189,7 @@ def test_adding_up_the_gradients_of_batches_of_any_size() -> None:
 
 def test_members_agree_on_when_to_stop() -> None:
     members = [ElasticMember(made(), group) for group in make_groups(2)]
-    rendezvous = members[0].open_rendezvous("127.0.0.1", 2, 2)
-    together(members, lambda member: member.join(2, members.index(member), 2, rendezvous, True))
+    join(members)
     votes = {0: [True, True], 1: [True, False]}
 
     def run(member: ElasticMember) -> list[bool]:

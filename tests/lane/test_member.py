@@ -21,11 +21,12 @@ from fluid.elastic.messages import (  # noqa: E402
     Leave,
     Left,
     MemberIterated,
-    OpenRendezvous,
     Prepared,
-    RendezvousOpened,
     RunMember,
+    StoreGet,
+    StorePut,
 )
+from fluid.elastic.rendezvous import RendezvousStore  # noqa: E402
 from fluid.lane.member import own_address  # noqa: E402
 from fluid.lane.messages import (  # noqa: E402
     AdoptResident,
@@ -77,10 +78,13 @@ def pair(make_server: Any, fork: Any) -> list[Any]:
 
 
 def meet(lanes: list[Any], generation: int, sync: bool = True) -> None:
-    send_to_member(lanes[0], OpenRendezvous(generation, "127.0.0.1", len(lanes)))
-    rendezvous = receive_from_member(lanes[0], RendezvousOpened).rendezvous
     for rank, lane in enumerate(lanes):
-        send_to_member(lane, Join(generation, rank, len(lanes), rendezvous, sync))
+        send_to_member(lane, Join(generation, rank, len(lanes), "127.0.0.1", sync))
+    store = RendezvousStore()
+    for rank, lane in enumerate(lanes):
+        for kind in (StorePut, StoreGet):
+            for answer in store.receive(rank, receive_from_member(lane, kind)):
+                send_to_member(lanes[answer.member], answer.message)
     for lane in lanes:
         assert receive_from_member(lane, Joined).generation == generation
 

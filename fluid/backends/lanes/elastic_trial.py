@@ -383,7 +383,7 @@ _COMMANDS: dict[type, Callable[[ElasticTrial, Any], None]] = {
 }
 
 #: What to do next, by the type of the pending command and the phase of the generation. A pair that is missing waits:
-#: for the members' answers (RENDEZVOUS, JOINING, BREAKING), or, in a resize, for the last of them to stand still.
+#: for the members' answers (JOINING, BREAKING), or, in a resize, for the last of them to stand still.
 _STEPS: dict[tuple[type, Phase], Callable[[ElasticTrial, Any], None]] = {
     (type(None), Phase.IDLE): ElasticTrial._train,
     (type(None), Phase.BROKEN): ElasticTrial._mend,

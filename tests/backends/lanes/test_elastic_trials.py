@@ -9,7 +9,7 @@ import pytest
 from fluid._clock import VirtualClock
 from fluid.backends.lanes.elastic import ElasticTrials
 from fluid.backends.lanes.elastic_actions import PoolAction, SetUpMember, ToLane
-from fluid.elastic.messages import Broken, Halted, Join, Joined, Leave, Left, MemberIterated, Prepared, RendezvousOpened
+from fluid.elastic.messages import Broken, Halted, Join, Joined, Leave, Left, MemberIterated, Prepared
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, StartTrial, StopTrial
 from fluid.engine.events import (
     Failure,
@@ -40,8 +40,6 @@ class Table:
         return self.meet(1, *lanes)
 
     def meet(self, generation: int, *lanes: int, iteration: int = 0) -> list[PoolAction]:
-        if len(lanes) > 1:
-            self.say(lanes[0], RendezvousOpened(generation, "127.0.0.1:1"))
         return [action for lane in lanes for action in self.say(lane, Joined(generation, iteration, None, 0.1))]
 
     def say(self, lane: int, message: Any) -> list[PoolAction]:
