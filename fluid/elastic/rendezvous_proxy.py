@@ -7,6 +7,7 @@ loopback interface, which refuses connections of other processes.
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import threading
 from contextlib import suppress
@@ -22,6 +23,8 @@ _ANSWER_S = 1.0
 #: Longest that a request may take to arrive, seconds.
 _REQUEST_S = 3.0
 _NOT_FOUND, _OK = 404, 200
+#: Of groups in which each member is alone: see the environment that :mod:`fluid.elastic.horovod_group` sets.
+_ALONE = ("/local_", "/cross_")
 
 
 class RendezvousProxy:
@@ -53,24 +56,31 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return _is_own(client_address[1], self.server_address[1])
+        return _is_own(client_address, self.server_address)
 
 
 def _handler_for(rendezvous: Rendezvous) -> type[BaseHTTPRequestHandler]:
+    #: What this process has put.
+    own: dict[str, bytes] = {}
+
     class Handler(BaseHTTPRequestHandler):
         timeout = _REQUEST_S
 
         def do_GET(self) -> None:
-            try:
-                (value,) = rendezvous.get([self.path], _ANSWER_S)
-            except GenerationBrokenError:
+            value = own.get(self.path)
+            if value is None:
+                with suppress(GenerationBrokenError):
+                    (value,) = rendezvous.get([self.path], _ANSWER_S)
+            if value is None:
                 self._answer(_NOT_FOUND)
             else:
                 self._answer(_OK, value)
 
         def do_PUT(self) -> None:
-            rendezvous.put(self.path, self.rfile.read(int(self.headers["Content-Length"])))
+            own[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
             self._answer(_OK)
+            if not self.path.startswith(_ALONE):
+                rendezvous.put(self.path, own[self.path])
 
         def do_DELETE(self) -> None:
             self._answer(_OK)  # The store ends with the generation.
@@ -87,14 +97,12 @@ def _handler_for(rendezvous: Rendezvous) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _is_own(client_port: int, server_port: int) -> bool:
-    """Whether this process has the other end of a connection to this server."""
-    ends = [f"0100007F:{port:04X}" for port in (client_port, server_port)]  # 127.0.0.1.
-    with open("/proc/self/net/tcp", encoding="ascii") as file:
-        for line in file:
-            fields = line.split()
-            if fields[1:3] == ends:
-                return int(fields[9]) in open_sockets().values()
+def _is_own(client: Any, server: Any) -> bool:
+    """Whether this process has the other end of a connection between these addresses."""
+    for descriptor in open_sockets():
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family == socket.AF_INET and connection.getsockname() == client:
+                return bool(connection.getpeername() == server)
     return False
 
 

@@ -1,0 +1,80 @@
+"""Processes that do not belong to a trial: they can neither join its members nor read or write what these exchange."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from elastic.quick import QuickRun  # noqa: E402
+from elastic.trainables import Regression  # noqa: E402
+
+#: Seconds to wait for an answer that should not come.
+_ANSWER_S = 0.2
+#: What a client of torch.distributed's TCPStore says first, and a question for the number of keys.
+TCP_STORE = struct.pack("<BIB", 0, 0x3C85F7CE, 7)
+
+
+def listening_ports(pids: tuple[int, ...]) -> list[int]:
+    """The ports at which processes accept connections."""
+    inodes = set()
+    for pid in pids:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                inodes.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/net/{table}", encoding="ascii") as file:
+            rows = [line.split() for line in list(file)[1:]]
+        found += [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
+    return found
+
+
+def speak(port: int, data: bytes) -> bytes:
+    """Sends data to a port of this machine, and returns what comes back."""
+    answer = b""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_S) as connection:
+        connection.sendall(data)
+        answer = connection.recv(1 << 16)
+    return answer
+
+
+def undisturbed(iterations: int) -> list[float]:
+    trial = Regression()
+    trial.setup({})
+    return [float(trial.step()["loss"]) for _ in range(iterations)]
+
+
+def test_members_on_one_machine_listen_nowhere() -> None:
+    with QuickRun(Regression, {}, 2, backend="torch") as run:
+        run.run(1)
+        assert run.width == 2
+        assert listening_ports(run.pids) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_a_stranger_changes_nothing(backend: str) -> None:
+    with QuickRun(Regression, {}, 1, backend=backend) as run:
+        results = run.run(1)
+        run.resize(2)
+        results += run.run(1)
+        ports = listening_ports(run.pids)
+        assert ports, "each member accepts connections of the others"
+        for port in ports:
+            assert speak(port, TCP_STORE) == b""
+            for path in ("global/0", "global_0/0", "secret", "store/0"):
+                assert speak(port, f"GET /{path} HTTP/1.1\r\n\r\n".encode()) == b""
+                assert speak(port, f"PUT /{path} HTTP/1.1\r\nContent-Length: 1\r\n\r\nx".encode()) == b""
+            for number in range(8):  # gloo numbers its connections.
+                assert speak(port, struct.pack("<Q", number) + bytes(1000)) == b""
+        results += run.run(1)
+        run.resize(1)
+        run.resize(2)
+        results += run.run(1)
+    assert [result.metrics["loss"] for result in results] == pytest.approx(undisturbed(4), rel=1e-5)
