@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fluid.elastic.controller import ElasticController
-    from fluid.elastic.group import GenerationBrokenError, Group
+    from fluid.elastic.generation import GenerationBrokenError
+    from fluid.elastic.group import Group
     from fluid.elastic.loader import ElasticLoader
     from fluid.elastic.member import ElasticMember
     from fluid.elastic.run import ElasticRun
@@ -28,7 +29,7 @@ _HOME = {
     "ElasticMember": "fluid.elastic.member",
     "ElasticRun": "fluid.elastic.run",
     "ElasticTrainable": "fluid.elastic.trainable",
-    "GenerationBrokenError": "fluid.elastic.group",
+    "GenerationBrokenError": "fluid.elastic.generation",
     "Group": "fluid.elastic.group",
     "SyncBatchNorm": "fluid.elastic.sync_batch_norm",
     "as_tune_trainable": "fluid.elastic.tune",

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import torch
 
 from fluid._imports import try_import
-from fluid.elastic.group import GenerationBrokenError, GenerationGuard, interface_of, own_address_towards
+from fluid.elastic.generation import GenerationBrokenError, GenerationGuard
+from fluid.elastic.group import interface_of, own_address_towards
 from fluid.elastic.messages import HOROVOD_INSTALL, LOOPBACK
 from fluid.elastic.rendezvous import PROOF_BYTES, Rendezvous, proofs_of, require_proofs
 from fluid.elastic.rendezvous_proxy import RendezvousProxy, open_sockets

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fluid._clock import MonotonicClock, nap
-from fluid.elastic.group import GenerationBrokenError
+from fluid.elastic.generation import GenerationBrokenError
 
 #: Most bytes that a member passes on in one step.
 CHUNK = 2**20

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fluid.elastic.group import GenerationBrokenError, Group
+from fluid.elastic.generation import GenerationBrokenError
+from fluid.elastic.group import Group
 from fluid.elastic.rendezvous import Rendezvous
 from fluid.elastic.runtime import SingleProcessGroup
 from fluid.elastic.state import Snapshot, broadcast

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fluid._clock import Clock
-from fluid.elastic.group import GenerationBrokenError
+from fluid.elastic.generation import GenerationBrokenError
 from fluid.elastic.member import ElasticMember, Iteration
 from fluid.elastic.messages import (
     Abort,

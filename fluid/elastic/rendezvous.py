@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fluid.elastic.actions import Send
-from fluid.elastic.group import GenerationBrokenError
+from fluid.elastic.generation import GenerationBrokenError
 from fluid.elastic.messages import StoreGet, StorePut, StoreValues
 
 #: Bytes of a proof.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fluid.elastic.group import GenerationBrokenError
+from fluid.elastic.generation import GenerationBrokenError
 from fluid.elastic.messages import LOOPBACK
 from fluid.elastic.rendezvous import Rendezvous
 

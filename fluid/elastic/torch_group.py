@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fluid.elastic.group import GenerationBrokenError, GenerationGuard, own_address_towards
+from fluid.elastic.generation import GenerationBrokenError, GenerationGuard
+from fluid.elastic.group import own_address_towards
 from fluid.elastic.host_group import HostGroup, SharedMemory, host_token
 from fluid.elastic.messages import LOOPBACK
 from fluid.elastic.rendezvous import PROOF_BYTES, Rendezvous, proofs_of, require_proofs

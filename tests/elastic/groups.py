@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fluid.elastic.group import GenerationBrokenError
+from fluid.elastic.generation import GenerationBrokenError
 from fluid.elastic.messages import LOOPBACK
 from fluid.elastic.rendezvous import Rendezvous, RendezvousStore
 from fluid.elastic.torch_group import TorchGroup

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from elastic.groups import Controller, make_groups, meet, together  # noqa: E402
 
 from fluid.elastic import torch_group  # noqa: E402
-from fluid.elastic.group import GenerationBrokenError  # noqa: E402
+from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
 from fluid.elastic.host_group import CHUNK, HostGroup, SharedMemory, host_token  # noqa: E402
 from fluid.elastic.messages import LOOPBACK  # noqa: E402
 from fluid.elastic.rendezvous import Rendezvous  # noqa: E402

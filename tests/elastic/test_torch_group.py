@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 
 from elastic.groups import Controller, make_groups, meet, together  # noqa: E402
 
-from fluid.elastic.group import GenerationBrokenError, own_address_towards  # noqa: E402
+from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
+from fluid.elastic.group import own_address_towards  # noqa: E402
 from fluid.elastic.make_group import make_group  # noqa: E402
 from fluid.elastic.rendezvous import PROOF_BYTES, proofs_of  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
