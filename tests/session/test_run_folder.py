@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import resource
@@ -21,10 +20,8 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.report.loader import load_run
-from fluid.resources import Device, MemoryNeed
-from fluid.session.folder_files import PAYLOADS
+from fluid.resources import Device
 from fluid.session.folder_lock import FolderLock
-from fluid.session.payload_file import read_payloads
 from fluid.trialgroup import Trial, TrialGroup
 
 PATIENCE = 90.0
@@ -51,22 +48,6 @@ def resume(folder: Any) -> FluidExecutor:
 def use(folder: Path) -> None:
     with executor_in(folder) as executor:
         assert executor.submit_trialgroup(TrialGroup([Trial(endless, trial_id="a")])).wait(PATIENCE)
-
-
-def test_a_trial_comes_back_with_all_of_its_fields(tmp_path: Path) -> None:
-    """But for how reports show it, which is in trials.jsonl."""
-    given = Trial(
-        endless, {"x": 1}, budget=2, priority=3.0, trial_id="a", profile_key="key", max_width=2,
-        memory=MemoryNeed(persistent_bytes=1e6), retry_errors=False, follow_up_iterations=4, iteration_timeout_s=70.0,
-    )  # fmt: skip
-    with executor_in(tmp_path / "run") as executor:
-        executor.submit_trialgroup(TrialGroup([given])).wait(PATIENCE)
-    (stored,) = read_payloads(tmp_path / "run" / PAYLOADS, lambda trial_id: True)
-    names = {field.name for field in dataclasses.fields(Trial)} - {"trainable", "shown"}
-    back = stored.load({})
-    unset = {field.name for field in dataclasses.fields(Trial) if field.default == getattr(given, field.name)}
-    assert unset == {"shown"}, "a field that is left at its default shows nothing here"
-    assert {name: getattr(back, name) for name in names} == {name: getattr(given, name) for name in names}
 
 
 # -- one folder, one session ---------------------------------------------------------------------------------------
