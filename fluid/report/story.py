@@ -333,7 +333,7 @@ class _Story:
         text = (
             f"its state {after_iteration(lost)} was lost: {entry.fields['reason']}; it goes on {after_iteration(kept)}"
         )
-        return StoryLine(entry.at, "set back", text, {"iteration": kept})
+        return StoryLine(entry.at, "set_back", text, {"iteration": kept})
 
     def _stop(self, entry: Entry) -> StoryLine:
         outcome, now = entry.fields.get("outcome"), " at once" if entry.fields.get("now") else ""

@@ -20,8 +20,8 @@ class StoryLine:
     Attributes:
         at: seconds since the first iteration of the run began; negative before.
         what: one word: ``"submitted"``, ``"waited"``, ``"started"``, ``"ran"``, ``"resized"``, ``"saved"``,
-            ``"preempted"``, ``"queued"``, ``"stop"``, ``"ended"``, ``"resumed"``, ``"extended"``, ``"told"`` or
-            ``"unfinished"``, ``"hung"``, ``"set back"``.
+            ``"preempted"``, ``"queued"``, ``"hung"``, ``"set_back"``, ``"extended"``, ``"resumed"``, ``"stop"``,
+            ``"ended"``, ``"told"`` or ``"unfinished"``.
         text: one sentence without its period.
         facts: the figures in it: seconds, iterations, indices.
     """
