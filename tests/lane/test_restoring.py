@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -179,3 +181,57 @@ def test_a_trial_that_was_done_is_not_done_in_an_earlier_state(make_lane: Callab
     assert lane.receive(ResidentIterated).finished, "it is done and runs no further"
     DAMAGE["truncated"](Path(second.path))
     assert go_on(make_lane(2), second, 4, last=4) is not None
+
+
+# -- what cannot be saved ---------------------------------------------------------------------------------------------
+
+
+class Strained(Walk):
+    """Cannot be saved after some of its iterations, for want of what its config names."""
+
+    def step(self) -> dict[str, Any]:
+        metrics = super().step()
+        bad = len(self.steps) in self.config["bad"]
+        if self.config["lacks"] == "descriptors":
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest if bad else hard, hard))
+        return metrics
+
+    def save_checkpoint(self, folder: str) -> None:
+        if self.config["lacks"] == "space" and len(self.steps) in self.config["bad"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().save_checkpoint(folder)
+
+
+@pytest.mark.parametrize("lacks", ["space", "descriptors"])
+def test_a_trial_that_cannot_be_saved_for_a_while_is_saved_again_later(
+    make_lane: Callable[..., Any], tmp_path: Path, lacks: str
+) -> None:
+    (tmp_path / "memory").mkdir()
+    memory = {"memory_folder": str(tmp_path / "memory"), "memory_bytes": 1e6}
+    lane = make_lane(0, save_after=0.0, save_ratio=0.0, **memory)
+    lane.start("a", Strained, {"lacks": lacks, "bad": [2, 3]}, 5)
+    done = [lane.receive(ResidentIterated) for _ in range(5)]
+    assert [one.metrics["at"] for one in done] == walk(5)
+    saved = [lane.receive(ResidentSaved) for _ in range(3)]
+    assert [one.iteration for one in saved] == [1, 4, 5]
+    assert [Path(one.path).exists() for one in saved] == [False, True, True]
+    assert not any(path.name.startswith(".0") for path in tmp_path.rglob("*")), "no draft is left"
+
+
+def test_one_that_is_to_leave_and_cannot_be_saved_for_want_of_space_is_told_apart(
+    make_lane: Callable[..., Any],
+) -> None:
+    lane = make_lane(0)
+    lane.start("a", Strained, {"lacks": "space", "bad": [1]}, 1)
+    lane.receive(ResidentIterated)
+    lane.send(SaveResident("a", True))
+    assert lane.receive(ResidentFailed).kind == "not_saved"
+
+
+def test_a_lane_starts_without_a_note_where_there_is_no_room_for_one(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(0, note="/proc/no/room")
+    saved_at(lane, 2)

@@ -30,6 +30,7 @@ from fluid.engine.events import (  # noqa: E402
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.set_back import TrialSetBack  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  # noqa: E402
 from fluid.executor import FluidExecutor  # noqa: E402
 from fluid.session.handle import TrialGroupHandle  # noqa: E402
@@ -316,6 +317,29 @@ def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
     as_alone(done)
     three.do(StopTrial("a", (c, b, a)))
     assert {three.of(TrialReleased, "a").lane_id for _ in range(3)} == {a, b, c}
+
+
+def test_lanes_whose_checkpoint_is_damaged_agree_on_the_one_before(three: Any) -> None:
+    a, b, c = three.lanes(0, 1, 2)
+    three.backend.register("a", payload_of(Paced, {}))
+    three.do(StartTrial("a", (a,), iterations=2))
+    assert three.of(TrialStarted, "a").iteration == 0
+    done = train(three, "a", 2)
+    three.do(Save("a", (a,)))
+    assert three.until(TrialSaved, lambda event: event.checkpoint.iteration == 2)
+    three.do(RunIteration("a", (a,), 2))
+    done += train(three, "a", 2)
+    three.do(Save("a", (a,), drop=True))
+    saved = three.until(TrialSaved, lambda event: event.dropped).checkpoint
+    (Path(saved.path) / "state/elastic.pt").write_bytes(b"")
+    three.do(StartTrial("a", (b, c), iterations=4, checkpoint=saved))
+    back = three.of(TrialSetBack, "a", lane_id=b)
+    assert back.checkpoint.iteration == 2 and "elastic.pt has 0 bytes" in back.reason
+    assert three.of(TrialStarted, "a").iteration == 2
+    again = train(three, "a", 4)
+    as_alone([*done[:2], *again])
+    three.do(StopTrial("a", (b, c)))
+    assert {three.of(TrialReleased, "a").lane_id for _ in range(2)} == {b, c}
 
 
 @pytest.mark.parametrize("ahead", [True, False])
