@@ -15,7 +15,8 @@ from typing import Any
 
 #: The file, within a checkpoint, that holds the seal: ``{"files": {path: [bytes, CRC-32]}}``.
 SEAL = "seal.json"
-_BUFFER = 1 << 18
+#: Bytes read at a time: first, and then.
+_SMALL, _BUFFER = 1 << 14, 1 << 18
 #: Errors of opening or reading a file that say nothing about the file.
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -29,7 +30,7 @@ def seal(folder: str) -> int:
     Returns:
         Bytes of its files.
     """
-    sums = {path: _sum(os.path.join(folder, path)) for path in sorted(_files(folder))}
+    sums = {path: _sum(os.path.join(folder, path)) for path in sorted(_files(folder)) if path != SEAL}
     with open(os.path.join(folder, SEAL), "w", encoding="utf-8") as file:
         json.dump({"files": sums}, file)
     return sum(length for length, _ in sums.values())
@@ -66,21 +67,24 @@ def is_of_the_process(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _OF_THE_PROCESS
 
 
-def _files(folder: str) -> Iterator[str]:
+def _files(folder: str, prefix: str = "") -> Iterator[str]:
     """Paths of the regular files within a folder, relative to it; a link to a file counts as the file."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            if os.path.isfile(path):
-                yield os.path.relpath(path, folder)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path, f"{prefix}{entry.name}/")
+            elif entry.is_file():
+                yield prefix + entry.name
 
 
 def _sum(path: str) -> tuple[int, int]:
     """The length and the CRC-32 of a file."""
-    length = crc = 0
-    buffer = bytearray(_BUFFER)
-    view = memoryview(buffer)
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            length, crc = length + count, zlib.crc32(view[:count], crc)
+        start = file.read(_SMALL)
+        length, crc = len(start), zlib.crc32(start)
+        if length == _SMALL:
+            buffer = bytearray(_BUFFER)
+            view = memoryview(buffer)
+            while count := file.readinto(buffer):
+                length, crc = length + count, zlib.crc32(view[:count], crc)
     return length, crc
