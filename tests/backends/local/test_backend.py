@@ -42,6 +42,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.gpu.nvml import Gpu
 from fluid.resources import Device
@@ -406,7 +407,7 @@ def test_a_move_is_told_as_a_resize(drive: Any) -> None:
     assert len([event for event in drive.seen if isinstance(event, TrialStarted)]) == 1
 
 
-def test_a_trial_that_fails_on_its_way(drive: Any) -> None:
+def test_a_trial_whose_state_cannot_be_loaded_where_it_goes_begins_afresh_there(drive: Any) -> None:
     class Stuck(Counter):
         def load_checkpoint(self, state: dict[str, int]) -> None:
             raise OSError("unreadable")
@@ -415,7 +416,10 @@ def test_a_trial_that_fails_on_its_way(drive: Any) -> None:
     start(drive, "a", first, 1, Stuck)
     drive.of(IterationDone, "a")
     drive.do(Resize("a", (second,), (first,), iterations=1))
-    assert drive.of(TrialFailed, "a", lane_id=second).failure.message == "OSError: unreadable"
+    back = drive.of(TrialSetBack, "a", lane_id=second)
+    assert back.checkpoint is None and back.cannot_load and "raised OSError: unreadable" in back.reason
+    assert drive.of(ResizeDone, "a").lane_id in (None, second)
+    assert drive.of(IterationDone, "a", lane_id=second).iteration == 1
 
 
 def test_forgetting_a_trial_deletes_its_checkpoints(drive: Any) -> None:
@@ -705,11 +709,13 @@ def test_lane_ready_comes_before_its_trials(drive: Any) -> None:
     assert isinstance(drive.seen[0], LaneReady)
 
 
-def test_a_checkpoint_that_is_gone_fails_the_trial(drive: Any) -> None:
+def test_a_trial_whose_checkpoint_is_gone_begins_afresh(drive: Any) -> None:
     (lane,) = drive.lanes(0)
     drive.backend.register("a", payload_of(Counter, {}))
     drive.do(StartTrial("a", (lane,), iterations=1, checkpoint=Checkpoint(3, "/nowhere/a/00000003-0-1")))
-    assert "FileNotFoundError" in drive.of(TrialFailed, "a").failure.message
+    back = drive.of(TrialSetBack, "a")
+    assert (back.checkpoint, back.reason) == (None, "the checkpoint of iteration 3 is gone") and not back.cannot_load
+    assert drive.of(TrialStarted, "a").iteration == 0 and drive.of(IterationDone, "a").iteration == 1
 
 
 def test_it_closes_itself_when_it_is_let_go(processes: Any) -> None:
