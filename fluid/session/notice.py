@@ -26,8 +26,9 @@ SIGUSR1_DEADLINE_S = 100.0
 
 _DEADLINES = {signal.SIGTERM: SIGTERM_DEADLINE_S, signal.SIGUSR1: SIGUSR1_DEADLINE_S}
 
-#: Saves what runs, within so many seconds, and returns a line for the user; empty if there is nothing to say.
-Response = Callable[[float], str]
+#: Saves what runs, within so many seconds, and returns a line for the user, empty if there is nothing to say;
+#: ``None`` if the main thread saves, and ends by itself.
+Response = Callable[[float], "str | None"]
 
 
 class PreemptionNotice:
@@ -46,11 +47,13 @@ class PreemptionNotice:
         """The signal that was heard; ``None`` if none was."""
         return self._heard
 
-    def watch(self, key: object, response: Response) -> None:
-        """Responds to a notice from now on; a later response of the same object takes the place of an earlier one."""
+    def watch(self, key: object, response: Response) -> Response | None:
+        """Responds to a notice from now on; returns the response of the same object whose place this one takes."""
         with self._lock:
+            before = self._responses.get(id(key))
             self._responses[id(key)] = response
         self.install()
+        return before
 
     def unwatch(self, key: object) -> None:
         """Responds no more; the last one puts the handlers back."""
@@ -89,11 +92,20 @@ class PreemptionNotice:
         _tell(f"{name}: trials are saved after their iterations, within {deadline:g} s; a second signal ends at once")
         with self._lock:
             responses = list(self._responses.values())
-        threads = [threading.Thread(target=_run, args=(name, each, deadline), daemon=True) for each in responses]
+        lines: list[str | None] = []
+        threads = [
+            threading.Thread(target=lambda response=each: lines.append(response(deadline)), daemon=True)
+            for each in responses
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        if None in lines:
+            return
+        for line in lines:
+            if line:
+                _tell(f"{name}: {line}")
         self._saved = True
         main = threading.main_thread().ident
         if main is not None and threading.main_thread().is_alive():
@@ -113,12 +125,6 @@ class PreemptionNotice:
     def _end_at_once(self, number: int) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-
-
-def _run(name: str, response: Response, deadline: float) -> None:
-    line = response(deadline)
-    if line:
-        _tell(f"{name}: {line}")
 
 
 def _tell(text: str) -> None:

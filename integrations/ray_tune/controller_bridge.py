@@ -21,7 +21,9 @@ from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.ray_tune.controller_outbox import Callback, ControllerOutbox
 from fluid.integrations.ray_tune.errors import actor_error, as_task_error, cause_of, task_error
+from fluid.integrations.ray_tune.final_saves import FinalSaves
 from fluid.integrations.ray_tune.hyperband_stalls import HyperBandStalls
+from fluid.integrations.ray_tune.interruption import Interruption, interruption_of
 from fluid.integrations.ray_tune.lane_trial import RestoreError
 from fluid.integrations.ray_tune.private_api import RESULT_DUPLICATE, TrackedActor, Trial, waits_for_saves
 from fluid.integrations.ray_tune.serialization import pickle_arguments
@@ -44,6 +46,9 @@ class ControllerBridge(TrialListener):
         on_died: called before the controller is told that an actor has died.
     """
 
+    #: Tune prints them.
+    tells_failures = True
+
     def __init__(
         self,
         *,
@@ -55,6 +60,11 @@ class ControllerBridge(TrialListener):
         on_started: Callable[[TuneTrial], None],
         on_died: Callable[[TuneTrial], None],
     ) -> None:
+        self._controller = controller
+        self._interruption = interruption_of(executor)
+        if self._interruption is not None:
+            self._interruption.attach(controller)
+        self._final_saves: FinalSaves | None = None
         self._inbox = EventInbox(self)
         self._outbox = ControllerOutbox(controller)
         self._submission = TrialSubmission(
@@ -200,6 +210,8 @@ class ControllerBridge(TrialListener):
         Raises:
             FluidError: the executor was closed.
         """
+        if self._interruption is not None and self._interruption.deadline_s is not None:
+            self._save_and_end(self._interruption, self._interruption.deadline_s)
         if self._broken is not None:
             raise FluidError("the executor was closed while trials ran on it") from self._broken
         self._submission.process_removed()
@@ -220,6 +232,14 @@ class ControllerBridge(TrialListener):
         self._started.clear()
         self._number_live = 0
 
+    def _save_and_end(self, interruption: Interruption, deadline_s: float) -> None:
+        """Saves the live trials after a notice of preemption, and then ends the controller's loop."""
+        if self._final_saves is None:
+            live = [tune_trial for tune_trial in self.live if tune_trial.is_submitted]
+            self._final_saves = FinalSaves(self._controller, live, deadline_s, self._inbox.post)
+        if self._final_saves.advance():
+            interruption.end_loop()
+
     def _hand_over(self) -> bool:
         """Calls the controller back, also about starts as far as it may have more live trials."""
         while self._started and self._number_live + self._announced < self._most_live:
@@ -239,6 +259,8 @@ class ControllerBridge(TrialListener):
         tune_trial = self._submission.find(result.trial_id)
         if tune_trial is None:
             return
+        if tune_trial.cut_at is not None:
+            return  # A restored sweep makes it again.
         tune_trial.received += 1
         tune_trial.results.append(result.metrics)
         if tune_trial.stage is ActorStage.REMOVED:

@@ -13,6 +13,7 @@ from ray.tune.schedulers import create_scheduler
 
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor, executor_scope
+from fluid.integrations.ray_tune.interruption import Interruption, SweepInterrupted
 from fluid.integrations.ray_tune.scheduler import FluidScheduler
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
 from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
@@ -20,6 +21,7 @@ from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
 __all__ = [
     *(name for name in ray.tune.__all__ if name not in ("run", "Tuner")),
     "SuccessiveHalvingScheduler",
+    "SweepInterrupted",
     "SyncBOHB",
     "Tuner",
     "run",
@@ -47,6 +49,7 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
 
     Raises:
         InvalidFieldError: ``executor`` is not a FluidExecutor, or this process uses Ray Client.
+        SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` is the analysis.
 
     Example:
         >>> from fluid import FluidExecutor, tune
@@ -65,8 +68,8 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
     if executor is None:
         return ray.tune.run(run_or_experiment, **options)
     options["scheduler"] = _wrapped(options.get("scheduler"), executor)
-    with executor_scope(executor):
-        return ray.tune.run(run_or_experiment, **options)
+    with executor_scope(executor), Interruption(executor) as interruption:
+        return interruption.finish(ray.tune.run(run_or_experiment, **options))
 
 
 class Tuner(ray.tune.Tuner):  # type: ignore[misc]
@@ -120,11 +123,15 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         return cls(_tuner_internal=internal, executor=executor)
 
     def fit(self) -> Any:
-        """Runs the sweep as ``ray.tune.Tuner.fit`` does."""
+        """Runs the sweep as ``ray.tune.Tuner.fit`` does.
+
+        Raises:
+            SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` is the ResultGrid.
+        """
         if self._executor is None:
             return super().fit()
-        with executor_scope(self._executor):
-            return super().fit()
+        with executor_scope(self._executor), Interruption(self._executor) as interruption:
+            return interruption.finish(super().fit())
 
 
 def _wrapped(scheduler: Any, executor: FluidExecutor) -> Any:

@@ -81,6 +81,7 @@ CONTROLLER = (
     "_mark_trial_to_checkpoint",
     "_max_pending_trials",
     "_reuse_actors",
+    "_schedule_trial_save",
     "_stopper",
     "_wrapped",
     "get_live_trials",

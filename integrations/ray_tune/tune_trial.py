@@ -70,6 +70,7 @@ class TuneTrial:
         unclaimed_save: a checkpoint that came with the last result and that the controller has not asked for yet.
         saved_path: path of the newest checkpoint of this instance that the controller was given.
         saved_after: number of results received when that one was made.
+        cut_at: iteration after which results are dropped, as the sweep is about to end; ``None`` for none.
         is_idle: whether the engine runs it no further for now.
         failure: why it cannot continue.
     """
@@ -98,6 +99,7 @@ class TuneTrial:
     unclaimed_save: Any = None
     saved_path: str | None = None
     saved_after: int = 0
+    cut_at: int | None = None
     is_idle: bool = False
     failure: Failure | None = None
 
