@@ -142,6 +142,8 @@ class FluidExecutor:
         state = EngineState(plans, profile, max_packing=1 if packing == "off" else packed, max_failures=failures)
         facts = {"planner": planner, "packing": packing, "lane_policy": lane_policy or DEFAULT_POLICY}
         self._closing = False
+        #: Held while the session is closed.
+        self._close_lock = threading.RLock()
         #: One handle per group, by group id, while it is in use.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()
         self._session = Session(state, chosen, self.folder, plans.d, facts)
@@ -280,15 +282,24 @@ class FluidExecutor:
     def close(self) -> None:
         """Ends all lanes, and waits until they are gone. Trials that have not ended are broken off.
 
-        Closing twice is harmless. An error while closing, such as that of a Ray cluster that is gone, is logged.
+        Closing twice is harmless: a second call waits for the first. Called by a listener, it returns at once, and the
+        session ends after the listener. An error while closing, such as that of a Ray cluster that is gone, is logged.
         """
-        if self._view is not None and not self._closing:
-            self._view.close()  # First, so that it can still ask how things stand.
-        self._closing = True
-        NOTICE.unwatch(self)
-        _leave(self)
-        self._session.close()
-        atexit.unregister(self.close)
+        if self._session.is_in_thread:
+            self._closing = True
+            NOTICE.unwatch(self)
+            self._session.close()
+            return  # Another call waits until all is gone: that of the with block, or the one at the program's end.
+        with self._close_lock:
+            if self._view is not None and not self._closing:
+                self._view.close()  # First, so that it can still ask how things stand.
+            self._closing = True
+            NOTICE.unwatch(self)
+            _leave(self)
+            self._session.close()
+            if self._view is not None:
+                self._view.close()  # If a listener closed the session.
+            atexit.unregister(self.close)
 
     def _respond_to_notice(self, deadline_s: float) -> str:
         """Saves all trials; returns a line that says how many, and how to go on."""

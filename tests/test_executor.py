@@ -26,7 +26,7 @@ from fluid.executor import FluidExecutor, executor_in_force, submit_trialgroup
 from fluid.lane.messages import LaneOptions
 from fluid.report.loader import load_run
 from fluid.resources import Device
-from fluid.session.results import Result, TrialFailedError
+from fluid.session.results import Result, TrialFailedError, TrialListener
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
@@ -417,6 +417,75 @@ def test_no_lane_outlives_its_driver_and_the_session_can_be_resumed(
         assert max(result.metrics["lives"] for result in handle.results()) >= 2, "they went on from checkpoints"
     finally:
         executor.close()
+
+
+# --- Closing
+
+
+def test_a_listener_may_close_the_executor(make: Callable[..., FluidExecutor]) -> None:
+    executor = make()
+
+    class Closer(TrialListener):
+        def on_result(self, result: Any) -> None:
+            executor.close()
+
+    handle = executor.submit_trialgroup(TrialGroup([Trial(Counter, {}, budget=1_000_000)]), Closer())
+    with pytest.raises(FluidError, match="the executor was closed"):
+        handle.wait(PATIENCE)
+    executor.close()
+    assert not any(thread.name == "fluid-pump" and thread.is_alive() for thread in threading.enumerate())
+    with pytest.raises(FluidError, match="closed"):
+        executor.submit_trialgroup(TrialGroup([Trial(Counter, {}, budget=1)]))
+
+
+def test_a_second_close_waits_for_the_first(
+    make: Callable[..., FluidExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make()
+    first_is_in, may_end, ended = threading.Event(), threading.Event(), []
+    close = executor._session.close
+
+    def slowly() -> None:
+        first_is_in.set()
+        may_end.wait(PATIENCE)
+        close()
+        ended.append("first")
+
+    monkeypatch.setattr(executor._session, "close", slowly)
+    first = threading.Thread(target=executor.close)
+    first.start()
+    assert first_is_in.wait(PATIENCE)
+    monkeypatch.setattr(executor._session, "close", close)
+    second = threading.Thread(target=lambda: (executor.close(), ended.append("second")))
+    second.start()
+    second.join(0.1)
+    may_end.set()
+    for thread in (first, second):
+        thread.join(PATIENCE)
+    assert ended == ["first", "second"]
+
+
+def test_with_few_descriptors_the_error_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import resource, sys
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            from fluid import FluidExecutor, Trial, TrialGroup
+            from test_executor import Counter
+            resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+            with FluidExecutor("local", 60, run_dir={str(tmp_path / "run")!r}, verbose=0) as executor:
+                trials = [Trial(Counter, {{"seconds": 1.0}}, budget=1) for _ in range(60)]
+                handle = executor.submit_trialgroup(TrialGroup(trials))
+                assert handle.wait({PATIENCE})
+                print(set(handle.states.values()), {{error.message for error in handle.failures.values()}})
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=3 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "DONE" in done.stdout
 
 
 # --- How devices are shared

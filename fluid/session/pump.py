@@ -85,7 +85,7 @@ class Pump:
         """
         if self._closing or self._broken is not None:
             raise self._closed_error() from self._broken
-        if threading.current_thread() is self._thread:
+        if self.is_in_thread:
             return work()
         answer: Future[Any] = Future()
         self._calls.put((work, answer))
@@ -102,7 +102,7 @@ class Pump:
             InvalidFieldError: the device is not in use.
             FluidError: the session has ended, or this is the pump's thread.
         """
-        if threading.current_thread() is self._thread:
+        if self.is_in_thread:
             raise FluidError("a listener cannot wait for a drain: drain in another thread")
         answer: Future[tuple[str, ...]] = Future()
 
@@ -130,11 +130,16 @@ class Pump:
                 raise self._closed_error() from self._broken
         return answer.result()
 
+    @property
+    def is_in_thread(self) -> bool:
+        """Whether the pump's thread asks."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """Ends the thread, and with it the backend; waits until both are gone, unless the thread itself calls it."""
         self._closing = True
         self._backend.wake()
-        if threading.current_thread() is not self._thread:
+        if not self.is_in_thread:
             self._thread.join()
 
     def _closed_error(self) -> FluidError:

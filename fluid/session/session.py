@@ -234,8 +234,13 @@ class Session:
         """Predicted seconds until a group has ended; ``None`` where no trial of it was measured, or one hangs."""
         return self._in_thread(lambda: self._state.seconds_left(group_id, self._backend.now()))
 
+    @property
+    def is_in_thread(self) -> bool:
+        """Whether the session's own thread asks, as in a listener."""
+        return self._pump.is_in_thread
+
     def close(self) -> None:
-        """Ends the session; waits until its lanes are gone."""
+        """Ends the session; waits until its lanes are gone, unless the session's own thread calls it."""
         self._pump.close()
 
     # -- parts of requests ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ See :mod:`fluid.backends.lanes.forkserver_main` and :mod:`fluid.backends.lanes.g
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pickle
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fluid._version
-from fluid.backends.lanes.forkserver_state import PROGRAM, STATE_VARIABLE, ForkServerState
+from fluid.backends.lanes.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
 from fluid.backends.lanes.framed_socket import limit_lane_buffer
 from fluid.backends.lanes.guardian import END, exit_code
 from fluid.errors import FluidError
@@ -135,9 +136,14 @@ class ForkServerProcess:
             FluidError: the server was closed, or cannot be started.
         """
         with self._lock:
-            if self._control is None:
-                self._start()
-            ours, theirs = socket.socketpair()
+            try:
+                if self._control is None:
+                    self._start()
+                ours, theirs = socket.socketpair()
+            except OSError as error:
+                if error.errno == errno.EMFILE:
+                    raise FluidError(NO_DESCRIPTORS) from error
+                raise
             limit_lane_buffer(theirs)
             self._lanes.add(options.lane_id)
             self._request("fork", tuple(options), theirs)

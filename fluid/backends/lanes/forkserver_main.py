@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from fluid._clock import MonotonicClock
 from fluid.backends.lanes import host_memory
-from fluid.backends.lanes.forkserver_state import PROGRAM, STATE_VARIABLE, ForkServerState
+from fluid.backends.lanes.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
 from fluid.backends.lanes.guardian import fork_below_guardian
 from fluid.lane import serve as lane
 from fluid.lane.checkpoint_store import persist_checkpoints
@@ -129,7 +129,9 @@ class ForkServer:
             if not data:
                 self.end()
             name, argument = pickle.loads(data)
-            if name == "fork":
+            if name == "fork" and not descriptors:
+                self._tell("exited", LaneOptions(*argument).lane_id, f"could not be forked: {NO_DESCRIPTORS}")
+            elif name == "fork":
                 self._state.waiting.append((pickle.dumps(argument).hex(), descriptors[0]))
             elif name == "preload":
                 modules += argument

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 STATE_VARIABLE = "FLUID_FORK_SERVER"
 #: The program, for ``python -m``.
 PROGRAM = "fluid.backends.lanes.forkserver_main"
+#: Why a lane cannot be started.
+NO_DESCRIPTORS = "too many open files; see `ulimit -n`"
 
 
 @dataclass(kw_only=True)

@@ -38,6 +38,9 @@ _LOOK_S = 60.0
 _NOTICE_S = 3.0
 _LOOK_AGAIN_S = 0.05
 
+#: Seconds for Ray to take the devices back, and to end.
+_CLOSE_S = 10.0
+
 _connection = threading.Lock()
 #: Backends that use the connection, and the job of the connection if one of them made it.
 _users = 0
@@ -202,7 +205,17 @@ class RayDevices:
         return bool(here) and all(slot.lost for slot in here)
 
     def close(self) -> None:
-        """Gives the devices back, and ends Ray if this session started it."""
+        """Gives the devices back, and ends Ray if this session started it; at most ten seconds.
+
+        Without its control store (GCS) Ray answers no call, for a minute.
+        """
+        closing = threading.Thread(target=self._close, name="fluid-ray-close", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
+        if closing.is_alive():
+            _log.warning("Ray does not answer; its devices are free once it has ended")
+
+    def _close(self) -> None:
         with self._lock:
             if self._closed:
                 return
