@@ -95,7 +95,7 @@ class ActorSupervisor:
         """
         self._requests.put(functools.partial(self._end, hosts))
         self._requests.put(None)
-        self._thread.join(_END_S + _CLEAR_S)
+        self._thread.join(_END_S + (_CLEAR_S if hosts else 0.0))  # It may hang: Ray may not answer.
 
     # -- in the thread -------------------------------------------------------------------------------------
 
