@@ -87,7 +87,7 @@ class Totals:
 
     def begin(self, **facts: Any) -> None:
         """Begins a run."""
-        self._this = {**facts, "sessions": {}, "faults": {}, "ends": {}, "failed": []}
+        self._this = {**facts, "sessions": {}, "faults": {}, "ends": {}, "errors": {}, "failed": []}
         self._this |= dict.fromkeys((*_SUMMED, "seconds"), 0)
         self._this |= dict.fromkeys(FAILURES, 0)
         self.runs.append(self._this)
@@ -108,6 +108,7 @@ class Totals:
         this["seconds"] = round(seconds, 1)
         for kind, times in failures_of(found).items():
             this[kind] += times
+        this["errors"] = dict(sorted((Counter(this["errors"]) + Counter(found.get("errors", []))).items()))
         if failures_of(found):
             this["failed"].append({"seed": found["seed"], "kind": found["kind"], **failures_of(found)})
         if self._path is not None:

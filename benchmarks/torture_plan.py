@@ -22,6 +22,11 @@ FAULTS = {
 }  # fmt: skip
 #: Those that only sessions of one kind have.
 ONLY = {"kill_rank0": "elastic", "stop_rank0": "elastic", "kill_mps": "mps", "stop_mps": "mps"}
+#: Those that end the driver.
+ENDINGS = (
+    "kill_driver", "kill_driver_and_server", "kill_all", "kill_every", "term_driver", "term_driver_twice",
+    "int_driver", "hup_driver", "usr1_driver", "limit_file",
+)  # fmt: skip
 #: What the driver does to its own session, and how often each is drawn.
 REQUESTS = {
     "extend": 5, "stop": 2, "stop_now": 1, "add": 3, "call": 3, "forget": 2,
@@ -58,7 +63,7 @@ class Plan:
     groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     requests: int = 0
     faults: int = 0
-    fault_weights: dict[str, int] = field(default_factory=dict)
+    fault_weights: dict[str, float] = field(default_factory=dict)
     memory_mb: int = 256
     disk_mb: int | None = None
     descriptors: int | None = None
@@ -115,17 +120,7 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         for name in ("torn_results", "torn_journal", "torn_trials", "torn_payloads", "fill_disk", "limit_file"):
             plan.fault_weights.pop(name, None)
     if elastic:  # A trial is wide some seconds after its driver has begun: most faults are to hit it then.
-        for name in (
-            "kill_driver",
-            "kill_driver_and_server",
-            "kill_all",
-            "kill_every",
-            "term_driver",
-            "int_driver",
-            "hup_driver",
-        ):
-            if name in plan.fault_weights:
-                plan.fault_weights[name] = 1
+        plan.fault_weights |= {name: 0.4 for name in ENDINGS if name in plan.fault_weights}
     plan.scheduler = draws.choice(["fifo", "asha", "hyperband"])
     odds = draws.random()
     if odds < 0.1:
@@ -150,7 +145,7 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
 def trial(draws: random.Random, seed: str, kind: str, nasty: list[str]) -> dict[str, Any]:
     """Draws a trial."""
     elastic = kind == "elastic"
-    budget = draws.randint(40, 80) if elastic else draws.choice([1, 3, 8, 20, 40])
+    budget = draws.randint(60, 100) if elastic else draws.choice([1, 3, 8, 20, 40])
     form = "elastic" if elastic else draws.choices(["class", "generator"], [9, 1])[0]
     drawn: dict[str, str] = {}
     doomed = False

@@ -71,6 +71,8 @@ class Session:
         self.drivers = 0
         self.hangs: list[str] = []
         self.refused: list[str] = []
+        #: Last lines of drivers that ended by an error other than one of Fluid's.
+        self.errors: list[str] = []
         self.orphans: list[str] = []
         self.litter: list[str] = []
 
@@ -119,6 +121,9 @@ class Session:
                 process.wait()
             time.sleep(0.02)
         status = process.returncode
+        if status == 1:
+            text = (self._folder / f"driver-{number}.log").read_text(errors="replace").strip()
+            self.errors.append(text.rpartition("\n")[2][:300])
         self.ends[{FINISHED: "finished", REFUSED: "refused", BROKEN: "broken"}.get(status, f"status {status}")] += 1
         return status
 
@@ -315,6 +320,7 @@ def main() -> int:
         "faults": session.counts,
         "hangs": session.hangs,
         "refused": session.refused,
+        "errors": session.errors,
         "orphans": session.orphans,
         "litter": session.litter,
         **found,
