@@ -62,9 +62,10 @@ class Faults:
         token: that marks its processes.
         draws: what is drawn from.
         memory: the RAM disk.
+        owns_memory: whether only the session's processes see it. If not, it is not filled.
     """
 
-    def __init__(self, folder: Path, token: str, draws: random.Random, memory: Path) -> None:
+    def __init__(self, folder: Path, token: str, draws: random.Random, memory: Path, *, owns_memory: bool) -> None:
         self._folder = folder
         self._token = token
         self._draws = draws
@@ -94,7 +95,7 @@ class Faults:
             "hup_driver": lambda: self._signal([self.driver], signal.SIGHUP),
             "usr1_driver": lambda: self._signal([self.driver], signal.SIGUSR1),
             "fill_disk": lambda: self._fill(folder / "disk", self._draws.uniform(0.1, 1.5)),
-            "fill_memory": lambda: self._fill(self._memory, self._draws.uniform(0.1, 3.0)),
+            "fill_memory": lambda: owns_memory and self._fill(self._memory, self._draws.uniform(0.1, 3.0)),
             "limit_file": self._limit_file,
             "lose_memory": self._lose_memory,
             "damage_checkpoint": self._damage_checkpoint,
@@ -205,13 +206,22 @@ class Faults:
 
     def _lose_memory(self) -> bool:
         """Empties host memory, as its loss would; locks stay, or the session could not even notice."""
-        trials = [trial for session in self._memory.glob("fluid-*") for trial in session.iterdir() if trial.is_dir()]
+        trials = [trial for session in self._in_memory() for trial in session.iterdir() if trial.is_dir()]
         for trial in trials:
             shutil.rmtree(trial, ignore_errors=True)
         return bool(trials)
 
     def _damage_checkpoint(self) -> bool:
-        return damage_checkpoint(self._draws, self._memory, self._folder / "disk")
+        return damage_checkpoint(self._draws, *self._in_memory(), self._folder / "disk")
+
+    def _in_memory(self) -> list[Path]:
+        """The session's own folders on the RAM disk."""
+        found = []
+        for note in self._memory.glob("fluid-*/.session"):
+            with suppress(OSError):
+                if str(self._folder) in note.read_text():
+                    found.append(note.parent)
+        return found
 
     def _later(self, seconds: float, do: Callable[[], None]) -> None:
         """Calls a function once: after some seconds, or at the end of the session."""

@@ -64,7 +64,7 @@ class Session:
         self._address = address
         self._draws = random.Random(f"{plan.seed}/faults")
         self._memory = Path("/dev/shm")
-        self._faults = Faults(folder, self._token, self._draws, self._memory)
+        self._faults = Faults(folder, self._token, self._draws, self._memory, owns_memory=owns_memory())
         self._left = plan.faults
         self.counts: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
