@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fluid.display.device_map import ASCII, UNICODE, DashboardGlyphs, DeviceMap, TrialNumbers
 from fluid.display.format import clock_time, count, number, percent, printable, shortened
-from fluid.display.states import ended_trials, has_ended, listed_states, state_style
+from fluid.display.states import ended_trials, has_ended, listed_states, state_style, with_interrupted
 from fluid.session.status import GroupStatus, Status
 
 #: Most lines for groups, for measurements, and for trials that give no result.
@@ -86,7 +86,7 @@ def summary_lines(status: Status, seconds: Mapping[int, float], *, most: int = 2
     for position, group in enumerate(groups[skipped:], skipped):
         line = Text().append(f"{_display_name(group.name):<{name_width}}", style=_BOLD)
         line.append(f"  {count(_trials(group), 'trial')}: ")
-        line.append_text(_states_text(group.trials))
+        line.append_text(_states_text(with_interrupted(group.trials)))
         line.append(f"; {_iterations(group)}; {clock_time(seconds.get(position, status.at))}")
         lines.append(line)
     return lines

@@ -23,6 +23,7 @@ _STYLES: dict[str, str] = {
     TrialState.PAUSED: "yellow",
     TrialState.STOPPING: "yellow",
     "UNFINISHED": "yellow",
+    "INTERRUPTED": "yellow",
     "UNKNOWN": "dim",
 }
 
@@ -51,6 +52,16 @@ def states_text(trials: Mapping[str, int]) -> str:
 def has_ended(trials: Mapping[str, int]) -> bool:
     """Whether all trials have ended, by the number of trials in each state."""
     return ended_trials(trials) == sum(trials.values())
+
+
+def with_interrupted(trials: Mapping[str, int]) -> dict[str, int]:
+    """The number of trials by state once the session is over: those that ran or waited were interrupted.
+
+    A search algorithm may leave some PAUSED for good.
+    """
+    rest = {state: number for state, number in trials.items() if state in _ENDED or state == TrialState.PAUSED}
+    left = sum(trials.values()) - sum(rest.values())
+    return {**rest, "INTERRUPTED": left} if left else rest
 
 
 def ended_trials(trials: Mapping[str, int]) -> int:

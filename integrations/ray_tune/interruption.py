@@ -24,6 +24,14 @@ _of_executor: dict[int, Interruption] = {}
 class SweepInterrupted(SystemExit):
     """A signal has ended a sweep before its trials were done; the process exits with ``128 +`` its number.
 
+    Example:
+        >>> from fluid import tune
+        >>> try:
+        ...     raise tune.SweepInterrupted(130, result="the analysis so far")
+        ... except tune.SweepInterrupted as cut:
+        ...     print(cut.code, cut.result)
+        130 the analysis so far
+
     Attributes:
         result: what the call would have returned: an ``ExperimentAnalysis`` or a ``ResultGrid``.
     """

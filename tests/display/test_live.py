@@ -118,7 +118,7 @@ def test_the_states_of_the_only_group_are_told_once() -> None:
 def test_a_line_stays_for_a_sweep() -> None:
     sweep = group_status("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
     (line,) = [line.plain for line in summary_lines(status(groups=[sweep]), {0: 12.0})]
-    assert line == "sweep  11 trials: 2 running, 1 paused, 2 done, 6 stopped; 40 iterations; 0:12"
+    assert line == "sweep  11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; 40 iterations; 0:12"
 
 
 # --- Devices
@@ -262,7 +262,7 @@ def test_a_line_per_group_stays() -> None:
     found = [line.plain for line in summary_lines(status(), {0: 12.0, 1: 61.0})]
     assert found == [
         "rung-0  9 trials: 8 done, 1 failed; 9/9 iterations; 0:12",
-        "rung-1  5 trials: 3 running, 2 queued; 6/24 iterations; 1:01",
+        "rung-1  5 trials: 5 interrupted; 6/24 iterations; 1:01",
     ]
 
 
@@ -317,7 +317,7 @@ def test_the_view_draws_until_it_is_closed(screen: Console) -> None:
     view.close()
     text = written(screen)
     assert "gpu 0 │" in text
-    assert text.endswith("rung-1  5 trials: 3 running, 2 queued; 6/24 iterations; " + text[-5:])
+    assert text.endswith("rung-1  5 trials: 5 interrupted; 6/24 iterations; " + text[-5:])
     assert ended(text)
     asked = source.asked
     view.close()
