@@ -137,6 +137,7 @@ class _Lane:
         self._channel = channel
         self._options = options
         self._clock = clock
+        self._output = output
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
         self._residents = Residents(options, clock, output, self._note, self._meter)
@@ -342,6 +343,8 @@ class _Lane:
         raised = describe(error)
         raised = raised._replace(kind=kind or raised.kind)
         self._exit_if_device_failed(raised)
+        if self._residents.current is resident:
+            self._output.write(raised.traceback)  # The log is the first place where people look.
         self._residents.release(resident)
         self._send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised)
 

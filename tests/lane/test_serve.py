@@ -263,7 +263,7 @@ class Picky(Exception):
     [(ValueError, ("why",), True), (Picky, (1, 2), False), (Large, (), False)],
 )
 def test_what_a_trial_raised_is_brought_along_if_it_can_be(
-    lane: Any, kind: type[Exception], args: tuple[Any, ...], travels: bool
+    lane: Any, tmp_path: Path, kind: type[Exception], args: tuple[Any, ...], travels: bool
 ) -> None:
     class Raises:
         def __init__(self, config: dict[str, Any]) -> None:
@@ -278,6 +278,8 @@ def test_what_a_trial_raised_is_brought_along_if_it_can_be(
     assert (failed.exception is not None) == travels
     if travels:
         assert pickle.loads(failed.exception).args == args
+    log = (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
+    assert log.startswith("Traceback") and "raise kind(*args)\n" in log and kind.__name__ in log
 
 
 # -- automatic saves ------------------------------------------------------------------------------------------------
