@@ -25,12 +25,13 @@ from fluid.engine.events import (
     LaneLost,
     LaneReady,
     ResizeDone,
-    TrialFailed,
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
+from fluid.lane.checkpoint_seal import seal
 from fluid.resources import Device
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
@@ -484,6 +485,7 @@ def test_a_checkpoint_is_fetched_from_the_machine_that_wrote_it(
     path = os.path.join(there.run_folder, "trials/a/checkpoints/00000007-1-1")
     os.makedirs(path)
     (Path(path) / "count").write_text("7", encoding="utf-8")
+    seal(path)
     # Here, all machines are one; the process that is asked for it is another one, and finds it.
     monkeypatch.setattr(lane_actor, "locate", lambda path, run_folder: None)
     start: Any = type("Start", (), {"session": session, "driver_ip": "192.0.2.1"})
@@ -498,15 +500,16 @@ def test_a_checkpoint_is_fetched_from_the_machine_that_wrote_it(
     # A machine that is gone, and a checkpoint that is: what cannot be had is asked for as it was, and not found.
     gone = path.replace(OTHER_MACHINE, "127.0.0.99")
     assert received(gone) == gone
-    assert received(path.replace("00000007", "00000008")).endswith("00000008-1-1")
+    assert received(path.replace("00000007", "00000006")).endswith("00000006-1-1")
+    assert received(path.replace("00000007", "00000008")) == fetched, "in its place, the one before"
     there.leave(clear=True)
     here.leave(clear=True)
 
 
-def test_a_checkpoint_that_is_nowhere_fails_the_trial_and_nothing_else(make: Callable[..., Drive]) -> None:
+def test_a_trial_whose_checkpoint_is_nowhere_begins_afresh(make: Callable[..., Drive]) -> None:
     drive = make(1)
     (lane,) = drive.lanes(0)
     drive.start("a", lane, 1, Checkpoint(3, "/dev/shm/fluid-ray-0d-localhost/a/00000003-0-1", HERE, True))
-    assert "FileNotFoundError" in drive.until(TrialFailed, trial_id="a").failure.message
-    drive.start("b", lane, 1)
-    drive.until(IterationDone, trial_id="b")
+    back = drive.until(TrialSetBack, trial_id="a")
+    assert (back.checkpoint, back.reason) == (None, "the checkpoint of iteration 3 is gone")
+    assert drive.until(IterationDone, trial_id="a").iteration == 1
