@@ -27,8 +27,8 @@ ENDINGS = (
     "kill_driver", "kill_driver_and_server", "kill_all", "kill_every", "term_driver", "term_driver_twice",
     "int_driver", "hup_driver", "usr1_driver", "limit_file",
 )  # fmt: skip
-#: Faults of trials that sweeps do not have: their trials have the measured limit, which is at least 10 minutes, and Tune's
-#: loggers end a sweep for a metric whose text cannot be made.
+#: Faults of trials that sweeps do not have: their trials have the measured limit, which is at least 10 minutes; and
+#: Tune's loggers end a sweep for a metric whose text cannot be made.
 NOT_IN_SWEEPS = ("hang", "metric_speechless")
 #: What the driver does to its own session, and how often each is drawn.
 REQUESTS = {
@@ -137,7 +137,15 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
     if sweep:
         nasty = [name for name in nasty if name not in NOT_IN_SWEEPS]
     for number in range(1 if elastic or sweep else draws.randint(1, 3)):
-        count = draws.choice([1, 1, 2]) if elastic else draws.randint(3, 6) if sweep else draws.choice([1, 2, 3, 5, 8])
+        count = (
+            draws.choice([1, 2])
+            if elastic and plan.devices == 4
+            else 1
+            if elastic
+            else draws.randint(3, 6)
+            if sweep
+            else draws.choice([1, 2, 3, 5, 8])
+        )
         plan.groups[f"g{number}"] = [
             trial(draws, f"{seed}/g{number}-t{index}", kind, nasty) for index in range(count)
         ]  # fmt: skip
@@ -148,7 +156,7 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
 def trial(draws: random.Random, seed: str, kind: str, nasty: list[str]) -> dict[str, Any]:
     """Draws a trial."""
     elastic = kind == "elastic"
-    budget = draws.randint(60, 100) if elastic else draws.choice([1, 3, 8, 20, 40])
+    budget = draws.randint(60, 100) if elastic else draws.choice([1, 8, 20, 40, 80])
     form = "elastic" if elastic else draws.choices(["class", "generator"], [9, 1])[0]
     drawn: dict[str, str] = {}
     doomed = False

@@ -37,6 +37,9 @@ HERE = Path(__file__).resolve().parent
 PATIENCE = 120.0
 #: Seconds in which all processes of a session must be gone.
 LEAVING_S = 10.0
+#: Share of drivers whose first fault comes only after they have made progress, or after so many seconds.
+_UNDISTURBED_STARTS = 0.75
+_LONGEST_START_S = 20.0
 #: Kinds of faults that are drawn until one has something to befall.
 _TRIES = 5
 #: Faults that show only when a trial is restored.
@@ -105,8 +108,10 @@ class Session:
                 preexec_fn=self._limit if self._plan.descriptors else None,
             )
         self._faults.driver = process.pid
-        seen, since = -1, time.monotonic()
-        next_fault = since + self._draws.choice([self._draws.uniform(0.0, 1.5), 1.0 + self._draws.expovariate(0.5)])
+        seen, since = self._progress(number), time.monotonic()
+        # Most drivers are let start first, or few lanes would ever be hit.
+        starts = self._draws.random() < _UNDISTURBED_STARTS
+        next_fault = since + (_LONGEST_START_S if starts else self._draws.uniform(0.0, 1.5))
         while process.poll() is None:
             now = time.monotonic()
             if self._left > 0 and now >= next_fault:
@@ -115,6 +120,8 @@ class Session:
             progress = self._progress(number)
             if progress != seen:
                 seen, since = progress, now
+                if starts:
+                    starts, next_fault = False, now + self._draws.expovariate(1.5)
             if now - since > PATIENCE:
                 self._note_hang(process, number)
                 process.kill()
