@@ -29,16 +29,16 @@ class _Drain:
     Attributes:
         is_due: whether its deadline has come.
         unsaved: ids of the trials whose progress would be lost if it ended now.
-        looked: whether checkpoints in host memory were looked for.
+        looked: whether checkpoints in host memory were looked for since the latest answer about a copy.
         asked: the checkpoint in memory that a lane was told to copy, and that lane, by trial, until it answers.
-        tried: paths of the checkpoints that were copied, or could not be.
+        failed: paths of the checkpoints that could not be copied.
     """
 
     is_due: bool = False
     unsaved: list[str] = field(default_factory=list)
     looked: bool = False
     asked: dict[str, tuple[Checkpoint, int]] = field(default_factory=dict)
-    tried: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,12 @@ class Drains:
         trial = self._core.trials.get(event.trial_id)
         for drain in (*self._of_device.values(), self._of_session):
             asked = None if drain is None else drain.asked.pop(event.trial_id, None)
-            if asked is not None and trial is not None and not event.checkpoint.in_memory:
+            if drain is None or asked is None:
+                continue
+            drain.looked = False
+            if event.checkpoint.in_memory:
+                drain.failed.add(asked[0].path)
+            elif trial is not None:
                 self._residency.copied(trial, asked[0], event.checkpoint)
 
     # -- after each instant --------------------------------------------------------------------------------
@@ -150,8 +155,10 @@ class Drains:
         for device in devices:
             self._clear(device)
         drain.unsaved = [trial_id for device in devices for trial_id in self._unsaved_on(device)]
-        drain.asked = {name: asked for name, asked in drain.asked.items() if asked[1] in core.lanes}
-        if not drain.looked or not (drain.unsaved or drain.asked):
+        lost = [name for name, (_, lane_id) in drain.asked.items() if lane_id not in core.lanes]
+        for name in lost:
+            del drain.asked[name]
+        if lost or core.changed or not drain.looked or not (drain.unsaved or drain.asked):
             drain.looked = True
             self._copy_checkpoints(drain, devices)
         return drain.is_due or not (drain.unsaved or drain.asked)
@@ -213,23 +220,32 @@ class Drains:
         """Tells lanes to copy checkpoints to disk from the memory of machines on which no open device is left."""
         core = self._core
         hosts = self._hosts_left(devices)
-        for trial in core.trials.values() if hosts else ():
+        idle, busy = self._lanes_for_copies() if hosts else ({}, {})
+        for trial in core.trials.values() if idle or busy else ():
             checkpoint = trial.residence.checkpoint
-            if checkpoint is None or not _is_only_in_memory(trial, hosts) or checkpoint.path in drain.tried:
+            if checkpoint is None or trial.trial_id in drain.asked or checkpoint.path in drain.failed:
                 continue
-            lane = self._lane_for_copy(trial, checkpoint.host)
+            if not _is_only_in_memory(trial, hosts):
+                continue
+            # A trial that is about to be saved in its own lane waits for an idle one.
+            at_rest = not trial.state.holds_devices and trial.residence.lane is None
+            lane = idle.get(checkpoint.host) or (busy.get(checkpoint.host) if at_rest else None)
             if lane is not None:
-                drain.tried.add(checkpoint.path)
                 drain.asked[trial.trial_id] = checkpoint, lane.lane_id
                 core.commands.append(Persist(trial.trial_id, lane.lane_id, checkpoint))
 
-    def _lane_for_copy(self, trial: TrialRecord, host: str) -> LaneRecord | None:
-        """A lane on that machine: an idle one, or any for a trial that is not about to be saved in its own."""
+    def _lanes_for_copies(self) -> tuple[dict[str, LaneRecord], dict[str, LaneRecord]]:
+        """By machine, a lane that is idle, and one whose trial cannot be saved.
+
+        A lane that runs another trial falls idle soon, or that trial hangs.
+        """
         core = self._core
-        lanes = [lane for lane in core.lanes if lane.ready and core.occupancy.device(lane.device_id).host == host]
-        idle = [lane for lane in lanes if lane.trial_id is None and lane.draining is None]
-        at_rest = not trial.state.holds_devices and trial.residence.lane is None
-        return next(iter(idle or (lanes if at_rest else [])), None)
+        idle: dict[str, LaneRecord] = {}
+        busy: dict[str, LaneRecord] = {}
+        for lane in core.lanes:
+            if lane.usable and (lane.trial_id is None or not core.trials[lane.trial_id].spec.can_save):
+                (idle if lane.trial_id is None else busy).setdefault(core.occupancy.device(lane.device_id).host, lane)
+        return idle, busy
 
 
 def _is_settled(trial: TrialRecord) -> bool:

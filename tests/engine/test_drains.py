@@ -205,6 +205,49 @@ def test_a_checkpoint_that_cannot_be_copied_is_told_and_not_tried_again() -> Non
     assert only(commands, NoteDrained).unsaved == ("a",) and none(commands, Persist)
 
 
+def in_memory_beside_a_trial(**spec: Any) -> tuple[Hand, int, int]:
+    """Trial a is done, and in host memory alone; b runs. Returns the lanes of b, and of the other device."""
+    hand = Hand(2, max_packing=1)
+    hand.submit("a", budget=1, max_width=1)
+    hand.submit("b", budget=9, max_width=1, **spec)
+    for trial_id in ("a", "b"):
+        hand.started(trial_id)
+        hand.iterate(trial_id)
+    lane = hand.trial("a").residence.lane
+    hand.state._residency.evict(hand.trial("a"))
+    hand.saved("a", lane, 1, dropped=True, in_memory=True)
+    return hand, hand.lane("b"), lane
+
+
+def test_a_copy_is_made_by_another_lane_if_its_lane_is_lost() -> None:
+    hand, of_b, idle = in_memory_beside_a_trial(can_save=False)
+    asked = only(drain_all(hand), Persist)
+    assert asked.lane_id == idle
+    assert only(hand.lose(idle), Persist) == Persist("a", of_b, asked.checkpoint)
+    hand.do(TrialSaved(hand.now, "a", of_b, Checkpoint(1, "disk/a/1"), copied=True))
+    hand.now = 100.0
+    assert only(hand.do(Alarm(100.0)), NoteDrained).unsaved == ("b",)
+
+
+def test_a_copy_waits_for_a_lane_whose_trial_pauses() -> None:
+    hand, of_b, idle = in_memory_beside_a_trial()
+    hand.lose(idle)
+    assert none(drain_all(hand), Persist), "if b hangs, its lane copies nothing"
+    hand.iterate("b")
+    commands = [command for command in hand.paused("b") if isinstance(command, (Save, Persist))]
+    assert [type(command) for command in commands] == [Save, Persist] and only(commands, Persist).lane_id == of_b
+
+
+def test_a_checkpoint_that_comes_into_memory_during_a_drain_is_copied_beside_a_trial_that_hangs() -> None:
+    hand = running(2, "a", "b", max_width=1)
+    hand.iterate("a", 8)
+    lane = hand.trial("a").residence.lane
+    hand.state._residency.evict(hand.trial("a"))
+    assert none(drain_all(hand), Persist)
+    asked = only(hand.saved("a", lane, 9, dropped=True, in_memory=True), Persist)
+    assert (asked.trial_id, asked.lane_id) == ("a", lane)
+
+
 def test_the_memory_of_a_machine_is_copied_only_with_its_last_device() -> None:
     hand = running(2, "a", budget=1, max_width=1)
     lane, device = hand.trial("a").residence.lane, hand.trial("a").residence.device
