@@ -128,3 +128,44 @@ def test_a_drain_ends_with_the_session(tmp_path: Path) -> None:
     made.close()
     thread.join(90)
     assert "closed" in str(errors[0])
+
+
+def test_an_elastic_trial_goes_on_on_the_device_that_is_left(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from fluid.elastic import ElasticTrainable
+
+    class Wide(ElasticTrainable):
+        def build(self, config: dict[str, Any]) -> None:
+            self.model = torch.nn.Linear(1, 1)
+            torch.nn.init.zeros_(self.model.weight)
+            self.total = 0
+
+        def train_iteration(self) -> dict[str, Any]:
+            time.sleep(0.02)
+            self.total += 1
+            with torch.no_grad():
+                self.model.weight += 1.0
+            return {"total": self.total, "weight": self.model.weight.item(), "members": self.size}
+
+        def extra_state(self) -> Any:
+            return self.total
+
+        def load_extra_state(self, state: Any) -> None:
+            self.total = state
+
+    with FluidExecutor("local", 2, packing="off", run_dir=tmp_path, verbose=0) as made:
+        handle = made.submit_trialgroup(TrialGroup([Trial(Wide, {}, 300, trial_id="wide", max_width=2)]))
+        wide = 0
+        for result in handle.results():
+            wide += result.width == 2
+            if wide == 5:
+                break
+        assert wide == 5 and made.drain(1, 60.0), "nothing is lost"
+        assert [device.index for device in made.devices] == [0]
+        assert handle.wait(timeout=90) and handle.states == {"wide": "DONE"} and handle.failures == {}
+        results = list(handle.results())
+        assert [result.iteration for result in results] == list(range(1, 301))
+        for result in results:
+            assert (result.metrics["total"], result.metrics["weight"]) == (result.iteration, result.iteration)
+            assert result.metrics["members"] == result.width == len(result.device_ids)
+        assert results[-1].device_ids == (0,)
