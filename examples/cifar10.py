@@ -12,6 +12,7 @@ from __future__ import annotations
 from models.alexnet import Cifar10
 from models.data import CIFAR10
 from tuning.command_line import main
+from tuning.interruption import exit_status
 from tuning.workload import Workload
 
 from fluid import tune
@@ -36,4 +37,5 @@ WORKLOAD = Workload(
 )
 
 if __name__ == "__main__":
-    main(WORKLOAD)
+    with exit_status():
+        main(WORKLOAD)

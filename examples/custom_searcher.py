@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from tuning.interruption import exit_status
 
 from fluid import FluidExecutor, Trial, TrialGroup
 
@@ -108,4 +109,5 @@ def main(generations: int = 4, size: int = 12) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_status():
+        main()

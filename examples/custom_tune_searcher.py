@@ -15,6 +15,7 @@ import numpy as np
 import ray
 from custom_searcher import Network
 from ray.tune.search import ConcurrencyLimiter, Searcher
+from tuning.interruption import exit_status
 
 from fluid import FluidExecutor, tune
 
@@ -91,10 +92,25 @@ def main(samples: int = 24) -> None:
         run_config=tune.RunConfig(stop={"training_iteration": 40}, verbose=0),
         executor=FluidExecutor(),
     )
-    results = tuner.fit()
-    best = results.get_best_result()
-    print(f"{len(results)} trials, {results.num_errors} failed; best loss {best.metrics['loss']:.4f}: {best.config}")
+    try:
+        print_best(tuner.fit())
+    except tune.SweepInterrupted as interruption:
+        print_best(interruption.result, cut_off=len(interruption.cut_off))
+        raise
+
+
+def print_best(results: Any, *, cut_off: int = 0) -> None:
+    """Prints the best trial of those that have reported a loss."""
+    said = f"{len(results)} trials, {results.num_errors} failed"
+    if cut_off:
+        said += f", {cut_off} cut off by a signal"
+    losses = [one for one in results if one.metrics and "loss" in one.metrics]
+    if losses:
+        best = min(losses, key=lambda one: float(one.metrics["loss"]))
+        said += f"; best loss {best.metrics['loss']:.4f}: {best.config}"
+    print(said)
 
 
 if __name__ == "__main__":
-    main()
+    with exit_status():
+        main()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from models.data import MNIST
 from models.gan import Dcgan, train_classifier
 from tuning.command_line import main
+from tuning.interruption import exit_status
 from tuning.workload import Workload
 
 from fluid import tune
@@ -30,4 +31,5 @@ WORKLOAD = Workload(
 )
 
 if __name__ == "__main__":
-    main(WORKLOAD)
+    with exit_status():
+        main(WORKLOAD)

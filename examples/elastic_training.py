@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
+from tuning.interruption import exit_status
 
 from fluid.elastic import ElasticRun, ElasticTrainable
 
@@ -58,4 +59,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_status():
+        main()

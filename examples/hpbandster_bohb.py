@@ -16,6 +16,7 @@ import ConfigSpace
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
+from tuning.interruption import exit_status
 
 from fluid import FluidExecutor
 from fluid.integrations.hpbandster import run
@@ -91,4 +92,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_status():
+        main()

@@ -10,6 +10,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tuning.interruption import exit_status
+
 from fluid import FluidExecutor, Trial, TrialGroup
 
 
@@ -69,4 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_status():
+        main()

@@ -20,6 +20,7 @@ import ray
 from models.images import ImageTrial, load_images
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialScheduler
 from ray.tune.search import BasicVariantGenerator
+from tuning.interruption import exit_status
 from tuning.progress import Progress
 
 import fluid.cli
@@ -43,24 +44,30 @@ def main() -> None:
     # A cluster of its own, even if one runs on this machine, or ran and left its address behind.
     ray.init("local", num_cpus=options.devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     begun = time.monotonic()
-    analysis = tune.run(
-        ImageTrial,
-        name=time.strftime(f"{options.algo}_on_{options.executor}_%Y%m%d-%H%M%S"),
-        config=space(data),
-        num_samples=options.samples,
-        search_alg=BasicVariantGenerator(random_state=options.seed),
-        scheduler=scheduler(options.algo, options.epochs),
-        metric="accuracy",
-        mode="max",
-        resources_per_trial={"cpu": 1, "gpu": int(bool(ray.cluster_resources().get("GPU")))},
-        callbacks=[Progress("accuracy", "max")],
-        verbose=0,
-        executor=executor,
-    )
+    interruption = None
+    try:
+        analysis = tune.run(
+            ImageTrial,
+            name=time.strftime(f"{options.algo}_on_{options.executor}_%Y%m%d-%H%M%S"),
+            config=space(data),
+            num_samples=options.samples,
+            search_alg=BasicVariantGenerator(random_state=options.seed),
+            scheduler=scheduler(options.algo, options.epochs),
+            metric="accuracy",
+            mode="max",
+            resources_per_trial={"cpu": 1, "gpu": int(bool(ray.cluster_resources().get("GPU")))},
+            callbacks=[Progress("accuracy", "max")],
+            verbose=0,
+            executor=executor,
+        )
+    except tune.SweepInterrupted as error:
+        interruption, analysis = error, error.result
     seconds = time.monotonic() - begun
     if executor is not None:
         fluid.cli.main(["report", str(executor.folder.path)])
-    print_outcome(analysis, seconds)
+    print_outcome(analysis, seconds, cut_off=0 if interruption is None else len(interruption.cut_off))
+    if interruption is not None:
+        raise interruption
 
 
 def space(data: str | None) -> dict[str, Any]:
@@ -84,12 +91,16 @@ def scheduler(name: str, epochs: int) -> TrialScheduler:
     return HyperBandScheduler(max_t=epochs, reduction_factor=3)
 
 
-def print_outcome(analysis: Any, seconds: float) -> None:
+def print_outcome(analysis: Any, seconds: float, *, cut_off: int = 0) -> None:
     """Prints the best trial and the size of the sweep."""
+    epochs = sum(trial.last_result.get("training_iteration", 0) for trial in analysis.trials)
+    print(f"\n{len(analysis.trials)} trials, {epochs} epochs in all, {seconds:.1f} s; in {analysis.experiment_path}")
+    if cut_off:
+        print(f"interrupted: {cut_off} of the trials were cut off")
+    if not epochs:
+        return
     best = analysis.get_best_trial(scope="all")
     at = max(analysis.trial_dataframes[best.trial_id].to_dict("records"), key=lambda row: row["accuracy"])
-    epochs = sum(trial.last_result["training_iteration"] for trial in analysis.trials)
-    print(f"\n{len(analysis.trials)} trials, {epochs} epochs in all, {seconds:.1f} s; in {analysis.experiment_path}")
     print(
         f"best: accuracy {at['accuracy']:.4f}, on test images {at['test_accuracy']:.4f}, "
         f"after {at['training_iteration']} epochs"
@@ -100,4 +111,5 @@ def print_outcome(analysis: Any, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_status():
+        main()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from models.data import WIKITEXT2
 from models.language import LanguageModel
 from tuning.command_line import main
+from tuning.interruption import exit_status
 from tuning.workload import Workload
 
 from fluid import tune
@@ -38,4 +39,5 @@ WORKLOAD = Workload(
 )
 
 if __name__ == "__main__":
-    main(WORKLOAD)
+    with exit_status():
+        main(WORKLOAD)

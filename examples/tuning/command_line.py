@@ -14,7 +14,7 @@ from tuning.scales import SCALE_NAMES
 from tuning.workload import Workload
 
 import fluid.cli
-from fluid import FluidExecutor
+from fluid import FluidExecutor, tune
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError, require_integer
 
 
@@ -26,13 +26,14 @@ def main(workload: Workload, arguments: Sequence[str] | None = None) -> None:
         arguments: of the command line; ``None`` for this process's.
 
     Raises:
-        SystemExit: the command line cannot be used (2), or a trial failed (1).
+        SystemExit: the command line cannot be used (2), a trial failed (1), or a signal has ended the sweep.
     """
     parser = _parser(workload)
     options = parser.parse_args(arguments)
     if options.reuse_actors and options.executor == "fluid":
         parser.error("--reuse-actors: needs --executor tune; Fluid's processes always run one trial after another")
     folder = Path(options.run_dir).resolve() if options.run_dir else None
+    interruption = None
     try:
         sweep = Sweep(
             workload=workload,
@@ -55,6 +56,8 @@ def main(workload: Workload, arguments: Sequence[str] | None = None) -> None:
         on_fluid = options.executor == "fluid"
         print(f"{workload.title}: {options.algo} on {options.executor}, {options.scale}; data from {sweep.folder}")
         outcome = sweep.run(executor if on_fluid else None, [Progress(workload.metric, workload.mode)])
+    except tune.SweepInterrupted as error:
+        interruption, outcome = error, error.result
     except (InvalidFieldError, MissingDependencyError) as error:
         parser.error(str(error))
     except FluidError as error:
@@ -62,16 +65,23 @@ def main(workload: Workload, arguments: Sequence[str] | None = None) -> None:
     if made:
         fluid.cli.main(["report", str(made[0].folder.path)])
     print(summary(sweep, outcome))
+    if interruption is not None:
+        raise interruption
 
 
 def summary(sweep: Sweep, outcome: Outcome) -> str:
     """Returns the outcome of a sweep as text."""
-    workload, best = sweep.workload, outcome.best
+    workload = sweep.workload
+    cut_off = [f"interrupted: {outcome.cut_off} trials were cut off"] if outcome.cut_off else []
+    if not outcome.iterations:
+        return "\n".join(["", *cut_off, "no trial has reported a result"])
+    best = outcome.best
     sign = ">=" if workload.mode == "max" else "<="
     reached = "not reached" if outcome.to_target is None else f"reached after {outcome.to_target:.1f} s"
     lines = [
         "",
         f"{outcome.trials} trials, {len(outcome.iterations)} iterations on {outcome.devices} devices",
+        *cut_off,
         f"the call, start-up included: {outcome.seconds:.1f} s; makespan {outcome.makespan:.1f} s, "
         f"devices busy {100 * outcome.utilisation:.0f} % of that",
         f"target {workload.metric} {sign} {outcome.target:g}: {reached}",

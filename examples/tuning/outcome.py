@@ -51,18 +51,29 @@ class Outcome:
         devices: number of devices.
         mode: ``"max"`` or ``"min"``.
         target: the value of the metric to reach.
+        cut_off: how many trials a signal has cut off, with results or without.
     """
 
-    def __init__(self, iterations: Sequence[Iteration], seconds: float, devices: int, mode: str, target: float) -> None:
+    def __init__(
+        self,
+        iterations: Sequence[Iteration],
+        seconds: float,
+        devices: int,
+        mode: str,
+        target: float,
+        *,
+        cut_off: int = 0,
+    ) -> None:
         self.iterations = tuple(iterations)
         self.seconds = seconds
         self.devices = devices
         self.mode = mode
         self.target = target
+        self.cut_off = cut_off
 
     @cached_property
     def trials(self) -> int:
-        """How many trials there were."""
+        """How many trials reported results."""
         return len({one.trial for one in self.iterations})
 
     @cached_property

@@ -62,6 +62,7 @@ class Sweep:
 
         Raises:
             FluidError: a trial failed.
+            SweepInterrupted: a signal has ended the sweep; its ``result`` is the Outcome so far.
         """
         if not ray.is_initialized():
             # A cluster of its own, even if one runs here, so that Tune uses the same devices as Fluid.
@@ -104,11 +105,19 @@ class Sweep:
             ),
             executor=None if executor is None else executor(),
         )
-        errors = tuner.fit().errors
-        seconds = time.time() - begun
+
+        def outcome(cut_off: int = 0) -> Outcome:
+            seconds, mode, target = time.time() - begun, self.workload.mode, self.scale.target
+            return Outcome(recorder.iterations(begun), seconds, devices, mode, target, cut_off=cut_off)
+
+        try:
+            errors = tuner.fit().errors
+        except tune.SweepInterrupted as cut:
+            raise tune.SweepInterrupted(cut.code, outcome(len(cut.cut_off)), cut.cut_off) from None
+        found = outcome()
         if errors:
             raise FluidError(f"{len(errors)} trials failed; the first one: {errors[0]}") from errors[0]
-        return Outcome(recorder.iterations(begun), seconds, devices, self.workload.mode, self.scale.target)
+        return found
 
 
 class Recorder(tune.Callback):  # type: ignore[misc]

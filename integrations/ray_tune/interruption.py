@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -34,11 +34,13 @@ class SweepInterrupted(SystemExit):
 
     Attributes:
         result: what the call would have returned: an ``ExperimentAnalysis`` or a ``ResultGrid``.
+        cut_off: ids of the trials that had not ended. In ``result`` Tune shows them as terminated, like all others.
     """
 
-    def __init__(self, status: int, result: Any) -> None:
+    def __init__(self, status: int, result: Any, cut_off: Iterable[str] = ()) -> None:
         super().__init__(status)
         self.result = result
+        self.cut_off = frozenset(cut_off)
 
 
 class Interruption:
@@ -49,6 +51,7 @@ class Interruption:
 
     Attributes:
         deadline_s: seconds that trials have to be saved, once a notice has come; ``None`` before.
+        cut_off: Tune's ids of the trials that had not ended when the signal came.
     """
 
     def __init__(self, executor: FluidExecutor) -> None:
@@ -60,9 +63,8 @@ class Interruption:
         self._response: Response | None = None
         self._controller: Any = None
         self._signal: int | None = None
-        #: Trials that had not ended when the signal came.
-        self._cut = 0
         self.deadline_s: float | None = None
+        self.cut_off: frozenset[str] = frozenset()
 
     def __enter__(self) -> Interruption:
         _of_executor[id(self._executor)] = self
@@ -106,9 +108,9 @@ class Interruption:
         analysis = getattr(result, "_experiment_analysis", result)
         call = self._call_to_go_on(analysis.experiment_path, result is not analysis)
         name = signal.Signals(self._signal).name
-        text = f"interrupted by {name}: {self._cut} of {len(analysis.trials)} trials were cut off; go on with {call}"
-        print(f"fluid: {text}", file=sys.stderr, flush=True)
-        raise SweepInterrupted(128 + self._signal, result)
+        cut_off = f"{len(self.cut_off)} of {len(analysis.trials)} trials were cut off"
+        print(f"fluid: interrupted by {name}: {cut_off}; go on with {call}", file=sys.stderr, flush=True)
+        raise SweepInterrupted(128 + self._signal, result, self.cut_off)
 
     @staticmethod
     def _call_to_go_on(path: str, is_tuner: bool) -> str:
@@ -124,7 +126,8 @@ class Interruption:
         assert self._end_loop is not None
         self._signal = number
         # Tune gives them another status when its loop has ended.
-        self._cut = sum(not trial.is_finished() for trial in self._controller.get_trials())
+        trials = self._controller.get_trials()
+        self.cut_off = frozenset(trial.trial_id for trial in trials if not trial.is_finished())
         self._end_loop(number, frame)  # It also sets the handler of before, so that a second Ctrl-C breaks off.
 
     def _respond(self, deadline_s: float) -> None:

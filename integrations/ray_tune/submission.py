@@ -16,6 +16,7 @@ from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.budgets import Budgets
 from fluid.integrations.ray_tune.decisions import had_run_its_course
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for
+from fluid.integrations.ray_tune.interruption import interruption_of
 from fluid.integrations.ray_tune.lane_trial import RESULT, SPEC, LaneTrial, LaneTrialSpec
 from fluid.integrations.ray_tune.private_api import (
     TrackedActor,
@@ -276,8 +277,11 @@ class TrialSubmission:
         self._stop(tune_trial, self._outcome(tune_trial))
 
     def _outcome(self, tune_trial: TuneTrial) -> str | None:
-        """Returns Fluid's state for Tune's status of a trial; ``None`` if the sweep was interrupted."""
+        """Returns Fluid's state for Tune's status of a trial; ``None`` if an error has ended the sweep."""
         trial = tune_trial.trial
+        interruption = interruption_of(self._executor)
+        if interruption is not None and trial.trial_id in interruption.cut_off:
+            return TrialState.PAUSED.value  # It goes on in a restored sweep, though Tune has set TERMINATED.
         if trial.status == Trial.TERMINATED:
             at_end = (
                 tune_trial.finished_early
