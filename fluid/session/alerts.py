@@ -70,7 +70,7 @@ class Alerts:
     def _failed(self, group_id: str, trial_id: str, failure: Failure, *, again: bool) -> None:
         line = failure.message.partition("\n")[0]
         key = (group_id, failure.kind, line.partition(":")[0])
-        if key in self._told or self._is_told_elsewhere(group_id):
+        if key in self._told or (not again and self._is_told_elsewhere(group_id)):
             return
         self._told.add(key)
         what = "failed and is tried again" if again else "failed"

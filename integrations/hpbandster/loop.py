@@ -6,6 +6,7 @@ The loop runs in the thread that called :func:`fluid.integrations.hpbandster.run
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from fluid.integrations.inbox import EventInbox
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import Result, TrialListener
 from fluid.trialgroup import Trial, TrialGroup, TrialState
+
+_log = logging.getLogger("fluid.hpbandster")
 
 
 @dataclass(eq=False)
@@ -89,6 +92,11 @@ class OptimizerLoop(TrialListener):
                     self._wait()
                 else:
                     return self._state.result()
+        except (KeyboardInterrupt, SystemExit) as error:
+            trials = "1 trial was" if len(self._under_way) == 1 else f"{len(self._under_way)} trials were"
+            call = "run(..., previous_result=...) goes on with the results that a result_logger has kept"
+            _log.warning("interrupted by %s: %s cut off; %s", type(error).__name__, trials, call)
+            raise
         finally:
             with contextlib.suppress(FluidError):
                 for trial_id in self._under_way:
@@ -200,6 +208,9 @@ class _Recorder(TrialListener):
         runs: what the loop runs, by trial id.
         inbox: the loop's.
     """
+
+    #: HpBandSter logs them.
+    tells_failures = True
 
     def __init__(self, runs: Mapping[str, _ConfigurationRun], inbox: EventInbox) -> None:
         self._runs = runs

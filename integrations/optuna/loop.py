@@ -67,6 +67,9 @@ class OptimizeLoop(TrialListener):
         executor: runs the trials.
     """
 
+    #: Optuna's log has them.
+    tells_failures = True
+
     def __init__(self, study: Study, arguments: OptimizeArguments, executor: FluidExecutor) -> None:
         self._study = study
         self._arguments = arguments
@@ -231,7 +234,8 @@ class OptimizeLoop(TrialListener):
                 _log.warning("A further error: %r", error, exc_info=error)
 
     def _abort(self, error: BaseException) -> None:
-        """Stops the trials under way, and tells the study that they failed."""
+        """Stops the trials under way, tells the study that they failed, and logs how many they were."""
+        cut_off = len(self._live)
         for trial_id, running in self._live.items():
             if self._handle is not None:
                 with suppress(FluidError):
@@ -242,6 +246,8 @@ class OptimizeLoop(TrialListener):
             except Exception as problem:
                 _log.warning("Trial %d cannot be told: %r", running.trial.number, problem)
         self._live.clear()
+        trials = "1 trial was" if cut_off == 1 else f"{cut_off} trials were"
+        _log.warning(f"Interrupted by {type(error).__name__}: {trials} cut off; optimize on this study goes on.")
 
     def _log_completed(self, frozen: FrozenTrial) -> None:
         """Logs a completed trial as ``study.optimize`` does."""

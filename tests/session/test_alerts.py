@@ -48,8 +48,12 @@ def test_a_listener_that_tells_failures_keeps_the_log_quiet(tmp_path: Path, capl
     class Tells(TrialListener):
         tells_failures = True
 
-    fails(tmp_path, ValueError, listener=Tells(), max_failures=0)
+    fails(tmp_path / "told", ValueError, listener=Tells(), max_failures=0)
     assert caplog.messages == []
+    # What is tried again is no failure to the listener.
+    fails(tmp_path / "again", ValueError, listener=Tells(), max_failures=2)
+    (text,) = caplog.messages
+    assert "failed and is tried again: ValueError: on purpose 0" in text
 
 
 def test_trials_that_are_dropped_are_counted_with_the_way_to_go_on(

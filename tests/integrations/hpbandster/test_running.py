@@ -295,7 +295,9 @@ def test_what_the_user_has_of_a_result(space: Any, executor: FluidExecutor, tmp_
 # --- Failures
 
 
-def test_a_run_that_fails_has_no_loss_and_does_not_go_on(space: Any, executor: FluidExecutor) -> None:
+def test_a_run_that_fails_has_no_loss_and_does_not_go_on(
+    space: Any, executor: FluidExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
     class Fails(Descent):
         def setup(self, config: dict[str, Any]) -> None:
             super().setup(config)
@@ -311,6 +313,8 @@ def test_a_run_that_fails_has_no_loss_and_does_not_go_on(space: Any, executor: F
         assert one.budget == result.get_runs_by_id(one.config_id)[-1].budget
         assert "step 3 went wrong" in one.error_logs
         assert one.info is None
+    # HpBandSter tells each failure, and Fluid does not repeat it.
+    assert {record.name for record in caplog.records if "step 3 went wrong" in record.getMessage()} == {"hpbandster"}
 
 
 def test_others_are_sampled_in_the_place_of_those_that_failed(space: Any, executor: FluidExecutor) -> None:

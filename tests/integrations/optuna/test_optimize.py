@@ -274,6 +274,7 @@ def test_what_is_caught_does_not_end_the_study(
     assert states(study) == ["COMPLETE", "FAIL", "COMPLETE", "FAIL"]
     assert sorted(called) == ["COMPLETE", "COMPLETE", "FAIL", "FAIL"]
     assert sum("because of the following error: ValueError('the loss is NaN')" in text for text in caplog.messages) == 2
+    assert "fluid.session" not in [record.name for record in caplog.records]  # Each failure is told once.
 
 
 def test_a_function_that_raises_fails_its_trial(executor: FluidExecutor) -> None:
@@ -408,7 +409,7 @@ def test_a_trial_that_hangs_fails_by_its_limit(executor: FluidExecutor, tmp_path
         run(study, executor, wait_for_a_file, **options)
 
 
-def test_ctrl_c_fails_what_is_under_way(executor: FluidExecutor) -> None:
+def test_ctrl_c_fails_what_is_under_way(executor: FluidExecutor, caplog: pytest.LogCaptureFixture) -> None:
     class Interrupting(optuna.pruners.BasePruner):  # type: ignore[misc]
         def prune(self, study: Any, trial: Any) -> bool:
             if study.trials[-1].number == 1 and trial.number == 1:
@@ -419,6 +420,8 @@ def test_ctrl_c_fails_what_is_under_way(executor: FluidExecutor) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(study, executor, train_for_ever, budget=500_000)
     assert states(study) == ["FAIL", "FAIL"]
+    said = "Interrupted by KeyboardInterrupt: 2 trials were cut off; optimize on this study goes on."
+    assert [text for text in caplog.messages if text.startswith("Interrupted")] == [said]
     # A stopped trial makes room for another.
     study.pruner = optuna.pruners.NopPruner()
     assert states(run(study, executor, n_trials=2))[2:] == ["COMPLETE", "COMPLETE"]
