@@ -224,7 +224,17 @@ def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool)
                     with suppress(OSError, shutil.Error):
                         _copy(checkpoint, _on_disk(run_folder, name))
     if memory_folder:
-        shutil.rmtree(memory_folder, ignore_errors=True)
+        _clear(memory_folder)
+
+
+def _clear(memory_folder: str) -> None:
+    """Deletes a folder in host memory, its lock last: what cannot be deleted now, the next session finds by that."""
+    for trial in _entries(memory_folder):
+        if not trial.name.startswith("."):
+            shutil.rmtree(trial.path, ignore_errors=True)
+    with suppress(OSError):
+        if all(name.startswith(".") for name in os.listdir(memory_folder)):
+            shutil.rmtree(memory_folder, ignore_errors=True)
 
 
 def _newest(folder: str) -> list[str]:

@@ -256,3 +256,21 @@ def test_settling_moves_the_last_ones_to_disk(tmp_path: Path) -> None:
     assert not os.path.exists(old) and Path(where(store, old), "data").stat().st_size == 1, "and the one before"
     persist_checkpoints("", str(tmp_path / "run"), temporary=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_deleted_keeps_the_lock_by_which_the_next_session_finds_it(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=2500)
+    store.save("a", 1, writes(1))
+    lock = tmp_path / "memory/.session"
+    lock.touch()
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, hard))  # Two descriptors: too few for folders in folders.
+    try:
+        persist_checkpoints(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert lock.exists() and (tmp_path / "memory/a").exists()
+    persist_checkpoints(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
+    assert not (tmp_path / "memory").exists()
