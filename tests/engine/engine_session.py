@@ -367,7 +367,9 @@ class Session:
             done = trial.residence.restart_at if trial.residence.lane is None else trial.progress.done
             if trial.state is TrialState.QUEUED and done > saved:
                 assert trial.trial_id in note.unsaved, story
-                checkpoint = trial.residence.checkpoint
+                kept, checkpoint = self.backend.lanes.get(trial.residence.lane), trial.residence.checkpoint
+                if kept is not None and any(hosted.hung for hosted in kept.hosted.values()):
+                    continue  # A lane saves nothing beside a trial that hangs.
                 assert not trial.spec.can_save or (checkpoint.in_memory and not self.works_on(checkpoint.host)), story
 
     def works_on(self, host: str) -> bool:
