@@ -132,6 +132,15 @@ def test_what_is_right_is_found_right(tmp_path: Path) -> None:
     assert found == Found(iterations=4)
 
 
+def test_half_a_line_of_what_a_driver_was_told_is_passed_over(tmp_path: Path) -> None:
+    ended = Ended(tmp_path)
+    ended.check()
+    with (tmp_path / "told-1.jsonl").open("w") as told:
+        told.write('{"trial": "g0-t0", "iter')
+    (tmp_path / "told-0.jsonl").rename(tmp_path / "told-2.jsonl")
+    assert check(tmp_path) == Found(iterations=4)
+
+
 def test_a_request_that_was_cut_off_may_have_been_heard_or_not(tmp_path: Path) -> None:
     for heard in (False, True):
         ended = Ended(tmp_path / str(heard))
