@@ -74,11 +74,8 @@ class Drains:
         self._of_session: _Drain | None = None
         #: Whether the end of the session's drain was told.
         self._told = False
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a device or the session drains; a session that has drained stays so."""
-        return bool(self._of_device) or self._of_session is not None
+        #: Whether a device or the session drains; a session that has drained stays so. Read at every instant.
+        self.under_way = False
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -94,6 +91,7 @@ class Drains:
         core.scheduling.close_device(event.device_id)
         core.changed = True
         self._of_device.setdefault(event.device_id, _Drain())
+        self.under_way = True
         core.deadlines.set(DrainEnd(event.device_id), event.deadline)
 
     def check_session(self, event: SessionDraining, claims: Claims) -> None:
@@ -107,6 +105,7 @@ class Drains:
         for device in core.occupancy.open_devices:
             core.scheduling.close_device(device.index)
         self._of_session, self._told = _Drain(), False
+        self.under_way = True
         core.deadlines.set(DrainEnd(None), event.deadline)
 
     def due(self, key: DrainEnd) -> None:
@@ -142,6 +141,7 @@ class Drains:
                 core.commands.append(NoteDrained(core.now, device_id=device, unsaved=unsaved))
                 if there:
                     self._remove(DeviceLost(core.now, device))
+        self.under_way = bool(self._of_device) or self._of_session is not None
         session, devices = self._of_session, list(core.occupancy.residents)
         if session is not None and self._has_ended(session, devices) and not self._told:
             self._told = True

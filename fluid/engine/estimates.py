@@ -72,7 +72,8 @@ class Estimates:
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""
-        return trial.progress.left * self.pace(trial)
+        pace = trial.pace.seconds
+        return trial.progress.left * (pace if pace is not None else self.pace(trial))
 
     def pace(self, trial: TrialRecord) -> float:
         """Predicted seconds per iteration at width 1 and speed 1."""

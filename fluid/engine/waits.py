@@ -49,6 +49,8 @@ class Waits:
         if not queue:
             self._lines.clear()
             return
+        if not joined and not refused:
+            return
         new: dict[int, list[str]] = {}
         for trial in joined:
             if trial.row in queue:
@@ -58,10 +60,11 @@ class Waits:
                     new.setdefault(line.number, []).append(trial.trial_id)
         for trial in refused:
             if trial.row in queue:
-                self._note(trial, tuple(new.pop(self._line_of(trial).number, ())))
+                line = self._line_of(trial)
+                self._note(trial, line, tuple(new.pop(line.number, ())) if new else ())
         for trial in joined:  # of lines whose first trial was not offered a device, as one like it was refused
             if new and trial.row in queue and trial.placement.line in new:
-                self._note(trial, tuple(new.pop(trial.placement.line)))
+                self._note(trial, self._line_of(trial), tuple(new.pop(trial.placement.line)))
         if len(self._lines) > 2 * len(queue) + _SPARE_LINES:
             live = {queue.line(row) for row in queue}
             self._lines = {key: line for key, line in self._lines.items() if key in live}
@@ -74,8 +77,8 @@ class Waits:
             self._next += 1
         return line
 
-    def _note(self, trial: TrialRecord, joined: tuple[str, ...]) -> None:
-        line, reason = self._line_of(trial), self._reason(trial)
+    def _note(self, trial: TrialRecord, line: _WaitLine, joined: tuple[str, ...]) -> None:
+        reason = self._reason(trial)
         if not joined and reason is line.reason:
             return
         line.reason = reason

@@ -62,10 +62,10 @@ class Watching:
     def draining(self, trial: TrialRecord, lane_id: int, now: float) -> None:
         """Records that a trial was told to leave a lane in which it may run."""
         timeout = trial.spec.iteration_timeout_s
-        if timeout is not None:
-            longest = self._estimates.of_key(trial).longest if isinstance(timeout, str) else timeout
-            at = now + max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest)
-            self._deadlines.set(DrainDeadline(lane_id, trial.trial_id), at)
+        # A trial without a limit has one here: what it still does there is thrown away, and others wait for the lane.
+        longest = timeout if isinstance(timeout, float) else self._estimates.of_key(trial).longest
+        at = now + max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest)
+        self._deadlines.set(DrainDeadline(lane_id, trial.trial_id), at)
 
     def kill(
         self, trial_id: str, lane_ids: tuple[int, ...], reason: str, now: float, failure: Failure | None = None

@@ -262,8 +262,9 @@ def test_the_time_in_which_the_driver_was_suspended_does_not_count() -> None:
 # -- lanes that a trial does not leave ---------------------------------------------------------------------------------
 
 
-def test_a_lane_that_a_trial_does_not_leave_is_killed_in_the_end() -> None:
-    hand = running("a", devices=2, iteration_timeout_s=5.0, max_width=2, options={"profile": Known(packing=1)})
+@pytest.mark.parametrize("limit", [5.0, "auto", None])
+def test_a_lane_that_a_trial_does_not_leave_is_killed_in_the_end(limit: Any) -> None:
+    hand = running("a", devices=2, iteration_timeout_s=limit, max_width=2, options={"profile": Known(packing=1)})
     first, second = hand.trial("a").placement.lanes
     hand.failed("a", first)
     assert hand.state.lanes[second].draining == "a"
