@@ -92,7 +92,8 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
     weights = {kind: weight for kind, weight in SESSIONS.items() if not sessions or kind in sessions}
     kind = draws.choices(list(weights), list(weights.values()))[0]
     elastic = kind == "elastic"
-    mps = kind == "local" and draws.random() < 0.06
+    all_mps = bool(kinds) and kinds <= {name for name, only in ONLY.items() if only == "mps"}
+    mps = kind == "local" and (draws.random() < 0.06 or all_mps)
     plan = Plan(
         seed=seed,
         kind=kind,
