@@ -281,7 +281,7 @@ def under_tune(trials: int) -> dict[str, Any]:
 
     from fluid import tune
 
-    ray.init(num_cpus=DEVICES, logging_level=logging.ERROR, include_dashboard=False)
+    ray.init("local", num_cpus=DEVICES, logging_level=logging.ERROR, include_dashboard=False)
     sampler = Sampler(trials, traced=True)
 
     class Progress(Callback):  # type: ignore[misc]

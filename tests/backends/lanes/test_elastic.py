@@ -221,11 +221,11 @@ def test_a_wide_trial_can_be_stopped_and_extended(submit: Callable[..., Any]) ->
     first = submit("b", MANY)
     until(first.results(), lambda result: result.width == 2.0)
     stopped(first)
-    handle = submit("a", 60)  # Of which it is known by now that width pays.
+    handle = submit("a", 150)  # Of which it is known by now that width pays.
     trial_id = _trial_ids[handle]
     until(handle.results(), lambda result: result.width == 2.0)
     handle.extend(trial_id, 5)
-    assert len(finished(handle)) == 65
+    assert len(finished(handle)) == 155
     handle.extend(trial_id, 5)
     as_alone(finished(handle))
     as_alone(finished(submit("c", 3)))
