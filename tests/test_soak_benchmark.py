@@ -13,7 +13,7 @@ import pytest
 if (_BENCHMARKS := str(Path(__file__).resolve().parents[1] / "benchmarks")) not in sys.path:
     sys.path.append(_BENCHMARKS)
 
-from soak import GOAL, measure_apart
+from soak import CONCURRENT, GOAL, measure_apart
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +22,12 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))))
 
 
-def assert_nothing_grows(figures: dict[str, Any]) -> None:
+def assert_nothing_grows(figures: dict[str, Any], spare: int = 2) -> None:
+    """Descriptors may differ by ``spare``: a lane may be starting at one sample."""
     assert figures["own_bytes_per_trial"] <= GOAL, figures["own_bytes_per_trial_by_line"]
     for kind in ("descriptors", "most_descriptors_below", "processes_below"):
         before, after = figures[kind]
-        assert after <= before + 2, kind  # A lane may be starting at one sample.
+        assert after <= before + spare, kind
 
 
 def test_a_driver_keeps_nothing_of_trials_that_are_forgotten() -> None:
@@ -42,4 +43,5 @@ def test_fluid_keeps_little_of_trials_under_ray_tune() -> None:
     pytest.importorskip("ray")
     figures = measure_apart("tune", 240)
     assert figures["ended"] == {"TERMINATED": 240}
-    assert_nothing_grows(figures)
+    # Tune's loggers keep four files open for each live trial; one that stayed open for each would make hundreds.
+    assert_nothing_grows(figures, spare=4 * CONCURRENT)
