@@ -1,4 +1,4 @@
-"""Warnings about trials that nobody may be looking at: failures, and trials that are dropped when the executor closes.
+"""Warnings that reach a user who watches no display: failures, and trials that are dropped when the executor closes.
 
 They go to the logger ``fluid.session``, and so to stderr where the user has configured no logging.
 """
