@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fluid.backends.lanes.forkserver import ForkServerProcess
-from fluid.backends.lanes.framed_socket import FramedSocket
+from fluid.backends.hosts.forkserver import ForkServerProcess
+from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.lane.messages import LaneOptions, ResidentFailed, ResidentIterated, ShipTrainable, StartResident
 from fluid.trainables.pickling import dump_config, dump_trainable
 

@@ -127,7 +127,7 @@ class LaneExited(NamedTuple):
 
 
 class Watchdog(Protocol):
-    """Watches what all lanes depend on (:class:`fluid.backends.lanes.mps_watchdog.MpsWatchdog`). Never waits."""
+    """Watches what all lanes depend on (:class:`fluid.backends.hosts.mps_watchdog.MpsWatchdog`). Never waits."""
 
     @property
     def problem(self) -> str:

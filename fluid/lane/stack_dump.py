@@ -20,7 +20,7 @@ def dump_stacks_at_signal(run_folder: str, lane_id: int) -> None:
 
     The C code of the standard library's faulthandler does it, without the interpreter: a thread that never gives the
     interpreter lock back does not keep it from that. It needs a descriptor that stays open, which the trials' own logs
-    do not: the driver copies the stacks there (:mod:`fluid.backends.lanes.stack_copies`).
+    do not: the driver copies the stacks there (:mod:`fluid.backends.hosts.stack_copies`).
     """
     path = lane_log(run_folder, lane_id)
     os.makedirs(os.path.dirname(path), exist_ok=True)

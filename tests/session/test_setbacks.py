@@ -49,7 +49,7 @@ def values(count: int) -> list[int]:
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FluidExecutor]]:
     made: list[FluidExecutor] = []
     always = functools.partial(LaneOptions, save_after=0.0, save_ratio=0.0)
-    monkeypatch.setattr("fluid.backends.lanes.launcher.LaneOptions", always)  # Every iteration is saved.
+    monkeypatch.setattr("fluid.backends.hosts.host.LaneOptions", always)  # Every iteration is saved.
 
     def begin(resumed: bool = False) -> FluidExecutor:
         options: Any = {"backend": "local", "devices": 1, "verbose": 0}

@@ -1,5 +1,5 @@
-"""What the backends with real processes share: lanes, their connections, the fork server, elastic trials.
+"""The driver's side of lanes: commands to messages, messages to events, trials in several lanes.
 
-It imports :mod:`fluid.backends.base` and lower packages; backends import it, never the other way round.
-Start reading in :mod:`fluid.backends.lanes.pool` (commands to messages, messages to events).
+It imports :mod:`fluid.backends.hosts`, :mod:`fluid.backends.base` and lower packages. Start reading in
+:mod:`fluid.backends.lanes.pool`.
 """

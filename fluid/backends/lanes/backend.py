@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -84,10 +82,3 @@ def require_lane_options(*, grace: float, lane_policy: str, process_group: str) 
 def modules_to_load(preload: Sequence[str] | None, likely: Sequence[str]) -> list[str]:
     """Returns the modules to load for lanes from the start: those named, or the likely ones the driver has loaded."""
     return [name for name in likely if name in sys.modules] if preload is None else list(preload)
-
-
-def make_run_folder(run_dir: str | os.PathLike[str] | None) -> str:
-    """Makes the run's folder, the one given or a new temporary one, and returns it."""
-    folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    return folder

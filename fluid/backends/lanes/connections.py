@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from fluid.backends.base import LaneConnected, Launcher
-from fluid.backends.lanes.framed_socket import FramedSocket
+from fluid.backends.hosts.framed_socket import FramedSocket
 
 #: Stands for the launcher among the numbers of the lanes.
 _LAUNCHER = "launcher"

@@ -11,8 +11,8 @@ from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.backends.base import LaneExited, Launcher, Watchdog
+from fluid.backends.hosts.device_faults import DeviceFaults
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
-from fluid.backends.lanes.device_faults import DeviceFaults
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import (

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Sequence
 
 from fluid.backends.base import Sharing
+from fluid.backends.hosts.gpu_sharing import WAYS, LaneSharing
+from fluid.backends.hosts.host import ForkLauncher
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
-from fluid.backends.lanes.gpu_sharing import WAYS, LaneSharing
-from fluid.backends.lanes.launcher import ForkLauncher
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.errors import InvalidFieldError, require_integer, require_one_of

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from fluid._imports import try_import
+from fluid.backends.hosts.folders import SessionFolders, clear_host
 from fluid.backends.ray.cluster import PIN_SHARE, RayDevices
-from fluid.backends.ray.folders import SessionFolders, clear_host
 from fluid.backends.ray.lane_actor import LaneStart, run_lane
 from fluid.backends.ray.remote import call, make_actor_class, pickled
 from fluid.errors import FluidError

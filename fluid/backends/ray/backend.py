@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fluid.backends.base import Sharing
-from fluid.backends.lanes.backend import LaneBackend, make_run_folder, modules_to_load, require_lane_options
+from fluid.backends.hosts.folders import HERE, SessionFolders, host_of, make_run_folder
+from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
 from fluid.backends.ray.cluster import RayDevices
-from fluid.backends.ray.folders import HERE, SessionFolders, host_of
 from fluid.backends.ray.launcher import RayLauncher
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial

@@ -13,8 +13,8 @@ from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
-from fluid.backends.ray.folders import HERE
-from fluid.backends.ray.lane_listener import is_reachable
+from fluid.backends.hosts.folders import HERE
+from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.ray.remote import call
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.gpu.nvml import find_gpus

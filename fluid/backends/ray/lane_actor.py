@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
-from fluid.backends.lanes import host_memory
+from fluid.backends.hosts import host_memory
+from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
+from fluid.backends.hosts.listener import Address, connect, is_reachable
 from fluid.backends.ray.cluster import PIN_SHARE
-from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
-from fluid.backends.ray.lane_listener import Address, connect, is_reachable
 from fluid.backends.ray.remote import call
 from fluid.lane.channel import Connection as LaneConnection
 from fluid.lane.device import bind

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from fluid._clock import MonotonicClock
 from fluid.backends.base import LaneConnected, LaneExited
-from fluid.backends.lanes.stack_copies import request_stacks
+from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
+from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
+from fluid.backends.hosts.stack_copies import request_stacks
 from fluid.backends.ray.actor_supervisor import ActorSupervisor
 from fluid.backends.ray.cluster import RayDevices
-from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders
 from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
-from fluid.backends.ray.lane_listener import AuthenticatedConnection, LaneListener
 from fluid.backends.ray.process_handles import ProcessHandles
 from fluid.elastic.messages import LOOPBACK
 from fluid.lane.culprit_note import read_running_trial

@@ -19,8 +19,8 @@ import pytest
 from mps_program import Fake
 
 from fluid.backends.base import Sharing
-from fluid.backends.lanes.gpu_sharing import LaneSharing
-from fluid.backends.lanes.mps_watchdog import MpsWatchdog
+from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.mps_watchdog import MpsWatchdog
 from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import IterationDone, LaneLost
@@ -199,7 +199,7 @@ def test_a_lane_that_dies_without_a_fault_takes_nobody_along(backend: LocalBacke
 def test_a_daemon_that_dies_is_noticed_though_no_lane_says_so(
     fake: Fake, make_drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fluid.backends.lanes.mps_watchdog._CHECK_S", 0.05)
+    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._CHECK_S", 0.05)
     drive = make_drive(sharing="mps", _mps_program=str(fake.program))
     lanes = drive.lanes(0, 1)
     daemon = daemon_of(drive.backend)
@@ -218,7 +218,7 @@ def test_a_daemon_that_dies_is_noticed_though_no_lane_says_so(
 def test_lanes_share_by_time_slices_once_it_cannot_be_started_again(
     fake: Fake, make_drive: Any, monkeypatch: pytest.MonkeyPatch, processes: Any
 ) -> None:
-    monkeypatch.setattr("fluid.backends.lanes.mps_watchdog._CHECK_S", 0.05)
+    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._CHECK_S", 0.05)
     drive = make_drive(sharing="mps", _mps_program=str(fake.program))
     drive.lanes(0, 1)
     watch(daemon_of(drive.backend), processes)
@@ -236,7 +236,7 @@ def test_lanes_share_by_time_slices_once_it_cannot_be_started_again(
 
 
 def test_a_daemon_that_fails_time_and_again_is_given_up(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.backends.lanes.mps_watchdog._MOST_RESTARTS", 0)
+    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._MOST_RESTARTS", 0)
     watchdog = MpsWatchdog(MpsDaemon(["GPU-0"], program=str(fake.program)))
     watchdog.start(lambda: None)
     watchdog.restart()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fluid.backends.base import Backend
-from fluid.backends.lanes import launcher
+from fluid.backends.hosts import host as launcher
 from fluid.backends.local.backend import LocalBackend, choose_devices
 from fluid.engine.commands import (
     Pause,

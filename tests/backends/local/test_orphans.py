@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.lanes import host_memory
+from fluid.backends.hosts import host_memory
 from fluid.backends.local.backend import LocalBackend
 
 #: Runs a trial with sub-processes of every kind, until it is killed or its standard input ends.

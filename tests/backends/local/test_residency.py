@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.lanes import host_memory
+from fluid.backends.hosts import host_memory
 from fluid.executor import FluidExecutor
 from fluid.resources import Device
 from fluid.session.handle import TrialGroupHandle

@@ -37,8 +37,8 @@ from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 
 ray = pytest.importorskip("ray")
+from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders  # noqa: E402
 from fluid.backends.ray import RayBackend, lane_actor  # noqa: E402
-from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from fluid._imports import try_import
-from fluid.backends.lanes import host_memory
-from fluid.backends.ray.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
-from fluid.backends.ray.lane_listener import (
+from fluid.backends.hosts import host_memory
+from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
+from fluid.backends.hosts.listener import (
     AuthenticatedConnection,
     LaneListener,
     connect,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fluid.backends.lanes import host_memory
+from fluid.backends.hosts import host_memory
 from fluid.lane.checkpoint_store import CheckpointStore
 
 
@@ -67,7 +67,7 @@ def test_the_last_user_is_told_so(ram: Path) -> None:
 
 HOLDER = """
 import os, sys
-from fluid.backends.lanes import host_memory
+from fluid.backends.hosts import host_memory
 host_memory.enter(sys.argv[1], sys.argv[2], temporary=False)
 if os.fork() == 0:  # As a lane does, which comes from the fork server.
     os.close(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fluid.backends.base import Sharing
-from fluid.backends.lanes.mps_watchdog import MpsWatchdog
+from fluid.backends.hosts.mps_watchdog import MpsWatchdog
 from fluid.errors import InvalidFieldError
 from fluid.gpu.nvml import describe_gpus
 from fluid.mps import MpsDaemon, start_or_warn, try_start

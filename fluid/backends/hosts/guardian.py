@@ -20,8 +20,8 @@ import signal
 from contextlib import suppress
 from typing import NoReturn
 
-from fluid.backends.lanes import host_memory
-from fluid.backends.lanes.forkserver_state import ForkServerState
+from fluid.backends.hosts import host_memory
+from fluid.backends.hosts.forkserver_state import ForkServerState
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.processes.children import adopt_orphans, kill, kill_children, open_process, set_process_name
 

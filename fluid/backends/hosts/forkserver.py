@@ -1,6 +1,6 @@
 """The driver's end of the fork server and of its guardian.
 
-See :mod:`fluid.backends.lanes.forkserver_main` and :mod:`fluid.backends.lanes.guardian`.
+See :mod:`fluid.backends.hosts.forkserver_main` and :mod:`fluid.backends.hosts.guardian`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fluid._version
-from fluid.backends.lanes.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
-from fluid.backends.lanes.framed_socket import limit_lane_buffer
-from fluid.backends.lanes.guardian import END, exit_code
+from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
+from fluid.backends.hosts.framed_socket import limit_lane_buffer
+from fluid.backends.hosts.guardian import END, exit_code
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
 from fluid.processes.children import describe_exit, is_stopped

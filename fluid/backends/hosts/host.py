@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from fluid.backends.base import LaneConnected, LaneExited
-from fluid.backends.lanes import host_memory
-from fluid.backends.lanes.backend import make_run_folder
-from fluid.backends.lanes.forkserver import ForkServerProcess
-from fluid.backends.lanes.gpu_sharing import LaneSharing
-from fluid.backends.lanes.stack_copies import request_stacks
+from fluid.backends.hosts import host_memory
+from fluid.backends.hosts.folders import make_run_folder
+from fluid.backends.hosts.forkserver import ForkServerProcess
+from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.stack_copies import request_stacks
 from fluid.errors import FluidError
 from fluid.gpu.nvml import Gpu
 from fluid.lane.checkpoint_store import persist_checkpoints

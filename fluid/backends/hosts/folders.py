@@ -16,7 +16,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import NamedTuple
 
-from fluid.backends.lanes import host_memory
+from fluid.backends.hosts import host_memory
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.checkpoint_store import checkpoints_like, locked_for_reading, persist_checkpoints
 from fluid.lane.messages import folder_name, folder_of_host, trials_folder
@@ -190,3 +190,10 @@ def unpack(data: bytes, path: str) -> None:
 
 def _on_disk(run_folder: str, trial: str) -> str:
     return os.path.join(trials_folder(run_folder), trial, "checkpoints")
+
+
+def make_run_folder(run_dir: str | os.PathLike[str] | None) -> str:
+    """Makes the run's folder, the one given or a new temporary one, and returns it."""
+    folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder

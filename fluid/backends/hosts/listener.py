@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
-from fluid.backends.lanes.framed_socket import limit_lane_buffer
+from fluid.backends.hosts.framed_socket import limit_lane_buffer
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32

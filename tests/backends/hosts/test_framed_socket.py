@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.lanes.framed_socket import FramedSocket
+from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.lane.messages import decode, encode
 
 

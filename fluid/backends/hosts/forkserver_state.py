@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 #: Environment variable that holds the state; not an argument, which would clutter every list of processes.
 STATE_VARIABLE = "FLUID_FORK_SERVER"
 #: The program, for ``python -m``.
-PROGRAM = "fluid.backends.lanes.forkserver_main"
+PROGRAM = "fluid.backends.hosts.forkserver_main"
 #: Why a lane cannot be started.
 NO_DESCRIPTORS = "too many open files; see `ulimit -n`"
 

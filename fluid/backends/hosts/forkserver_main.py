@@ -1,11 +1,11 @@
 """The fork server: a process that has loaded what trials import, and forks a lane at each request.
 
-Run by :mod:`fluid.backends.lanes.forkserver` with its state, as JSON, in the environment. It never touches CUDA: a
+Run by :mod:`fluid.backends.hosts.forkserver` with its state, as JSON, in the environment. It never touches CUDA: a
 process forked from one that did cannot use it. Should a module that it loads do so, or start a thread (which
 the lanes would not have), then the server replaces itself, by ``exec``, with one that leaves that module out.
 
 It is the parent of all lanes, so it knows how they end and when they are stopped, and it adopts the processes they
-leave behind, which it kills. It is below a guardian (:mod:`fluid.backends.lanes.guardian`), which ends it when the
+leave behind, which it kills. It is below a guardian (:mod:`fluid.backends.hosts.guardian`), which ends it when the
 driver dies. The server of ``multiprocessing.forkserver`` cannot do this: it loads modules only before it starts, does
 not say how its children end, and does not follow its driver.
 """
@@ -31,9 +31,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from fluid._clock import MonotonicClock
-from fluid.backends.lanes import host_memory
-from fluid.backends.lanes.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
-from fluid.backends.lanes.guardian import fork_below_guardian
+from fluid.backends.hosts import host_memory
+from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
+from fluid.backends.hosts.guardian import fork_below_guardian
 from fluid.lane import serve as lane
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.lanes.forkserver import Exited, ForkServerProcess
+from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions, LaneWarm, Shutdown
 
@@ -58,7 +58,7 @@ def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
         cwd="os.getcwd()",
     )
     assert facts == {
-        "main": ("__main__", "fluid.backends.lanes.forkserver_main"),  # Never the driver's.
+        "main": ("__main__", "fluid.backends.hosts.forkserver_main"),  # Never the driver's.
         "parent": server.pid,
         "group": True,
         "cuda": "",
