@@ -55,7 +55,7 @@ class _Member:
 
     Attributes:
         iteration: iterations done; ``None`` until it is prepared.
-        address: of its machine.
+        address: at which other machines reach its machine.
         metrics: of its last iteration, if it ran that itself.
         has_state: whether it has the trial's state, and not only its initial one.
         broken_generation: the last generation that it reported as broken.
@@ -292,13 +292,18 @@ class ElasticController:
         self.phase, self._awaited, self._store = Phase.JOINING, set(order), RendezvousStore()
         iterations = {self._iteration_of(member) for member in order}
         sync = len(iterations) > 1 or any(member not in survivors for member in order)
-        addresses = {self._members[member].address for member in order}
-        address = LOOPBACK if len(addresses) == 1 else self._members[order[0]].address
-        size = len(order)
+        addresses = self._addresses(order)
         return [
-            Send(member, Join(self.generation, rank, size, address if size > 1 else "", sync, self.iteration))
+            Send(member, Join(self.generation, rank, len(order), addresses[rank], sync, self.iteration))
             for rank, member in enumerate(order)
         ]
+
+    def _addresses(self, order: list[int]) -> list[str]:
+        """The address at which each member of a generation accepts the others' connections."""
+        if len(order) == 1:
+            return [""]
+        addresses = [self._members[member].address for member in order]
+        return addresses if len(set(addresses)) > 1 else [LOOPBACK] * len(order)
 
     def _formed(self) -> list[Action]:
         self.phase = Phase.IDLE

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import fcntl
+import ipaddress
 import socket
 import struct
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from fluid.errors import FluidError
 
 if TYPE_CHECKING:
     import torch
@@ -14,9 +18,9 @@ if TYPE_CHECKING:
 
 Backend = Literal["torch", "gloo", "nccl", "horovod"]
 
-_SIOCGIFADDR = 0x8915
-#: Any port would do.
-_DISCARD_PORT = 9
+#: The system call that lists the addresses of this machine (netdevice(7)), and the bytes of an entry.
+_SIOCGIFCONF, _ENTRY_BYTES = 0x8912, 40
+_MOST_ADDRESSES = 256
 
 
 class Group(Protocol):
@@ -100,21 +104,20 @@ class Group(Protocol):
         ...
 
 
-def own_address_towards(address: str) -> str:
-    """Returns this machine's address on the route to another one, at which that one reaches it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, _DISCARD_PORT))  # A datagram socket: nothing is sent.
-        return str(probe.getsockname()[0])
-
-
 def interface_of(address: str) -> str:
-    """Returns the name of the network interface with an IPv4 address; ``"lo"`` if there is none."""
+    """Returns the name of the network interface that has an IPv4 address.
+
+    Raises:
+        FluidError: none has it.
+    """
+    if ipaddress.ip_address(address).is_loopback:
+        return "lo"
+    table = array.array("B", bytes(_MOST_ADDRESSES * _ENTRY_BYTES))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
-            except OSError:
-                continue  # It has no address.
-            if socket.inet_ntoa(packed[20:24]) == address:
-                return name
-    return "lo"
+        request = struct.pack("iL", len(table), table.buffer_info()[0])
+        (filled, _) = struct.unpack("iL", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, request))
+    for begin in range(0, filled, _ENTRY_BYTES):
+        name, own = table[begin : begin + 16].tobytes(), table[begin + 20 : begin + 24].tobytes()
+        if socket.inet_ntoa(own) == address:
+            return name.partition(b"\0")[0].decode().partition(":")[0]  # A further address may be labelled "eth0:1".
+    raise FluidError(f"address={address!r}: no network interface of this machine has it")

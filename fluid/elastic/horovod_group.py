@@ -17,7 +17,7 @@ import torch
 
 from fluid._imports import try_import
 from fluid.elastic.generation import GenerationBrokenError, GenerationGuard
-from fluid.elastic.group import interface_of, own_address_towards
+from fluid.elastic.group import interface_of
 from fluid.elastic.messages import HOROVOD_INSTALL, LOOPBACK
 from fluid.elastic.rendezvous import PROOF_BYTES, Rendezvous, proofs_of, require_proofs
 from fluid.elastic.rendezvous_proxy import RendezvousProxy, open_sockets
@@ -75,7 +75,6 @@ class HorovodGroup:
         self._rendezvous = rendezvous
         self._guard.start(rendezvous.generation)
         self._guard.check()
-        own = own_address_towards(rendezvous.address)
         self._server = RendezvousProxy(rendezvous)
         os.environ.pop("HOROVOD_ELASTIC", None)
         os.environ.update(
@@ -90,7 +89,7 @@ class HorovodGroup:
             HOROVOD_HOSTNAME=_HOST,
             HOROVOD_CONTROLLER="gloo",
             HOROVOD_CPU_OPERATIONS="gloo",
-            HOROVOD_GLOO_IFACE=interface_of(own),
+            HOROVOD_GLOO_IFACE=interface_of(rendezvous.address),
             HOROVOD_GLOO_RENDEZVOUS_ADDR=LOOPBACK,
             HOROVOD_GLOO_RENDEZVOUS_PORT=str(self._server.port),
         )

@@ -50,8 +50,9 @@ class Prepare(NamedTuple):
 class Join(NamedTuple):
     """Join a generation, and take rank 0's state if ``sync``; answered by Joined.
 
-    ``address`` is that of rank 0's machine, :data:`LOOPBACK` if all members are there; with size 1 there is no other
-    member, and it is empty. ``reported`` is the last iteration whose result the controller has received.
+    ``address`` is the one at which the other members connect to this one: its machine's, or :data:`LOOPBACK` if all
+    members are on one machine; empty with size 1. ``reported`` is the last iteration whose result the controller has
+    received.
     """
 
     generation: int
@@ -108,7 +109,7 @@ class EndWorker(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """The member is set up and can join a generation."""
+    """The member is set up and can join a generation; ``address`` is the one at which other machines reach its own."""
 
     iteration: int
     address: str

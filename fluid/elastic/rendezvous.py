@@ -50,7 +50,7 @@ class Rendezvous:
 
     Args:
         generation: number of the generation.
-        address: at which the members reach rank 0's machine; ``"127.0.0.1"`` if all are on one machine.
+        address: at which the other members connect to this one; ``"127.0.0.1"`` if all are on one machine.
         send: sends the controller a message.
     """
 

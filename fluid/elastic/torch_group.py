@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from fluid.elastic.generation import GenerationBrokenError, GenerationGuard
-from fluid.elastic.group import own_address_towards
 from fluid.elastic.host_group import HostGroup, SharedMemory, host_token
 from fluid.elastic.messages import LOOPBACK
 from fluid.elastic.rendezvous import PROOF_BYTES, Rendezvous, proofs_of, require_proofs
@@ -155,10 +154,11 @@ class TorchGroup:
         """
         assert self._rendezvous is not None
         may_share = self._backend == "auto" and self._device.type == "cpu" and self._failures_to_share < _MOST_FAILURES
+        may_share &= self._rendezvous.address == LOOPBACK
         facts = {"device": self._device_name(), "host": host_token() if may_share else ""}
         if rank == 0:
             facts |= {"secret": secrets.token_hex(PROOF_BYTES), "memory": ""}
-            if facts["host"] and self._rendezvous.address == LOOPBACK:
+            if facts["host"]:
                 with suppress(OSError):  # There is not enough memory: members use gloo.
                     self._memory, facts["memory"] = SharedMemory.create(size)
         self._rendezvous.put(f"member/{rank}", json.dumps(facts).encode())
@@ -201,8 +201,7 @@ class TorchGroup:
             options._timeout = self._timeout
             return dist.ProcessGroupNCCL(_Store(rendezvous), rank, size, options)
         options = dist.ProcessGroupGloo._Options()
-        own = own_address_towards(rendezvous.address)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)]
         options._timeout = timedelta(seconds=_MESH_S)
         process_group = dist.ProcessGroupGloo(_Store(rendezvous), rank, size, options)
         process_group._set_default_timeout(self._timeout)

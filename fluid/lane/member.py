@@ -6,14 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fluid._clock import Clock
-from fluid.elastic.messages import LOOPBACK, MemberIterated, Prepared
+from fluid.elastic.messages import MemberIterated, Prepared
 from fluid.lane.messages import FromMember, Membership
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
-
-#: An address that no machine has (RFC 5737); the route towards it shows this machine's own address.
-_UNASSIGNED = "192.0.2.1"
 
 Memory = tuple[float, float] | None
 
@@ -25,7 +22,7 @@ class LaneMember:
         trial_id: the resident's.
         trainable: the resident's, an :class:`fluid.elastic.ElasticTrainable` that is set up.
         membership: how it takes part.
-        host: name of the lane's machine.
+        address: at which other machines reach the lane's machine.
         send_to_driver: sends the driver a message.
         clock: the lane's.
 
@@ -38,7 +35,7 @@ class LaneMember:
         trial_id: str,
         trainable: Any,
         membership: Membership,
-        host: str,
+        address: str,
         send_to_driver: Callable[[Any], None],
         clock: Clock,
     ) -> None:
@@ -48,7 +45,7 @@ class LaneMember:
 
         self._trial_id = trial_id
         self._epoch = membership.epoch
-        self._host = host
+        self._address = address
         self._send_to_driver = send_to_driver
         self._clock = clock
         self._trainable = trainable
@@ -85,7 +82,7 @@ class LaneMember:
 
     def send_prepared(self, seconds: float) -> None:
         """Reports that it could train now, after a set-up of so many seconds."""
-        self.send(Prepared(self.iteration, own_address(self._host), seconds))
+        self.send(Prepared(self.iteration, self._address, seconds))
 
     def iterate(self, measure: Callable[[], Memory]) -> Iteration | None:
         """Runs an iteration together with the other members; returns ``None`` if one of them failed.
@@ -98,19 +95,3 @@ class LaneMember:
             self._memory = measure()
 
         return self._protocol.iterate(record_memory)
-
-
-def own_address(host: str) -> str:
-    """Returns the address at which other machines reach this one.
-
-    Args:
-        host: name of this machine; ``"localhost"`` for the driver's own, which lanes elsewhere know by another name.
-    """
-    if host != "localhost":
-        return host
-    from fluid.elastic.group import own_address_towards
-
-    try:
-        return own_address_towards(_UNASSIGNED)
-    except OSError:
-        return LOOPBACK  # Without a network there are no other machines.

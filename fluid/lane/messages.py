@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from fluid.elastic.messages import LOOPBACK
 from fluid.lane.policy import DEFAULT_POLICY
 
 #: Longest file name that every file system accepts, less room for suffixes, bytes.
@@ -29,7 +30,7 @@ class LaneOptions(NamedTuple):
         visible: value of ``CUDA_VISIBLE_DEVICES``; empty hides every GPU, ``None`` leaves the variable unchanged.
         threads: threads that PyTorch and numeric libraries may use.
         core: the CPU core that it is pinned to; ``None`` for no pinning.
-        host: name of its machine.
+        address: at which other machines reach its machine.
         run_folder: folder for the trials' output, logs and checkpoints on disk.
         memory_folder: folder in host memory for checkpoints; empty for none.
         memory_bytes: most bytes that this lane may keep there.
@@ -49,7 +50,7 @@ class LaneOptions(NamedTuple):
     visible: str | None = ""
     threads: int = 1
     core: int | None = None
-    host: str = "localhost"
+    address: str = LOOPBACK
     run_folder: str = "."
     memory_folder: str = ""
     memory_bytes: float = 0.0

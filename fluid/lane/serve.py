@@ -263,8 +263,8 @@ class _Lane:
         assert resident.body is not None
         # While this thread waits for other members, another one must read that one of them is gone.
         self._channel.read_ahead(self._preview)
-        trainable, host = elastic_part(resident.body), self._options.host
-        resident.member = LaneMember(resident.trial_id, trainable, membership, host, self._send, self._clock)
+        trainable, address = elastic_part(resident.body), self._options.address
+        resident.member = LaneMember(resident.trial_id, trainable, membership, address, self._send, self._clock)
         resident.member.send_prepared(seconds)
 
     def _preview(self, message: Any) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from typing import Any
 
 from fluid.elastic import ElasticRun
+from fluid.elastic.messages import LOOPBACK
 
 #: What the test's own process is set back to, once the one that is forked has started with it.
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -19,7 +20,15 @@ _context = multiprocessing.get_context("forkserver")
 
 
 class QuickRun(ElasticRun):
-    """An :class:`ElasticRun` on CPUs, with the same workers."""
+    """An :class:`ElasticRun` on CPUs, with the same workers.
+
+    Args:
+        addresses: of the machines that the processes are on, in turn.
+    """
+
+    def __init__(self, *args: Any, addresses: Sequence[str] = (LOOPBACK,), **kwargs: Any) -> None:
+        self._addresses = addresses
+        super().__init__(*args, **kwargs)
 
     def _start(self) -> int:
         member, self._next = self._next, self._next + 1
@@ -29,7 +38,9 @@ class QuickRun(ElasticRun):
             preload.append("horovod.torch")
         _context.set_forkserver_preload(preload)
         cores = sorted(os.sched_getaffinity(0))
-        process = _context.Process(target=_serve, args=(theirs, self._backend, cores[member % len(cores)]), daemon=True)
+        address = self._addresses[member % len(self._addresses)]
+        arguments = (theirs, self._backend, cores[member % len(cores)], address)
+        process = _context.Process(target=_serve, args=arguments, daemon=True)
         with _environment():
             process.start()
         theirs.close()
@@ -66,7 +77,8 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _serve(connection: Connection, backend: str, core: int) -> None:
-    from fluid.elastic.worker import main
+def _serve(connection: Connection, backend: str, core: int, address: str) -> None:
+    from fluid.elastic import worker
 
-    main([str(os.dup(connection.fileno())), backend, "1", str(core)])
+    worker.LOOPBACK = address
+    worker.main([str(os.dup(connection.fileno())), backend, "1", str(core)])

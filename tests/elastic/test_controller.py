@@ -148,13 +148,14 @@ def test_moving_to_others_hands_the_state_over_first(trial: Trial) -> None:
     assert trial.take_events() == [Formed(3, (3, 4), 7)]
 
 
-def test_members_on_several_machines_meet_at_rank_0s_address(trial: Trial) -> None:
-    for member, address in ((1, "10.0.0.1"), (2, "10.0.0.2")):
+def test_members_on_several_machines_listen_at_their_own_addresses(trial: Trial) -> None:
+    for member, address in ((1, "10.0.0.1"), (2, "10.0.0.2"), (3, "10.0.0.2")):
         trial.do(trial.controller.prepare(member, PREPARE))
         trial.receive(member, Prepared(0, address, 0.1))
     trial.take_sent()
-    trial.do(trial.controller.form([1, 2]))
-    assert [message.address for _, message in trial.take_sent()] == ["10.0.0.1"] * 2
+    assert [join.address for join in trial.form(2, 1, 3)] == ["10.0.0.2", "10.0.0.1", "10.0.0.2"]
+    assert [join.address for join in trial.form(2, 3)] == [HERE, HERE], "both are on one machine"
+    assert [join.address for join in trial.form(2)] == [""]
 
 
 def test_a_member_dies_and_the_others_go_on(trial: Trial) -> None:

@@ -52,6 +52,21 @@ def test_death_in_the_middle_of_an_iteration(
     assert losses(results) == pytest.approx(undisturbed, rel=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_death_on_one_of_two_machines(rank: int, backend: str, tmp_path: Path, undisturbed: list[float]) -> None:
+    config = {**CONFIG, "die": {"rank": rank, "batch": 2 * 5 + 2}, "once": str(tmp_path / "died")}
+    with QuickRun(Dying, config, 1, backend=backend, addresses=("127.0.0.1", "127.0.0.3")) as run:
+        results = run.run(1)
+        run.resize(2)
+        results += run.run(2)
+        assert run.width == 1 and (tmp_path / "died").exists()
+        run.resize(2)
+        results += run.run(1)
+    assert [(result.iteration, result.width) for result in results] == [(1, 1), (2, 2), (3, 1), (4, 2)]
+    assert losses(results) == pytest.approx(undisturbed, rel=1e-5)
+
+
 @pytest.mark.parametrize("width", [4, 5])
 def test_death_of_one_that_is_not_everybodys_neighbour(width: int, tmp_path: Path, undisturbed: list[float]) -> None:
     config = {**CONFIG, "die": {"rank": 2, "batch": 8}, "once": str(tmp_path / "died")}

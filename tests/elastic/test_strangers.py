@@ -20,8 +20,8 @@ _ANSWER_S = 0.2
 TCP_STORE = struct.pack("<BIB", 0, 0x3C85F7CE, 7)
 
 
-def listening_ports(pids: tuple[int, ...]) -> list[int]:
-    """The ports at which processes accept connections."""
+def listening(pids: tuple[int, ...]) -> list[tuple[str, int]]:
+    """The addresses and ports at which processes accept connections."""
     inodes = set()
     for pid in pids:
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -31,14 +31,20 @@ def listening_ports(pids: tuple[int, ...]) -> list[int]:
     for table in ("tcp", "tcp6"):
         with open(f"/proc/net/{table}", encoding="ascii") as file:
             rows = [line.split() for line in list(file)[1:]]
-        found += [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
+        ours = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in inodes]
+        found += [(readable(address), int(port, 16)) for address, port in ours]
     return found
 
 
-def speak(port: int, data: bytes) -> bytes:
-    """Sends data to a port of this machine, and returns what comes back."""
+def readable(address: str) -> str:
+    """An IPv4 address of /proc/net/tcp as people write it; others as they are."""
+    return socket.inet_ntoa(struct.pack("<I", int(address, 16))) if len(address) == 8 else address
+
+
+def speak(address: tuple[str, int], data: bytes) -> bytes:
+    """Sends data to a port, and returns what comes back."""
     answer = b""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_S) as connection:
+    with suppress(OSError), socket.create_connection(address, timeout=_ANSWER_S) as connection:
         connection.sendall(data)
         answer = connection.recv(1 << 16)
     return answer
@@ -54,18 +60,25 @@ def test_members_on_one_machine_listen_nowhere() -> None:
     with QuickRun(Regression, {}, 2, backend="torch") as run:
         run.run(1)
         assert run.width == 2
-        assert listening_ports(run.pids) == []
+        assert listening(run.pids) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_a_stranger_changes_nothing(backend: str) -> None:
-    with QuickRun(Regression, {}, 1, backend=backend) as run:
+@pytest.mark.parametrize(
+    ("backend", "machines"),
+    [
+        ("gloo", ("127.0.0.1",)),
+        ("gloo", ("127.0.0.1", "127.0.0.3")),
+        pytest.param("horovod", ("127.0.0.1",), marks=pytest.mark.horovod),
+    ],
+)
+def test_a_stranger_changes_nothing(backend: str, machines: tuple[str, ...]) -> None:
+    with QuickRun(Regression, {}, 1, backend=backend, addresses=machines) as run:
         results = run.run(1)
         run.resize(2)
         results += run.run(1)
-        ports = listening_ports(run.pids)
-        assert ports, "each member accepts connections of the others"
+        ports = listening(run.pids)
+        assert {address for address, _ in ports} == set(machines), "each member accepts connections of the others"
         for port in ports:
             assert speak(port, TCP_STORE) == b""
             for path in ("global/0", "global_0/0", "secret", "store/0"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -11,11 +13,11 @@ torch = pytest.importorskip("torch")
 from elastic.groups import Controller, make_groups, meet, together  # noqa: E402
 
 from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
-from fluid.elastic.group import own_address_towards  # noqa: E402
+from fluid.elastic.group import interface_of  # noqa: E402
 from fluid.elastic.make_group import make_group  # noqa: E402
 from fluid.elastic.rendezvous import PROOF_BYTES, proofs_of  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
-from fluid.errors import InvalidFieldError  # noqa: E402
+from fluid.errors import FluidError, InvalidFieldError  # noqa: E402
 
 
 @pytest.fixture(params=["gloo", "auto"])
@@ -138,7 +140,17 @@ def forged(secret: bytes, rank: int, size: int) -> bytes:
     return proofs_of(bytes(PROOF_BYTES) if rank == 2 else secret, rank, size)
 
 
-def test_addresses() -> None:
-    assert own_address_towards("127.0.0.1") == "127.0.0.1"
+def test_interfaces() -> None:
+    assert interface_of("127.0.0.1") == interface_of("127.0.0.3") == "lo"
+    with pytest.raises(FluidError, match=r"address='203\.0\.113\.9': no network interface"):
+        interface_of("203.0.113.9")  # RFC 5737: an address for documentation.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with suppress(OSError):  # There may be no other network than the loopback one.
+            probe.connect(("203.0.113.9", 9))  # Sends nothing.
+        own = probe.getsockname()[0]
+    assert own in ("0.0.0.0", "127.0.0.1") or interface_of(own) in dict(socket.if_nameindex()).values()
+
+
+def test_unknown_process_groups() -> None:
     with pytest.raises(InvalidFieldError, match="backend"):
         make_group("carrier pigeons", "cpu")

@@ -113,7 +113,7 @@ def run_lane(start: LaneStart) -> None:
     try:
         options = options._replace(
             lane_id=lane_id,
-            host=start.host,
+            address=start.driver_ip if start.host == HERE else start.host,
             run_folder=home.run_folder,
             memory_folder=home.memory_folder,
             memory_bytes=host_memory.checkpoint_bytes(home.memory_folder) * start.share,
