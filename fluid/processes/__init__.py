@@ -1,4 +1,4 @@
-"""What a process that starts others asks of Linux: to be told of deaths, to adopt orphans, to leave nothing behind.
+"""Processes of a session: their deaths, orphans and signals, and how two of them authenticate a connection.
 
-It imports the clock only. All of it is in :mod:`fluid.processes.children`.
+It imports the clock only.
 """

@@ -1,19 +1,12 @@
-"""Accepts connections of lanes on any machine, authenticated by HMAC.
+"""Accepts connections of lanes on any machine, once they are authenticated (:mod:`fluid.processes.handshake`).
 
-Any process on the network can connect, and the messages are pickles. So neither end reads a message before the other
-has proved that it knows the session's key, which lanes get through Ray. Messages are not encrypted: like all traffic of
-a Ray cluster they need a private network. ``multiprocessing.connection.Listener`` has the same handshake, but blocks in
-it; here one silent client must not keep the driver from its lanes.
+One silent client must not keep the driver from its lanes, so nothing blocks here.
 """
 
 from __future__ import annotations
 
-import hmac
-import os
-import secrets
 import selectors
 import socket
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,32 +15,25 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
-from fluid.backends.hosts.framed_socket import limit_lane_buffer
+from fluid.processes.handshake import (
+    HANDSHAKE_S,
+    HELLO_BYTES,
+    Address,
+    Hello,
+    keep_alive,
+    new_challenge,
+    read_hello,
+    server_proof,
+)
 
-_NONCE_BYTES = 32
-_PROOF_BYTES = 32
-#: Number of the actor, its process, and when that was started.
-_HELLO = struct.Struct(f"!qqq{_NONCE_BYTES}s")
-#: Seconds a connection has to prove that it knows the key.
-_HANDSHAKE_S = 10.0
-#: Most connections without a proof; beyond it the oldest is closed.
-_MOST_PENDING = 256
-
-Address = tuple[str, int]
+#: Most connections without a proof; beyond it the oldest is closed. Hosts open those of their lanes all at once.
+_MOST_PENDING = 1024
 
 
 class AuthenticatedConnection(NamedTuple):
-    """The connection of an actor that knows the key.
+    """A connection of a process that knows the key."""
 
-    Attributes:
-        number: the actor.
-        pid: its process, in its own machine's or container's count.
-        birth: when the process was started, see :func:`process_start_time`.
-    """
-
-    number: int
-    pid: int
-    start_time: int
+    hello: Hello
     socket: socket.socket
 
 
@@ -120,7 +106,7 @@ class LaneListener:
             except OSError:
                 break  # No more connections; or no descriptors, and the lane tries again.
             sock.setblocking(False)
-            pending = _PendingConnection(sock, secrets.token_bytes(_NONCE_BYTES), self._clock.now() + _HANDSHAKE_S)
+            pending = _PendingConnection(sock, new_challenge(), self._clock.now() + HANDSHAKE_S)
             self._pending[sock.fileno()] = pending
             self._selector.register(sock, selectors.EVENT_READ, _Callback(self._read_proof, pending))
             with suppress(OSError):  # If it is gone already, reading tells.
@@ -131,26 +117,24 @@ class LaneListener:
             self._reject(next(iter(self._pending.values())))
 
     def _read_proof(self, pending: _PendingConnection) -> None:
-        wanted = _HELLO.size + _PROOF_BYTES
         try:
-            received = pending.socket.recv(wanted - len(pending.received))
+            received = pending.socket.recv(HELLO_BYTES - len(pending.received))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             received = b""
         pending.received += received
-        if received and len(pending.received) < wanted:
+        if received and len(pending.received) < HELLO_BYTES:
             return
-        hello, proof = bytes(pending.received[: _HELLO.size]), bytes(pending.received[_HELLO.size :])
-        if not hmac.compare_digest(proof, _prove(self._key, b"lane", pending.challenge, hello)):
+        hello = read_hello(self._key, pending.challenge, bytes(pending.received))
+        if hello is None:
             self._reject(pending)
             return
-        number, pid, start_time, nonce = _HELLO.unpack(hello)
         self._forget(pending)
-        _set_options(pending.socket)
+        keep_alive(pending.socket)
         with suppress(OSError):
-            pending.socket.send(_prove(self._key, b"driver", nonce, pending.challenge))
-        self._authenticated.append(AuthenticatedConnection(number, pid, start_time, pending.socket))
+            pending.socket.send(server_proof(self._key, pending.challenge, hello))
+        self._authenticated.append(AuthenticatedConnection(hello, pending.socket))
 
     def _reject(self, pending: _PendingConnection) -> None:
         self._forget(pending)
@@ -172,34 +156,6 @@ class _Callback:
         self._function(self._argument)
 
 
-def connect(address: Address, key: bytes, number: int) -> socket.socket:
-    """Connects an actor to the driver.
-
-    Args:
-        address: where the driver listens.
-        key: shared by the session's processes.
-        number: which actor this is.
-
-    Raises:
-        OSError: the driver cannot be reached, or what listens there does not know the key.
-    """
-    sock = socket.create_connection(address, timeout=_HANDSHAKE_S)
-    try:
-        limit_lane_buffer(sock)
-        _set_options(sock)
-        challenge = _receive(sock, _NONCE_BYTES)
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        hello = _HELLO.pack(number, os.getpid(), process_start_time(os.getpid()), nonce)
-        sock.sendall(hello + _prove(key, b"lane", challenge, hello))
-        if not hmac.compare_digest(_receive(sock, _PROOF_BYTES), _prove(key, b"driver", nonce, challenge)):
-            raise ConnectionError("what listens there is not this session's driver")
-        sock.settimeout(None)
-        return sock
-    except BaseException:
-        sock.close()
-        raise
-
-
 def is_reachable(address: Address, timeout: float) -> bool:
     """Whether a process listens at an address, as far as ``timeout`` seconds can tell."""
     try:
@@ -207,40 +163,3 @@ def is_reachable(address: Address, timeout: float) -> bool:
     except OSError:
         return False
     return True
-
-
-def process_start_time(pid: int) -> int:
-    """Returns when a process was started, in clock ticks since boot; -1 without such a process.
-
-    It tells apart processes that had the same number one after the other.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in brackets, may hold anything.
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return -1
-
-
-def _prove(key: bytes, role: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(key, b"|".join((b"fluid", role, *parts)), "sha256")
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
-            raise ConnectionError("the driver closed the connection")
-        data += piece
-    return data
-
-
-def _set_options(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that is switched off closes no connection. Not TCP_USER_TIMEOUT: that would also end the connection to a
-    # lane that is too busy with an iteration to read.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

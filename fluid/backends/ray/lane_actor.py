@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from fluid._imports import try_import
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
-from fluid.backends.hosts.listener import Address, connect, is_reachable
+from fluid.backends.hosts.framed_socket import limit_lane_buffer
+from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.ray.cluster import PIN_SHARE
 from fluid.backends.ray.remote import call
 from fluid.lane.channel import Connection as LaneConnection
@@ -24,6 +25,7 @@ from fluid.lane.device import bind
 from fluid.lane.messages import LaneOptions, StartResident, decode, encode
 from fluid.lane.serve import serve
 from fluid.lane.stack_dump import dump_stacks_at_signal
+from fluid.processes.handshake import Address, connect_all
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
 from fluid.processes.signals import leave_to_driver, restore_in_forks
 
@@ -104,7 +106,9 @@ def run_lane(start: LaneStart) -> None:
     )
     bind(options)
     _load(start.modules)
-    connection = Connection(connect(start.address, start.key, start.number).detach())
+    (sock,) = connect_all(start.address, start.key, [start.number])
+    limit_lane_buffer(sock)
+    connection = Connection(sock.detach())
     lane_id = _await_assignment(connection)
     if lane_id is None:
         return

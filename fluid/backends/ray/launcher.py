@@ -274,14 +274,14 @@ class RayLauncher:
         return LaneConnected(lane_id, connection, actor.host)
 
     def _connect_actor(self, made: AuthenticatedConnection) -> Iterator[LaneConnected]:
-        actor = self._actors.get(made.number)
+        actor = self._actors.get(made.hello.number)
         if actor is None or actor.connected:
             made.socket.close()
             return
         actor.connected, actor.socket = True, made.socket
         if actor.host == HERE:
-            self._processes.watch(made.pid, made.start_time)
-            actor.pid = made.pid
+            self._processes.watch(made.hello.pid, made.hello.start_time)
+            actor.pid = made.hello.pid
         if actor.lane_id is None:
             return
         if self._send(actor, Assignment(actor.lane_id)):

@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
-from fluid.backends.hosts.listener import process_start_time
+from fluid.processes.children import process_start_time
 
 #: Seconds for killed processes to vanish.
 _END_S = 5.0
