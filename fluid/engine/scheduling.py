@@ -148,7 +148,15 @@ class Scheduling:
         if trial.pinned or (trial.residence.device is not None and self._estimates.need(trial) is not None):
             kind = trial.row
         critical = self._planner.preempts and (early or self._is_critical(trial))
-        self._queue.push(trial.row, trial.placement.width, trial.spec.priority, kind, critical=critical, in_front=again)
+        self._queue.push(
+            trial.row,
+            trial.placement.width,
+            trial.spec.priority,
+            kind,
+            critical=critical,
+            in_front=again,
+            bound=trial.pinned,
+        )
         self.joined.append(trial)
 
     def withdraw(self, trial: TrialRecord) -> None:

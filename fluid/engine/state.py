@@ -13,6 +13,7 @@ from fluid.engine import tuning
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
 from fluid.engine.core import Claims, EngineError, make_session_state
+from fluid.engine.demand import DeviceDemand
 from fluid.engine.drains import DrainEnd, Drains
 from fluid.engine.events import (
     Alarm,
@@ -111,6 +112,7 @@ class EngineState:
         self.lanes, self.occupancy, self.memory = core.lanes, core.occupancy, core.memory
         self.estimates, self.allocations, self.clearing = core.estimates, core.allocations, core.clearing
         self.deadlines = core.deadlines
+        self.demand = DeviceDemand(core)
         #: Whether a Tick is due, once the submitter has had time to answer what ended.
         self.wants_tick = False
         #: When that was last found, seconds.
@@ -238,7 +240,7 @@ class EngineState:
         core.commands = []
         for event in events:
             if event.at > core.now:
-                core.now = event.at
+                core.now = core.occupancy.now = event.at
             try:
                 table[type(event)][1](event)
             except EngineError:

@@ -69,6 +69,11 @@ def _devices(state: EngineState) -> Iterator[str]:
     free = sum(not rows and not occupancy.is_closed(device) for device, rows in occupancy.residents.items())
     if free != occupancy.free_count:
         yield f"{free} devices are idle, and {occupancy.free_count} are counted"
+    idle = {device for device, rows in occupancy.residents.items() if not rows and not occupancy.is_closed(device)}
+    if state.demand.idle_since.keys() != idle:
+        yield f"devices {idle} are idle, and {state.demand.idle_since} are known as such"
+    if list(state.demand.idle_since.values()) != sorted(state.demand.idle_since.values()):
+        yield f"idle devices are out of order: {state.demand.idle_since}"
     if set(occupancy.residents) != {device.index for device in state.occupancy.devices}:
         yield "occupancy lists residents of other devices than it has"
 
@@ -131,6 +136,9 @@ def _groups(state: EngineState) -> Iterator[str]:
 def _queue(state: EngineState) -> Iterator[str]:
     """A QUEUED trial has either a width and a place in the queue, or, while there is no device, neither."""
     queued = set(state.queue)
+    counted, pinned = state.queue.unbound, sum(state.trials.by_row[row].pinned for row in queued)
+    if sum(counted.values()) > len(queued) - pinned or not counted.keys() <= set(state.queue.widths()):
+        yield f"{len(queued)} trials are queued, and {dict(counted)} count as demand"
     arrivals = {trial.row for trial in state.arrivals}
     waiting = {trial.row for trial in state.trials.values() if trial.state is TrialState.QUEUED}
     if len(queued) != len(state.queue):

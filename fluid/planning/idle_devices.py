@@ -20,10 +20,12 @@ class IdleDevices:
 
     Attributes:
         count: F, the number of idle devices.
+        since: since when each of them is idle, seconds; the one that has been idle longest comes first.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.since: dict[int, float] = {}
         #: group of each device, idle or not.
         self._group: dict[int, _Group] = {}
         #: group -> indices, ascending; empty where all devices of a group are taken.
@@ -36,25 +38,27 @@ class IdleDevices:
 
     # -- changes -------------------------------------------------------------------------------------------
 
-    def add_device(self, device: Device) -> None:
+    def add_device(self, device: Device, now: float) -> None:
         """Adds a new device; it is idle."""
         self._group[device.index] = device.host, device.speed
-        self.add(device.index)
+        self.add(device.index, now)
 
     def remove_device(self, index: int) -> None:
         """Removes an idle device for good."""
         self.take(index)
         del self._group[index]
 
-    def add(self, index: int) -> None:
-        """Adds a device that a trial left."""
+    def add(self, index: int, now: float) -> None:
+        """Adds a device that a trial left at that time, seconds."""
         insort(self._idle.setdefault(self._group[index], []), index)
         self.count += 1
+        self.since[index] = now
 
     def take(self, index: int) -> None:
         """Removes a device that a trial got."""
         self._idle[self._group[index]].remove(index)
         self.count -= 1
+        del self.since[index]
 
     # -- choices -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Packed trials (width 1/p) go to the most idle device. Wide trials prefer the dev
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fluid.errors import InvalidFieldError
 from fluid.planning.idle_devices import IdleDevices
@@ -24,6 +24,9 @@ class Occupancy:
     Args:
         cluster: the devices to begin with; :meth:`add_device` and :meth:`remove_device` change them later.
         watermark: share of a device's memory that trials may fill, if no cluster is given.
+
+    Attributes:
+        now: when what is changed next happens, seconds; only :attr:`idle_since` depends on it.
     """
 
     def __init__(self, cluster: Cluster | None = None, *, watermark: float = DEFAULT_MEMORY_WATERMARK) -> None:
@@ -41,6 +44,7 @@ class Occupancy:
             cluster.memory_watermark if cluster is not None else watermark, self.residents, self.held
         )
         self._idle = IdleDevices()
+        self.now = 0.0
         #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
         self._open: dict[int, list[tuple[float, int]]] = {}
         for device in cluster.devices if cluster is not None else ():
@@ -75,6 +79,11 @@ class Occupancy:
         """F, the number of idle devices."""
         return self._idle.count
 
+    @property
+    def idle_since(self) -> Mapping[int, float]:
+        """Since when each idle device is idle, seconds; the one that has been idle longest comes first."""
+        return self._idle.since
+
     def speed(self, device_ids: Sequence[int]) -> float:
         """Speed of the slowest of these devices."""
         if len(device_ids) == 1:
@@ -100,7 +109,7 @@ class Occupancy:
         self._devices[device.index] = device
         self.residents[device.index] = []
         self.memory.add_device(device.index, device.memory_bytes)
-        self._idle.add_device(device)
+        self._idle.add_device(device, self.now)
 
     def close_device(self, index: int) -> None:
         """Places no further trial on a device; those there keep it until they are released."""
@@ -303,7 +312,7 @@ class Occupancy:
             return
         rows = self.residents[index]
         if not rows:
-            self._idle.add(index)
+            self._idle.add(index, self.now)
         elif len(rows) < self._limit(rows):
             heapq.heappush(self._open.setdefault(len(rows), []), (-self._devices[index].speed, index))
 

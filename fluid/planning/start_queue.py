@@ -7,7 +7,7 @@ queued.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 #: (-priority, whether it is not critical, -width)
 _Class = tuple[float, bool, float]
@@ -23,6 +23,10 @@ class StartQueue:
         #: class -> kind -> (ticket, row) in order; no empty ones.
         self._classes: dict[_Class, dict[Hashable, deque[tuple[int, int]]]] = {}
         self._where: dict[int, tuple[_Class, Hashable, int]] = {}
+        #: Rows that only one device will do for.
+        self._bound: set[int] = set()
+        #: width -> number of its other rows; no zeros.
+        self._unbound: dict[float, int] = {}
         self._tickets = 0
 
     def __len__(self) -> int:
@@ -46,6 +50,7 @@ class StartQueue:
         *,
         critical: bool = False,
         in_front: bool = False,
+        bound: bool = False,
     ) -> None:
         """Queues a row behind those of its priority, width and kind.
 
@@ -56,11 +61,16 @@ class StartQueue:
             kind: what else placement depends on.
             critical: whether other trials wait for its end.
             in_front: whether it goes before those like it instead of behind them.
+            bound: whether only one device will do for it.
         """
         key = (-priority, not critical, -width)
         self._tickets += 1
         ticket = -self._tickets if in_front else self._tickets
         self._where[row] = (key, kind, ticket)
+        if bound:
+            self._bound.add(row)
+        else:
+            self._unbound[width] = self._unbound.get(width, 0) + 1
         rows = self._classes.setdefault(key, {}).setdefault(kind, deque())
         if in_front:
             rows.appendleft((ticket, row))
@@ -79,6 +89,7 @@ class StartQueue:
     def remove(self, row: int) -> None:
         """Removes a row."""
         key, kind, ticket = self._where.pop(row)
+        self._uncount(row, -key[2])
         rows = self._classes[key][kind]
         rows.remove((ticket, row))
         if not rows:
@@ -88,6 +99,13 @@ class StartQueue:
         """Removes all rows."""
         self._classes.clear()
         self._where.clear()
+        self._bound.clear()
+        self._unbound.clear()
+
+    @property
+    def unbound(self) -> Mapping[float, int]:
+        """Number of queued rows by width, without those that only one device will do for."""
+        return self._unbound
 
     def widths(self) -> list[float]:
         """Widths of the queued rows, in starting order; a width may come several times."""
@@ -118,6 +136,7 @@ class StartQueue:
                 while place(row := rows[0][1]):
                     started.append(row)
                     del self._where[row]
+                    self._uncount(row, -key[2])
                     rows.popleft()
                     if not rows:
                         self._forget(key, kind)
@@ -133,6 +152,14 @@ class StartQueue:
         if len(kinds) == 1:
             return next(iter(kinds))
         return min(kinds, key=lambda kind: (kind in unfit, kinds[kind][0]))
+
+    def _uncount(self, row: int, width: float) -> None:
+        if row in self._bound:
+            self._bound.remove(row)
+        elif self._unbound[width] > 1:
+            self._unbound[width] -= 1
+        else:
+            del self._unbound[width]
 
     def _forget(self, key: _Class, kind: Hashable) -> None:
         del self._classes[key][kind]

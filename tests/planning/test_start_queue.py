@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 
 from hypothesis import given
@@ -42,6 +43,21 @@ def test_removed_rows_are_gone_and_the_others_keep_their_order(rows: list[Row], 
         queue.remove(row)
         assert row not in queue
     assert list(queue) == [row for row in in_order(rows) if row not in out]
+
+
+@given(ROWS, st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)))
+def test_rows_that_any_device_will_do_for_are_counted_by_width(
+    rows: list[Row], bound: set[int], out: set[int], start: set[int]
+) -> None:
+    queue, left = StartQueue(), set(range(len(rows)))
+    for row, (width, priority, kind) in enumerate(rows):
+        queue.push(row, width, priority, kind, bound=row in bound)
+    for row in out & left:
+        queue.remove(row)
+    left -= out | set(queue.start(lambda row: row in start))
+    assert queue.unbound == Counter(rows[row][0] for row in left - bound)
+    queue.clear()
+    assert queue.unbound == {}
 
 
 @given(ROWS, st.sets(st.tuples(st.sampled_from([0.25, 0.5, 1.0, 4.0]), st.sampled_from(["x", "y", None]))))

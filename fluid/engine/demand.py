@@ -1,0 +1,58 @@
+"""Demand: what further devices the waiting trials could use, and which devices are idle. Autoscaling reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fluid.engine.core import SessionState
+from fluid.planning.runtime_model import TOLERANCE
+from fluid.trialgroup import TrialState
+
+
+class DeviceDemand:
+    """Reads the demand off the queue; nothing here takes longer with more trials or devices.
+
+    Args:
+        core: the session.
+    """
+
+    def __init__(self, core: SessionState) -> None:
+        self._core = core
+
+    @property
+    def devices(self) -> int:
+        """How many devices the waiting trials could use beyond those in use.
+
+        A trial that is to be packed counts for its share of a device, and an elastic one for one device, as those
+        that it could be widened onto are not worth asking for. A trial that can go on only in the lane that keeps its
+        state does not count.
+        """
+        core = self._core
+        if core.drained:
+            return 0
+        shares = sum(count * min(width, 1.0) for width, count in core.queue.unbound.items())
+        return len(core.arrivals) + math.ceil(shares - TOLERANCE)
+
+    @property
+    def trials_wait(self) -> bool:
+        """Whether a trial waits that could start on any device."""
+        return bool(self._core.queue.unbound or self._core.arrivals)
+
+    @property
+    def idle_since(self) -> Mapping[int, float]:
+        """Since when each idle device is idle, seconds; one that drains is left out."""
+        return self._core.occupancy.idle_since
+
+    def may_release(self, device_id: int) -> bool:
+        """Whether an idle device can go without loss.
+
+        It cannot while it keeps the state of a trial that is called, or of one that cannot be saved and may run again.
+        """
+        core = self._core
+        for _, trial_id in core.lanes.kept_on(device_id):
+            trial = core.trials[trial_id]
+            runs_again = trial.state is TrialState.QUEUED or trial.progress.follow_up_iterations > 0
+            if trial.calls or (runs_again and not trial.spec.can_save):
+                return False
+        return True
