@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 #: The file, within a checkpoint, that holds the seal: ``{"files": {path: [bytes, CRC-32]}}``.
@@ -42,11 +42,34 @@ def damage_of(folder: str) -> str | None:
     Raises:
         OSError: this process cannot open files at the moment.
     """
+    return _damage(folder, lambda path: _sum(os.path.join(folder, path)))
+
+
+def damage_by_sums(folder: str, sums: Mapping[str, tuple[int, int]]) -> str | None:
+    """Returns what :func:`damage_of` does, of a checkpoint whose files were summed as they were written.
+
+    Args:
+        folder: the checkpoint's; only its seal is read.
+        sums: length and CRC-32 of each of its files, by path relative to the folder.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
+    """
+
+    def sum_of(path: str) -> tuple[int, int]:
+        if path not in sums:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(folder, path))
+        return sums[path]
+
+    return _damage(folder, sum_of)
+
+
+def _damage(folder: str, sum_of: Callable[[str], tuple[int, int]]) -> str | None:
     try:
         with open(os.path.join(folder, SEAL), encoding="utf-8") as file:
             sums: Any = json.load(file)["files"].items()
         for path, (length, crc) in sums:
-            found = _sum(os.path.join(folder, path))
+            found = sum_of(path)
             if found[0] != length:
                 return f"{path} has {found[0]} bytes instead of {length}"
             if found[1] != crc:

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from fluid.lane.checkpoint_paths import checkpoints_folder
 from fluid.lane.checkpoint_seal import is_of_the_process, seal
-from fluid.lane.messages import folder_name, trials_folder
+from fluid.lane.messages import folder_name
 
 #: Checkpoints of a trial that are kept.
 _KEPT = 2
@@ -91,7 +92,7 @@ class CheckpointStore:
         """
         if not self.is_in_memory(path):
             raise FileNotFoundError(path)
-        folder = _on_disk(self._run_folder, os.path.basename(os.path.dirname(path)))
+        folder = checkpoints_folder(self._run_folder, os.path.basename(os.path.dirname(path)))
         on_disk = os.path.join(folder, os.path.basename(path))
         with locked_for_reading(path) as held:
             if held:
@@ -167,7 +168,7 @@ class CheckpointStore:
 
     def _spill(self, path: str) -> bool:
         """Moves a checkpoint to disk; returns whether it has left memory."""
-        target = _on_disk(self._run_folder, os.path.basename(os.path.dirname(path)))
+        target = checkpoints_folder(self._run_folder, os.path.basename(os.path.dirname(path)))
         if not _delete(path, first=lambda: _copy(path, target)):  # It is being read, or the disk is full.
             return False
         self._in_memory.pop(path, None)
@@ -190,7 +191,7 @@ class CheckpointStore:
         return os.path.join(self._memory_folder, folder_name(trial_id))
 
     def _disk(self, trial_id: str) -> str:
-        return _on_disk(self._run_folder, folder_name(trial_id))
+        return checkpoints_folder(self._run_folder, folder_name(trial_id))
 
     def _roots(self, trial_id: str) -> list[str]:
         """The folders that may hold checkpoints of a trial."""
@@ -222,7 +223,7 @@ def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool)
             for name, checkpoints in kept.items():
                 for checkpoint in checkpoints[rank : rank + 1]:
                     with suppress(OSError, shutil.Error):
-                        _copy(checkpoint, _on_disk(run_folder, name))
+                        _copy(checkpoint, checkpoints_folder(run_folder, name))
     if memory_folder:
         _clear(memory_folder)
 
@@ -254,7 +255,8 @@ def checkpoints_like(path: str, roots: Iterable[str], disk: str) -> Iterator[str
         OSError: this process cannot open files at the moment.
     """
     name, iteration = os.path.basename(path), iteration_of(path)
-    yield from dict.fromkeys((path, os.path.join(disk, name)))
+    roots = tuple(roots)
+    yield from dict.fromkeys((path, os.path.join(disk, name), *(os.path.join(root, name) for root in roots)))
     others = [other for root in roots for other in _within(root) if os.path.basename(other)[:1].isdigit()]
     for other in sorted(others, key=iteration_of, reverse=True):
         if os.path.basename(other) != name and iteration_of(other) <= iteration:
@@ -274,7 +276,7 @@ def checkpoint_name(iteration: int, lane_id: int, number: int) -> str:
 
 def checkpoints_on_disk(run_folder: str, trial_id: str) -> str:
     """Returns the folder on disk that holds a trial's checkpoints."""
-    return _on_disk(run_folder, folder_name(trial_id))
+    return checkpoints_folder(run_folder, folder_name(trial_id))
 
 
 @contextmanager
@@ -364,10 +366,6 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
             return [entry for entry in entries if entry.is_dir()]
     except OSError:
         return []
-
-
-def _on_disk(run_folder: str, trial: str) -> str:
-    return os.path.join(trials_folder(run_folder), trial, "checkpoints")
 
 
 def _write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:

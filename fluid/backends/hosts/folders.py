@@ -1,14 +1,12 @@
 """Where the lanes on a machine keep what they write, and which process clears it.
 
-Checkpoints are kept in host memory or on disk (:mod:`fluid.lane.checkpoint_store`). Their paths tell which machine
-wrote them and never occur on two machines, so a lane finds the very checkpoint that it is to restore, or none.
-The driver's machine uses the run's folder itself; so do others that share it with the driver.
+Checkpoints are kept in host memory or on disk; see :mod:`fluid.lane.checkpoint_paths`. The driver's machine uses the
+run's folder itself; so do others that share it with the driver.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tarfile
 import tempfile
@@ -17,15 +15,15 @@ from io import BytesIO
 from typing import NamedTuple
 
 from fluid.backends.hosts import host_memory
+from fluid.lane.checkpoint_paths import FOLDER_PREFIX, checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.checkpoint_store import checkpoints_like, locked_for_reading, persist_checkpoints
-from fluid.lane.messages import folder_name, folder_of_host, trials_folder
+from fluid.lane.messages import folder_name, folder_of_host
 from fluid.processes.session_mark import kill_marked
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
 HERE = "localhost"
-_PREFIX = "fluid-ray-"
-_OWN_FOLDER = re.compile(rf"/{_PREFIX}[0-9a-f]+-(?P<host>[^/]+)/")
+_PREFIX = f"{FOLDER_PREFIX}ray-"
 _NOTES = ".notes"
 #: Seconds that processes which were killed have to be gone.
 _LEAVE_S = 3.0
@@ -88,7 +86,7 @@ class HostFolders:
         """Where to put a checkpoint of so many bytes that comes from another machine."""
         if host_memory.free_bytes(self.memory_folder) > 4 * size:
             return os.path.join(self.memory_folder, folder_name(trial_id), name)
-        return os.path.join(_on_disk(self.run_folder, folder_name(trial_id)), name)
+        return os.path.join(checkpoints_folder(self.run_folder, folder_name(trial_id)), name)
 
     def leave(self, *, clear: bool) -> None:
         """Stops using the folders.
@@ -111,12 +109,6 @@ def clear_host(session: SessionFolders, host: str) -> None:
     HostFolders(session, host).leave(clear=True)
 
 
-def host_of(path: str) -> str:
-    """Name of the machine that wrote a checkpoint."""
-    found = _OWN_FOLDER.search(path)
-    return HERE if found is None else found["host"]
-
-
 def locate(path: str, run_folder: str) -> str | None:
     """Returns where, on this machine, a checkpoint is; ``None`` if it is not here.
 
@@ -128,21 +120,6 @@ def locate(path: str, run_folder: str) -> str | None:
         return path
     settled = settled_path(path, run_folder)
     return settled if settled is not None and os.path.isdir(settled) else None
-
-
-def settled_path(path: str, run_folder: str) -> str | None:
-    """Returns where, on disk, a checkpoint goes that is in host memory; ``None`` for one that was written to disk.
-
-    Args:
-        path: where it was written.
-        run_folder: folder of the run, on the driver's machine.
-    """
-    parent, name = os.path.split(path)
-    folder, trial = os.path.split(parent)
-    if os.path.dirname(folder) != host_memory.RAM_DISK:
-        return None
-    base = run_folder if host_of(path) == HERE else folder_of_host(run_folder, os.path.basename(folder))
-    return os.path.join(_on_disk(base, trial), name)
 
 
 def pack(path: str, run_folder: str) -> tuple[str, bytes]:
@@ -186,10 +163,6 @@ def unpack(data: bytes, path: str) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         if not os.path.isdir(path):
             raise
-
-
-def _on_disk(run_folder: str, trial: str) -> str:
-    return os.path.join(trials_folder(run_folder), trial, "checkpoints")
 
 
 def make_run_folder(run_dir: str | os.PathLike[str] | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fluid.backends.base import Sharing
-from fluid.backends.hosts.folders import HERE, SessionFolders, host_of, make_run_folder
+from fluid.backends.hosts.folders import HERE, SessionFolders, make_run_folder
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
 from fluid.backends.ray.cluster import RayDevices
@@ -18,6 +18,7 @@ from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import DeviceAdded, DeviceLost, Event, LaneLost, TrialSaved
 from fluid.errors import InvalidFieldError, require_number
+from fluid.lane.checkpoint_paths import host_of
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device
 

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 from fluid._imports import try_import
 from fluid.backends.hosts import host_memory
-from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
+from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, locate, pack, unpack
 from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.ray.cluster import PIN_SHARE
 from fluid.backends.ray.remote import call
 from fluid.lane.channel import Connection as LaneConnection
+from fluid.lane.checkpoint_paths import host_of
 from fluid.lane.device import bind
 from fluid.lane.messages import LaneOptions, StartResident, decode, encode
 from fluid.lane.serve import serve

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fluid.backends.hosts import host_memory
-from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, host_of, locate, pack, unpack
+from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, locate, pack, unpack
+from fluid.lane.checkpoint_paths import host_of
 from fluid.lane.checkpoint_store import CheckpointStore
 
 

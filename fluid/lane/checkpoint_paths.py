@@ -1,0 +1,62 @@
+"""What the path of a checkpoint tells: which machine wrote it, and where on disk it is once host memory was cleared.
+
+Checkpoints are kept in host memory or on disk (:mod:`fluid.lane.checkpoint_store`). Their paths never occur on two
+machines, so a lane finds the very checkpoint that it is to restore, or none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from fluid.lane.messages import folder_of_host, trials_folder
+
+#: What the names of a session's folders begin with, in host memory and within the run's folder.
+FOLDER_PREFIX = "fluid-"
+#: The name of the driver's machine.
+_DRIVERS = "localhost"
+#: A folder of one machine. Sessions of version 0.1, which may be resumed, have another prefix on Ray.
+_FOLDER_OF_HOST = re.compile(rf"/{FOLDER_PREFIX}(?:ray-)?[0-9a-f]{{16,}}-(?P<host>[^/]+)/")
+#: The folder of a trial's checkpoints on disk.
+_ON_DISK = re.compile(r"/trials/[^/]+/checkpoints\Z")
+
+
+def host_of(path: str) -> str:
+    """Returns the name of the machine that wrote a checkpoint; ``"localhost"`` for the driver's.
+
+    Args:
+        path: where it was written.
+    """
+    found = _FOLDER_OF_HOST.search(path)
+    return _DRIVERS if found is None else found["host"]
+
+
+def trial_folder_name(path: str) -> str:
+    """Returns the name of the folder of a checkpoint's trial, in host memory and on disk."""
+    parent = os.path.dirname(path)
+    return os.path.basename(os.path.dirname(parent) if _ON_DISK.search(parent) else parent)
+
+
+def settled_path(path: str, run_folder: str) -> str | None:
+    """Returns where, on disk, a checkpoint goes that is in host memory; ``None`` for one that was written to disk.
+
+    Args:
+        path: where it was written.
+        run_folder: folder of the run, on the driver's machine.
+    """
+    parent, name = os.path.split(path)
+    folder, trial = os.path.split(parent)
+    if _ON_DISK.search(parent) or not os.path.basename(folder).startswith(FOLDER_PREFIX):
+        return None
+    base = run_folder if host_of(path) == _DRIVERS else folder_of_host(run_folder, os.path.basename(folder))
+    return os.path.join(checkpoints_folder(base, trial), name)
+
+
+def checkpoints_folder(run_folder: str, trial: str) -> str:
+    """Returns the folder on disk for the checkpoints of a trial.
+
+    Args:
+        run_folder: a run's, or that of a machine within it.
+        trial: name of the trial's folder.
+    """
+    return os.path.join(trials_folder(run_folder), trial, "checkpoints")
