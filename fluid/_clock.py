@@ -63,6 +63,11 @@ def nap(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def wall_seconds() -> float:
+    """Returns seconds since 1970, to compare with what another machine's wall clock shows; never used to measure."""
+    return time.time()
+
+
 def timestamp() -> str:
     """The wall-clock time as text, ``2026-01-31 12:34:56``; never used to measure."""
     return time.strftime("%Y-%m-%d %H:%M:%S")

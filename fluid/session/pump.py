@@ -8,6 +8,7 @@ a change of the engine ends the session, as the engine and the lanes may then di
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import queue
 import statistics
@@ -32,6 +33,8 @@ from fluid.session.inbox import GroupInbox
 from fluid.session.run_folder import RunFolder
 
 _log = logging.getLogger(__name__)
+#: Events of a backend that the engine may refuse.
+_CHECKED = frozenset({DeviceAdded, DeviceDraining})
 
 #: Seconds between two checks, by a thread that waits for an answer, that the pump still runs.
 _PUMP_CHECK = 1.0
@@ -251,7 +254,10 @@ class Pump:
         events = self._backend.poll(_shorter(until, None if alarm_at is None else max(0.0, alarm_at - begun)))
         if events:
             self._setups += [event.seconds for event in events if isinstance(event, TrialStarted)]
-            self.handle(*events)
+            for together in _apart(events):
+                # The user may have removed a device of a node that drains.
+                used = self._state.occupancy.residents
+                self.handle(*(one for one in together if not isinstance(one, DeviceDraining) or one.device_id in used))
         elif until is not None and not answered and self._backend.now() - begun >= until:
             self.handle(Tick(self._backend.now()))
         # Only if it was due before poll() began: what lanes had reported by then is known now. It may have removed the
@@ -299,6 +305,14 @@ class Pump:
         for waiting in drains.values():
             for one in waiting:
                 one.set_exception(self._closed_error())
+
+
+def _apart(events: list[Event]) -> list[list[Event]]:
+    """Splits events where devices come or drain: the engine checks those against what earlier calls have changed."""
+    if _CHECKED.isdisjoint(map(type, events)):
+        return [events]
+    kinds = itertools.groupby(events, key=lambda event: type(event) if type(event) in _CHECKED else None)
+    return [list(together) for _, together in kinds]
 
 
 def _shorter(first: float | None, second: float | None) -> float | None:

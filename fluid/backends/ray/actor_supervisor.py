@@ -15,11 +15,12 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.backends.hosts.folders import SessionFolders, clear_host
-from fluid.backends.ray.cluster import PIN_SHARE, RayDevices
+from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.lane_actor import LaneStart, run_lane
+from fluid.backends.ray.nodes import NodeChanges
+from fluid.backends.ray.placement import PIN_SHARE
 from fluid.backends.ray.remote import call, make_actor_class, pickled
 from fluid.errors import FluidError
-from fluid.resources import Device
 
 with try_import("Ray", extra="ray"):
     import ray
@@ -27,9 +28,13 @@ with try_import("Ray", extra="ray"):
 _log = logging.getLogger(__name__)
 #: Seconds between two checks of the nodes.
 _LOOK_S = 1.0
-#: Seconds for killed actors to end, and for other machines to clear their folders.
-_END_S = 5.0
-_CLEAR_S = 10.0
+#: Seconds for all nodes to be asked whether they are there.
+_PROBE_S = 2.0
+#: Seconds for killed actors to end, and for other machines to clear their folders: together as long as it may take.
+_END_S = 2.0
+_CLEAR_S = 3.0
+CLOSE_S = _END_S + _CLEAR_S
+_NO_CHANGES = NodeChanges()
 #: The part of Ray's message about a death that says why; the rest are names, numbers and advice.
 _WHY = re.compile(r"(?:(?<=actor is dead because )|Worker exit type: |The actor is temporarily unavailable)[^\n]+")
 _ADVICE = ". Some common causes include"
@@ -45,7 +50,7 @@ class ActorSupervisor:
         wake: called in another thread when an actor has ended.
 
     Attributes:
-        on_change: called in another thread when devices were lost or came back.
+        on_change: called in another thread when devices or nodes have changed.
     """
 
     def __init__(self, devices: RayDevices, session: SessionFolders, wake: Callable[[], None]) -> None:
@@ -58,7 +63,7 @@ class ActorSupervisor:
         self._handles: dict[int, Any] = {}
         self._calls: dict[int, Any] = {}
         self._ended: deque[tuple[int, str]] = deque()
-        self._changes: deque[tuple[list[int], list[Device]]] = deque()
+        self._changes: deque[NodeChanges] = deque()
         self._actor_class = make_actor_class()
         self._thread = threading.Thread(target=self._run, name="fluid-ray", daemon=True)
         self._thread.start()
@@ -75,34 +80,41 @@ class ActorSupervisor:
         """Returns the actors that have ended since the last call, and why, to be read after "lane 3"."""
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
-    def changes(self, *, probe: bool) -> tuple[list[int], list[Device]]:
-        """Returns devices that were lost and that came back; with ``probe``, asks the nodes now."""
+    def changes(self, *, probe: bool) -> NodeChanges:
+        """Returns what has changed since the last call; with ``probe``, after the nodes were asked, if they answer."""
         if probe:
-            self._changes.append(self._devices.check(probe=True))
-        lost: list[int] = []
-        back: list[Device] = []
-        for _ in range(len(self._changes)):
-            more_lost, more_back = self._changes.popleft()
-            lost += more_lost
-            back += more_back
-        return lost, back
+            asked = threading.Event()
+            self._requests.put(lambda: self._look(probe=True))
+            self._requests.put(asked.set)
+            asked.wait(_PROBE_S)
+        if not self._changes:
+            return _NO_CHANGES
+        return NodeChanges.merged([self._changes.popleft() for _ in range(len(self._changes))])
+
+    def ask(self, count: int) -> None:
+        """Asks Ray for devices: see :meth:`fluid.backends.ray.devices.RayDevices.ask`."""
+        self._requests.put(functools.partial(self._devices.ask, count))
+
+    def give_back(self, index: int) -> None:
+        """Gives Ray a device back: see :meth:`fluid.backends.ray.devices.RayDevices.give_back`."""
+        self._requests.put(functools.partial(self._devices.give_back, index))
 
     def close(self, hosts: Sequence[str]) -> None:
-        """Ends all actors.
+        """Ends all actors; waits at most :data:`CLOSE_S` seconds for them.
 
         Args:
             hosts: other machines, which clear their folders.
         """
         self._requests.put(functools.partial(self._end, hosts))
         self._requests.put(None)
-        self._thread.join(_END_S + (_CLEAR_S if hosts else 0.0))  # It may hang: Ray may not answer.
+        self._thread.join(CLOSE_S)  # It may hang: Ray may not answer.
 
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
             try:
-                request = self._requests.get(timeout=_LOOK_S if self._devices.spread else None)
+                request = self._requests.get(timeout=_LOOK_S)
             except queue.Empty:
                 request = self._look
             if request is None:
@@ -128,8 +140,8 @@ class ActorSupervisor:
         if actor is not None:
             ray.kill(actor)
 
-    def _look(self) -> None:
-        changes = self._devices.check()
+    def _look(self, *, probe: bool = False) -> None:
+        changes = self._devices.check(probe=probe)
         if any(changes):
             self._changes.append(changes)
             self.on_change()

@@ -12,11 +12,12 @@ from fluid.backends.base import Sharing
 from fluid.backends.hosts.folders import HERE, SessionFolders, make_run_folder
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
-from fluid.backends.ray.cluster import RayDevices
+from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.launcher import RayLauncher
+from fluid.backends.ray.nodes import NodeChanges
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
-from fluid.engine.events import DeviceAdded, DeviceLost, Event, LaneLost, TrialSaved
+from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
 from fluid.errors import InvalidFieldError, require_number
 from fluid.lane.checkpoint_paths import host_of
 from fluid.lane.policy import DEFAULT_POLICY
@@ -131,6 +132,30 @@ class RayBackend(LaneBackend):
                 raise InvalidFieldError("devices", device, "Ray has not reserved it; see discover()")
         super().add_devices(chosen)
 
+    def ask(self, count: int) -> None:
+        """Asks Ray for devices, and waits for none: :meth:`poll` reports each as added when Ray gives it.
+
+        This is also what makes Ray's autoscaler start nodes.
+
+        Args:
+            count: devices still wanted beside those that have been added; 0 withdraws what Ray has not given yet.
+        """
+        self._launcher.ask(count)
+
+    def can_give_back(self, index: int) -> bool:
+        """Whether a device was taken after the start, so that it can be given back alone."""
+        return self._devices.can_give_back(index)
+
+    def give_back(self, index: int) -> None:
+        """Gives Ray a device back that the engine no longer uses, soon.
+
+        Raises:
+            InvalidFieldError: it can be given back only with all others.
+        """
+        if not self.can_give_back(index):
+            raise InvalidFieldError("index", index, "Ray takes it back only with the others of its placement group")
+        self._launcher.give_back(index)
+
     def execute(self, commands: Sequence[Command]) -> None:
         """Carries commands out: see :meth:`fluid.backends.base.Backend.execute`."""
         super().execute([self._without_lost_checkpoint(command) for command in commands])
@@ -141,15 +166,14 @@ class RayBackend(LaneBackend):
         if self._devices.hosts != {HERE}:
             events = [_bound_to_machine(event) for event in events]
         deaths = [event for event in events if isinstance(event, LaneLost)]
-        lost, back = self._launcher.changes(probe=bool(deaths) and self._devices.spread)
-        if not lost and not back:
+        changes = self._launcher.changes(probe=bool(deaths) and self._devices.spread)
+        if not any(changes):
             return not_before(events, self._floor)
         self._floor = now = max(self.now(), events[-1].at if events else 0.0)
-        self._pool.add_devices(back)
+        self._pool.add_devices([*changes.back, *changes.joined])
         # A lost device is reported before its lanes, so that the engine starts no other lane there.
         rest = [event for event in events if not isinstance(event, LaneLost)]
-        changes = [*(DeviceLost(now, index) for index in lost), *(DeviceAdded(now, device) for device in back)]
-        return not_before(rest, now) + changes + [replace(event, at=now) for event in deaths]
+        return not_before(rest, now) + device_events(changes, now) + [replace(event, at=now) for event in deaths]
 
     def close(self) -> None:
         """Ends every lane and gives the devices back. Closing twice is harmless."""
@@ -163,6 +187,16 @@ class RayBackend(LaneBackend):
             if host != HERE and command.checkpoint.in_memory and self._devices.is_gone(host):
                 return replace(command, checkpoint=None)
         return command
+
+
+def device_events(changes: NodeChanges, now: float) -> list[Event]:
+    """Returns changes of nodes as events at the time ``now``, seconds."""
+    added = {device.index: device for device in (*changes.back, *changes.joined)}
+    return [
+        *(DeviceLost(now, index) for index in changes.lost),
+        *(DeviceAdded(now, device) for device in added.values()),
+        *(DeviceDraining(now, index, now + left) for index, left in changes.draining if index not in changes.lost),
+    ]
 
 
 def _bound_to_machine(event: Event) -> Event:

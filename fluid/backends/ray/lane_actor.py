@@ -18,7 +18,7 @@ from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, locate, pack, unpack
 from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.listener import is_reachable
-from fluid.backends.ray.cluster import PIN_SHARE
+from fluid.backends.ray.placement import PIN_SHARE
 from fluid.backends.ray.remote import call
 from fluid.lane.channel import Connection as LaneConnection
 from fluid.lane.checkpoint_paths import host_of

@@ -20,8 +20,9 @@ from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
 from fluid.backends.hosts.stack_copies import request_stacks
 from fluid.backends.ray.actor_supervisor import ActorSupervisor
-from fluid.backends.ray.cluster import RayDevices
+from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
+from fluid.backends.ray.nodes import NodeChanges
 from fluid.backends.ray.process_handles import ProcessHandles
 from fluid.elastic.messages import LOOPBACK
 from fluid.lane.culprit_note import read_running_trial
@@ -34,6 +35,8 @@ from fluid.resources import Device
 
 #: Seconds that an actor may be stopped before it is killed.
 _STOPPED_S = 5.0
+#: Seconds that Ray may take to take the devices back, after the supervisor has ended.
+_DEVICES_S = 3.5
 _LENGTH = struct.Struct("!i")
 
 
@@ -207,7 +210,7 @@ class RayLauncher:
             with suppress(OSError):
                 os.unlink(self._session.marker)
             self._home.leave(clear=True)
-            self._devices.close()
+            self._devices.close(_DEVICES_S)
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
@@ -223,13 +226,21 @@ class RayLauncher:
         """The device of a lane, also of one that is gone."""
         return self._device_ids[lane_id]
 
-    def changes(self, *, probe: bool = False) -> tuple[list[int], list[Device]]:
-        """Returns devices that were lost, and that came back, since it was last asked.
+    def changes(self, *, probe: bool = False) -> NodeChanges:
+        """Returns how devices and nodes have changed since it was last asked.
 
         Args:
-            knock: whether to look at this moment.
+            probe: whether to ask the nodes at this moment.
         """
         return self._supervisor.changes(probe=probe)
+
+    def ask(self, count: int) -> None:
+        """Asks Ray for devices, in another thread: see :meth:`fluid.backends.ray.devices.RayDevices.ask`."""
+        self._supervisor.ask(count)
+
+    def give_back(self, index: int) -> None:
+        """Gives Ray a device back, in another thread."""
+        self._supervisor.give_back(index)
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Sets what is called, in another thread, when there are changes."""

@@ -39,11 +39,11 @@ def test_a_process_of_another_container_is_left_alone(monkeypatch: pytest.Monkey
 
 
 def test_without_ray_the_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fluid.backends.ray import RayBackend, cluster
+    from fluid.backends.ray import RayBackend, connection
 
     missing: Any = try_import("Ray", extra="ray")
     with missing:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
-    monkeypatch.setattr(cluster, "ray_imports", missing)
+    monkeypatch.setattr(connection, "ray_imports", missing)
     with pytest.raises(MissingDependencyError, match=r"pip install 'fluid-tune\[ray\]'"):
         RayBackend(1)

@@ -1,0 +1,67 @@
+"""The driver's connection to Ray: joins a cluster, or starts Ray on this machine and ends it again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from typing import Any
+
+from fluid._imports import try_import
+from fluid.errors import FluidError
+
+with try_import("Ray", extra="ray") as ray_imports:
+    import ray
+
+_lock = threading.Lock()
+#: Backends that use the connection, and the job of the connection if one of them made it.
+_users = 0
+_our_job: str | None = None
+
+
+def connect(cpus: int) -> None:
+    """Joins the cluster that this process is connected to, or that ``RAY_ADDRESS`` names, or starts Ray here.
+
+    Args:
+        cpus: CPUs that Ray is to have at least where it is started here.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        FluidError: Ray cannot be reached.
+    """
+    global _users, _our_job
+    ray_imports.check()
+    with _lock:
+        if not ray.is_initialized():
+            address = os.environ.get("RAY_ADDRESS") or "local"
+            if address.startswith("ray://"):
+                raise FluidError(f"RAY_ADDRESS={address!r}: lanes cannot connect to a Ray Client; run on a node of it")
+            options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            if address == "local":
+                options |= {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Of what will change in Ray, which is none of the user's concern.
+                try:
+                    ray.init(address=address, **options)
+                except (ConnectionError, OSError, RuntimeError) as error:
+                    raise FluidError(f"Ray at {address!r} cannot be reached: {error}") from error
+            _our_job = str(ray.get_runtime_context().get_job_id())
+        _users += 1
+
+
+def is_ours() -> bool:
+    """Whether a backend of this process made the connection, and ends it with the last backend that uses it."""
+    return _our_job is not None
+
+
+def disconnect() -> None:
+    """Ends one backend's use of the connection, and with the last one Ray, if a backend started it."""
+    global _users, _our_job
+    with _lock:
+        _users -= 1
+        if _users == 0 and _our_job is not None:
+            # The user may have started another one since.
+            if ray.is_initialized() and str(ray.get_runtime_context().get_job_id()) == _our_job:
+                ray.shutdown()
+            _our_job = None

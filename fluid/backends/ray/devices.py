@@ -1,0 +1,399 @@
+"""Devices of a Ray cluster: their reservation in placement groups, and what becomes of them as nodes come and go.
+
+The set that is asked for at the start is one group. A group can neither grow nor release a bundle, so every device that
+is taken later is a group of its own, which can be given back alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from fluid._imports import try_import
+from fluid.backends.ray import connection
+from fluid.backends.ray.nodes import (
+    NewNodes,
+    Node,
+    NodeChanges,
+    describe,
+    free,
+    free_by_node,
+    list_nodes,
+    total,
+    unreachable,
+    wait_for_free,
+)
+from fluid.backends.ray.pending import PendingDevices
+from fluid.backends.ray.placement import DeviceSlot, places, release, reserve
+from fluid.backends.ray.private_api import draining_nodes
+from fluid.errors import FluidError, InvalidFieldError, require_integer
+from fluid.resources import Cluster, Device, DeviceKind
+
+with try_import("Ray", extra="ray"):
+    import ray
+
+_log = logging.getLogger(__name__)
+#: Share of its device's bundle that a lane takes: Fluid, not Ray, decides how many share a device.
+_LANE_SHARE = 0.001
+#: Seconds for a process to start and report its GPU.
+_LOOK_S = 60.0
+#: Seconds left to a node that drains without a deadline.
+NO_DEADLINE_S = 86_400.0
+#: Seconds for Ray to take the devices back, and to end.
+CLOSE_S = 10.0
+
+
+class RayDevices:
+    """Devices of a Ray cluster, reserved until :meth:`close`.
+
+    Joins the cluster that this process is connected to, or that ``RAY_ADDRESS`` names. Without either it starts Ray
+    on this machine and ends that again.
+
+    The properties and look-ups never call Ray. What calls Ray says so; it may hang for a minute where Ray's control
+    store (GCS) is gone, so none of it belongs in the thread of the session.
+
+    Args:
+        devices: see :class:`fluid.backends.ray.backend.RayBackend`.
+        timeout: seconds to wait for devices that other jobs use.
+
+    Attributes:
+        node: id of the driver's node.
+        ip: its address.
+
+    Raises:
+        InvalidFieldError: the cluster cannot give as many.
+        FluidError: Ray cannot be reached.
+    """
+
+    def __init__(self, devices: int | Iterable[Device] | None, timeout: float) -> None:
+        if isinstance(devices, int):
+            require_integer("devices", devices, at_least=1)
+        elif devices is not None:
+            devices = list(Cluster.of(devices).devices)
+        self._timeout = timeout
+        #: Held by what calls Ray.
+        self._lock = threading.Lock()
+        #: Replaced as a whole when a device comes or goes, as other threads may iterate over it.
+        self._slots: dict[int, DeviceSlot] = {}
+        self._groups: list[Any] = []
+        self._nodes: dict[str, Node] = {}
+        self._kind: DeviceKind = "cpu"
+        self._pending = PendingDevices(self._kind)
+        #: The index of the next device; none is given twice.
+        self._next = 0
+        self._takes_new = devices is None
+        self._closed = False
+        connection.connect(devices if isinstance(devices, int) else len(devices or ()))
+        try:
+            self.node = str(ray.get_runtime_context().get_node_id())
+            self._nodes = list_nodes()
+            self.ip = self._nodes[self.node].ip
+            self._new_nodes = NewNodes(self._nodes)
+            chosen = self._choose(devices)
+            self._kind = chosen[0].kind
+            self._pending = PendingDevices(self._kind)
+            self._next = 1 + max(device.index for device in chosen)
+            self._take(chosen)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- look-ups ------------------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices, in order of their index."""
+        return [slot.device for _, slot in sorted(self._slots.items())]
+
+    @property
+    def hosts(self) -> set[str]:
+        """Names of the machines that hold them."""
+        return {slot.device.host for slot in self._slots.values()}
+
+    @property
+    def spread(self) -> bool:
+        """Whether they are on other nodes than the driver's, which can go while it goes on."""
+        return any(slot.node != self.node for slot in self._slots.values())
+
+    def __contains__(self, index: object) -> bool:
+        return index in self._slots
+
+    def __getitem__(self, index: int) -> Device:
+        return self._slots[index].device
+
+    def node_of(self, index: int) -> str:
+        """Returns the id of the node that holds a device."""
+        return self._slots[index].node
+
+    def address_of(self, node: str) -> str:
+        """Returns the IP address of a node, given its id, also of one that is gone."""
+        return self._nodes[node].ip
+
+    def place_of(self, index: int) -> str:
+        """Names what a lane is bound to: lanes in one place are as good as each other."""
+        slot = self._slots[index]
+        return f"gpu {index}" if slot.device.kind == "gpu" else slot.node
+
+    def gpu_token(self, index: int) -> str | None:
+        """Returns the UUID of a GPU, as its node's NVML names it; ``None`` for a CPU, or without NVML."""
+        view = self._slots[index].view
+        return None if view is None else view.token
+
+    def visible_for(self, index: int) -> str | None:
+        """Returns what ``CUDA_VISIBLE_DEVICES`` is to be for a device.
+
+        It is not left to Ray: old releases give all that share a GPU, of whatever bundle, the node's first.
+
+        Returns:
+            The value; empty to hide every GPU, ``None`` to leave it.
+        """
+        slot = self._slots[index]
+        if slot.device.kind == "cpu":
+            return ""
+        return None if slot.view is None else slot.view.visible
+
+    def threads_for(self, index: int) -> int:
+        """Returns how many threads a lane of a device should use."""
+        mine = self._slots[index]
+        if mine.device.kind == "cpu":
+            return 1
+        sharers = sum(slot.node == mine.node for slot in self._slots.values())
+        return max(1, self._nodes[mine.node].count("cpu") // sharers)
+
+    def options_for(self, index: int) -> dict[str, Any]:
+        """Returns the options of an actor or task on a device.
+
+        Raises:
+            FluidError: the device is gone.
+        """
+        slot = self._slots[index]
+        if slot.lost:
+            raise FluidError(f"its node {slot.device.host} is gone")
+        share = {"num_gpus": _LANE_SHARE, "num_cpus": 0} if slot.device.kind == "gpu" else {"num_cpus": _LANE_SHARE}
+        return {**share, "scheduling_strategy": slot.strategy}
+
+    def is_gone(self, host: str) -> bool:
+        """Whether a machine is gone, or all its devices are lost, and with them what it kept in memory."""
+        here = [slot for slot in self._slots.values() if slot.device.host == host]
+        nodes = [node for node in self._nodes.values() if node.ip == host]
+        return all(slot.lost for slot in here) if here else bool(nodes) and not any(node.alive for node in nodes)
+
+    def can_give_back(self, index: int) -> bool:
+        """Whether a device was taken alone, after the start, so that it can be given back alone."""
+        slot = self._slots.get(index)
+        return slot is not None and slot.alone
+
+    # -- more and fewer devices, by calls to Ray -----------------------------------------------------------
+
+    def discover(self) -> list[Device]:
+        """Reserves the devices of the same kind that are free by now, by calls to Ray; waits a little for them.
+
+        Returns:
+            The devices that have joined, often none.
+        """
+        found = []
+        for _ in range(free(self._kind)):
+            with suppress(InvalidFieldError):  # Another job was faster.
+                found += self._take([Device(0, kind=self._kind)], alone=True)
+        return found
+
+    def ask(self, count: int) -> None:
+        """Asks Ray for devices, and waits for none: each joins when Ray gives it, see :meth:`check`.
+
+        This is also what makes Ray's autoscaler start nodes.
+
+        Args:
+            count: devices still wanted beside those that have joined; 0 withdraws what Ray has not given yet.
+        """
+        require_integer("count", count, at_least=0)
+        with self._lock:
+            if not self._closed:
+                self._pending.ask(count)
+
+    def give_back(self, index: int) -> None:
+        """Gives Ray a device back that was taken alone, by a call to Ray. Its lanes must have ended.
+
+        Raises:
+            InvalidFieldError: there is no such device, or it can be given back only with others.
+        """
+        with self._lock:
+            slot = self._slots.get(index)
+            if slot is None or not slot.alone:
+                problem = "Ray has not given it" if slot is None else "is in one placement group with others"
+                raise InvalidFieldError("index", index, problem)
+            self._slots = {number: other for number, other in self._slots.items() if number != index}
+            # It is not to be taken again at once.
+            self._new_nodes.forget(slot.node)
+            self._groups.remove(slot.group)
+            release(slot.group)
+
+    # -- nodes that come and go ----------------------------------------------------------------------------
+
+    def check(self, *, probe: bool = False) -> NodeChanges:
+        """Checks the nodes, by calls to Ray, and takes the devices of new nodes if all devices were asked for.
+
+        Args:
+            probe: whether to ask the nodes, too: Ray takes up to half a minute to notice that one is gone.
+        """
+        lost: list[int] = []
+        back: list[Device] = []
+        joined: list[Device] = []
+        draining: list[tuple[int, float]] = []
+        with self._lock:
+            if self._closed:
+                return NodeChanges()
+            try:
+                nodes = list_nodes()
+                self._nodes = {**self._nodes, **nodes}
+                self._check_slots(nodes, lost, back, probe=probe)
+                drains = draining_nodes()
+                draining = self._drains_to_tell(drains, {device.index for device in back})
+                self._request_new(nodes, drains)
+                joined = self._take_placed(nodes)
+            except Exception as error:  # Ray itself is gone; its lanes will end, and tell.
+                _log.debug("the nodes of the Ray cluster cannot be listed: %s", error)
+        return NodeChanges(lost, back, joined, draining)
+
+    def _check_slots(self, nodes: Mapping[str, Node], lost: list[int], back: list[Device], *, probe: bool) -> None:
+        alive = {name for name, node in nodes.items() if node.alive}
+        moved = [(slot, self._moved(slot, alive)) for slot in self._slots.values() if slot.lost]
+        asked = {slot.node for slot in self._slots.values()} if probe else set()
+        # A node that replaces another is asked, too: Ray may not have noticed yet that it is gone.
+        asked |= {node for _, node in moved if node is not None}
+        alive -= unreachable(nodes[node] for node in asked & alive)
+        for index, slot in self._slots.items():
+            if not slot.lost and slot.node not in alive:
+                slot.lost = True
+                lost.append(index)
+        for slot, node in moved:
+            if node in alive and self._has_moved(slot, nodes[node]):
+                back.append(slot.device)
+
+    def _moved(self, slot: DeviceSlot, alive: set[str]) -> str | None:
+        """The live node that a lost device is on by now, if any."""
+        node = places(slot.group).get(slot.bundle, "")
+        return node if node in alive else None
+
+    def _has_moved(self, slot: DeviceSlot, node: Node) -> bool:
+        """Whether a lost device can be used again; updates where it is."""
+        if node.node_id != slot.node:
+            slot.node, slot.view, slot.drain_told = node.node_id, None, False
+            slot.begin_look()
+        if not slot.end_look(0.0):
+            return False
+        slot.settle(node, self.ip)
+        slot.lost = False
+        return True
+
+    def _request_new(self, nodes: Mapping[str, Node], drains: Container[str]) -> None:
+        """Asks for the devices that are free on nodes which have joined since the session began."""
+        new = self._new_nodes.look(nodes, drains) if self._takes_new else ()
+        there = free_by_node(self._kind) if new else None
+        unreserved = 0
+        for node in new:
+            held = sum(slot.node == node.node_id for slot in self._slots.values())
+            most = node.count(self._kind) - held - self._pending.count_on(node.node_id)
+            unreserved += most if there is None else min(most, there.get(node.node_id, 0))
+        # Ray places the bundles first that were on nodes which are gone.
+        self._pending.offer(max(0, unreserved - sum(slot.lost for slot in self._slots.values())))
+
+    def _take_placed(self, nodes: Mapping[str, Node]) -> list[Device]:
+        """Takes over the devices that Ray has given since."""
+        came = self._pending.take(nodes)
+        for slot in came:
+            slot.device = replace(slot.device, index=self._next)
+            self._next += 1
+            slot.settle(nodes[slot.node], self.ip)
+            self._groups.append(slot.group)
+        self._slots = {**self._slots, **{slot.device.index: slot for slot in came}}
+        return [slot.device for slot in came]
+
+    def _drains_to_tell(self, drains: Mapping[str, float | None], back: set[int]) -> list[tuple[int, float]]:
+        told = []
+        for index, slot in self._slots.items():
+            if slot.node in drains and not (slot.lost or slot.drain_told or index in back):
+                left = drains[slot.node]
+                told.append((index, NO_DEADLINE_S if left is None else left))
+                slot.drain_told = True
+        return told
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def close(self, within: float = CLOSE_S) -> None:
+        """Gives the devices back, and ends Ray if this session started it.
+
+        Args:
+            within: seconds to wait for that. Without its control store (GCS) Ray answers no call, for a minute.
+        """
+        closing = threading.Thread(target=self._close, name="fluid-ray-close", daemon=True)
+        closing.start()
+        closing.join(within)
+        if closing.is_alive():
+            _log.warning("Ray does not answer; its devices are free once it has ended")
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if ray.is_initialized():
+            with suppress(Exception):  # Ray may be gone, and the devices with it.
+                self._give_all_back()
+        connection.disconnect()
+
+    def _give_all_back(self) -> None:
+        due = free(self._kind) + sum(slot.device.kind == self._kind and not slot.lost for slot in self._slots.values())
+        self._pending.close()
+        for group in self._groups:
+            release(group)
+        if not connection.is_ours():  # The next job is to find them free.
+            wait_for_free(self._kind, due)
+
+    # -- choosing and taking -------------------------------------------------------------------------------
+
+    def _choose(self, devices: int | Sequence[Device] | None) -> list[Device]:
+        if isinstance(devices, Sequence):
+            return list(devices)
+        kind: DeviceKind = "gpu" if total("gpu") else "cpu"
+        if devices is None and not (devices := wait_for_free(kind, 1)):
+            raise InvalidFieldError("devices", None, describe(kind, 0))
+        return list(Cluster.of(devices, kind=kind).devices)
+
+    def _take(self, devices: list[Device], *, alone: bool = False) -> list[Device]:
+        """Reserves devices in one group, and looks up where they are.
+
+        Args:
+            devices: in the order of the bundles.
+            alone: whether it is one device that was not asked for at the start; it gets an index.
+
+        Raises:
+            InvalidFieldError: there are not as many, or other jobs do not give them back in time.
+        """
+        for kind in ("gpu", "cpu"):
+            asked = sum(device.kind == kind for device in devices)
+            if asked and asked + sum(slot.device.kind == kind for slot in self._slots.values()) > total(kind):
+                raise InvalidFieldError("devices", asked, describe(kind, free(kind)))
+        group = reserve(devices)
+        if not group.wait(self._timeout):
+            release(group)
+            what = "; ".join(describe(kind, free(kind)) for kind in sorted({device.kind for device in devices}))
+            raise InvalidFieldError("devices", len(devices), f"{what}; waited {self._timeout:g} s")
+        nodes, where = list_nodes(), places(group)
+        slots = [DeviceSlot(device, group, bundle, alone, where[bundle]) for bundle, device in enumerate(devices)]
+        for slot in slots:
+            slot.begin_look()
+        for slot in slots:
+            slot.end_look(_LOOK_S)
+            slot.settle(nodes[slot.node], self.ip)
+        with self._lock:
+            self._groups.append(group)
+            self._nodes = {**self._nodes, **nodes}
+            if alone:
+                slots[0].device = replace(slots[0].device, index=self._next)
+                self._next += 1
+            self._slots = {**self._slots, **{slot.device.index: slot for slot in slots}}
+        return [slot.device for slot in slots]

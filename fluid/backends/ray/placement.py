@@ -1,0 +1,134 @@
+"""Placement groups: how Ray reserves devices, a bundle of the group for each."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from fluid._imports import try_import
+from fluid.backends.hosts.folders import HERE
+from fluid.backends.ray.nodes import Node
+from fluid.backends.ray.remote import call
+from fluid.gpu.nvml import find_gpus
+from fluid.resources import Device
+
+with try_import("Ray", extra="ray"):
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+_log = logging.getLogger(__name__)
+#: Share of the resource that stands for a machine; it only says where.
+PIN_SHARE = 0.001
+
+
+class GpuView(NamedTuple):
+    """What a process sees that Ray gives a GPU.
+
+    Attributes:
+        visible: what Ray sets ``CUDA_VISIBLE_DEVICES`` to; ``None`` if it leaves it.
+        token: UUID of the GPU; ``None`` if NVML does not tell.
+        memory_bytes: its memory; ``None`` if NVML does not tell.
+    """
+
+    visible: str | None
+    token: str | None
+    memory_bytes: float | None
+
+
+@dataclass(slots=True)
+class DeviceSlot:
+    """Where a device is: a bundle of a placement group, on a node.
+
+    Attributes:
+        alone: whether the group holds this device only, so that it can be given back alone.
+        node: id of the node.
+        view: how processes see the GPU, once one has looked.
+        look: the task that looks at the GPU, until it has.
+        lost: whether the device cannot be used: its node is gone, or Ray has not replaced it yet.
+        drain_told: whether it was told that the node drains.
+    """
+
+    device: Device
+    group: Any
+    bundle: int
+    alone: bool
+    node: str
+    view: GpuView | None = None
+    look: Any = None
+    lost: bool = False
+    drain_told: bool = False
+
+    @property
+    def strategy(self) -> Any:
+        """Where Ray is to start what runs on the device."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
+
+    def begin_look(self) -> None:
+        """Starts a task that looks at the GPU; does nothing for a CPU."""
+        if self.device.kind == "gpu":
+            # The whole GPU: Ray tells the tasks that share one the same number.
+            self.look = call(_see_gpu, num_gpus=1, scheduling_strategy=self.strategy)
+
+    def end_look(self, timeout: float) -> bool:
+        """Takes over what the task has seen; returns whether it has ended.
+
+        Args:
+            timeout: seconds to wait for it.
+        """
+        if self.look is None:
+            return True
+        ready, _ = ray.wait([self.look], timeout=timeout, fetch_local=False)
+        if not ready:
+            return False
+        try:
+            self.view = GpuView(*ray.get(self.look, timeout=timeout))
+        except Exception as error:
+            _log.warning("a GPU of node %s cannot be looked at: %s", self.node, error)
+        self.look = None
+        return True
+
+    def settle(self, node: Node, driver_ip: str) -> None:
+        """Names the device's machine and fills in its memory, once its node is known."""
+        memory = self.device.memory_bytes
+        if memory is None and self.view is not None:
+            memory = self.view.memory_bytes
+        # By address: nodes of one machine share its memory and its disk.
+        self.device = replace(self.device, host=HERE if node.ip == driver_ip else node.ip, memory_bytes=memory)
+
+
+def reserve(devices: Sequence[Device]) -> Any:
+    """Asks Ray for a placement group of these devices, on as few nodes as possible, and does not wait for it."""
+    return placement_group([_bundle(device) for device in devices], strategy="PACK")
+
+
+def release(group: Any) -> None:
+    """Gives a placement group back, or withdraws it."""
+    remove_placement_group(group)
+
+
+def places(group: Any) -> dict[int, str]:
+    """Returns the node of each bundle that Ray has placed, by id; ``""`` for the others."""
+    return {int(bundle): str(node or "") for bundle, node in placement_group_table(group)["bundles_to_node_id"].items()}
+
+
+def is_placed(group: Any) -> bool:
+    """Whether Ray has given all that a placement group asks for."""
+    return bool(placement_group_table(group)["state"] == "CREATED")
+
+
+def _bundle(device: Device) -> dict[str, float]:
+    # No CPU beside a GPU: clusters that keep other work off their GPU nodes say that these have none.
+    bundle = {device.kind.upper(): 1.0}
+    if device.host != HERE:
+        bundle[f"node:{device.host}"] = PIN_SHARE
+    return bundle
+
+
+def _see_gpu() -> GpuView:
+    gpus = find_gpus()
+    token, memory = gpus[0] if gpus else (None, None)
+    return GpuView(os.environ.get("CUDA_VISIBLE_DEVICES"), token, memory)
