@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
+from fluid.errors import require_integer, require_number
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -22,6 +23,36 @@ class Sharing(NamedTuple):
 
     way: str
     why: str = ""
+
+
+class ScalingLimits(NamedTuple):
+    """How far a session may scale the number of its devices by itself.
+
+    Attributes:
+        autoscale: most devices that it may hold; ``None``: it never asks for any.
+        idle_timeout_s: seconds after which an idle device that was taken later is given back; ``None``: it never is.
+    """
+
+    autoscale: int | None = None
+    idle_timeout_s: float | None = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the session neither asks for devices nor gives any back."""
+        return self.autoscale is None and self.idle_timeout_s is None
+
+    @classmethod
+    def of(cls, autoscale: int | None, idle_timeout_s: float | None) -> ScalingLimits:
+        """Returns these limits.
+
+        Raises:
+            InvalidFieldError: one of them is none.
+        """
+        if autoscale is not None:
+            require_integer("autoscale", autoscale, at_least=1)
+        if idle_timeout_s is not None:
+            require_number("idle_timeout_s", idle_timeout_s, at_least=0.0)
+        return cls(autoscale, idle_timeout_s)
 
 
 @runtime_checkable
@@ -98,6 +129,31 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class ScalableBackend(Backend, Protocol):
+    """A backend that can take further devices, and give such ones back, while the session runs."""
+
+    @property
+    def scaling_limits(self) -> ScalingLimits:
+        """How far the session may scale."""
+        ...
+
+    def ask(self, devices: int) -> None:
+        """Asks for the devices that are missing to so many in all, in place of what was asked for before.
+
+        Never waits: a ``DeviceAdded`` reports each device that comes. If so many are held, this withdraws what was
+        asked for; it gives no device back.
+        """
+        ...
+
+    def release(self, device_id: int) -> None:
+        """Gives back a device that no command will name again, or that was lost, once its lanes have ended.
+
+        Never waits. A device that cannot be given back alone stays reserved.
+        """
         ...
 
 

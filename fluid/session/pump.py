@@ -29,6 +29,7 @@ from fluid.engine.notices import NoteDrained
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.session.alerts import Alerts
+from fluid.session.autoscaling import Autoscaler, make_autoscaler
 from fluid.session.inbox import GroupInbox
 from fluid.session.run_folder import RunFolder
 
@@ -71,6 +72,7 @@ class Pump:
         #: Those who wait for the end of a drain: of a device, or of the session where that is ``None``.
         self._drains: dict[int | None, list[Future[tuple[str, ...]]]] = {}
         self._alerts = Alerts(state, folder.path, self.inboxes)
+        self._autoscaler: Autoscaler | None = None
         self.began = backend.now()
         self._facts["clock"] = {"at": self.began, "time": timestamp()}
         self._closing = False
@@ -177,6 +179,9 @@ class Pump:
                 accepted()
             self._folder.journal(events, commands)
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
+        if self._autoscaler is not None:
+            with self._ending_on_error():
+                self._autoscaler.heard(events, commands)
         self._alerts.look(commands)
         for command in commands:
             if isinstance(command, NoteDrained):
@@ -212,6 +217,7 @@ class Pump:
             devices = self._backend.devices()
             self._facts["devices"] = [asdict(device) for device in devices]
             self._write_facts()
+            self._autoscaler = make_autoscaler(self._state, self._backend, devices, self.handle)
             for device in devices:
                 self.handle(DeviceAdded(self._backend.now(), device))
             while not self._closing and self._broken is None:
@@ -249,9 +255,10 @@ class Pump:
         answered = self._answer_calls()
         if self._broken is not None:
             return
-        until, alarm_at = self._until_tick(), self._state.alarm_at
         begun = self._backend.now()
-        events = self._backend.poll(_shorter(until, None if alarm_at is None else max(0.0, alarm_at - begun)))
+        scale_at = None if self._autoscaler is None else self._autoscaler.act(begun)
+        until, wake_at = self._until_tick(), _earlier(self._state.alarm_at, scale_at)
+        events = self._backend.poll(_earlier(until, None if wake_at is None else max(0.0, wake_at - begun)))
         if events:
             self._setups += [event.seconds for event in events if isinstance(event, TrialStarted)]
             for together in _apart(events):
@@ -315,6 +322,6 @@ def _apart(events: list[Event]) -> list[list[Event]]:
     return [list(together) for _, together in kinds]
 
 
-def _shorter(first: float | None, second: float | None) -> float | None:
-    """The shorter of two waits; ``None`` sets no limit."""
+def _earlier(first: float | None, second: float | None) -> float | None:
+    """The earlier of two times, or the shorter of two waits; ``None`` sets no limit."""
     return second if first is None else first if second is None else min(first, second)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from fluid._clock import VirtualClock
-from fluid.backends.base import Sharing
+from fluid.backends.base import ScalingLimits, Sharing
+from fluid.backends.simulated.booting import BootingDevices
 from fluid.backends.simulated.devices import SimulatedTrial, Truth, VirtualDevices
 from fluid.engine.commands import (
     Call,
@@ -32,6 +33,7 @@ from fluid.engine.commands import (
 )
 from fluid.engine.events import (
     Checkpoint,
+    DeviceAdded,
     Event,
     IterationDone,
     LaneLost,
@@ -42,7 +44,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
-from fluid.errors import FluidError
+from fluid.errors import FluidError, require_number
 from fluid.planning.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
@@ -60,10 +62,16 @@ class SimulatedBackend:
         epsilon: seconds a resize really costs.
         saves: whether every iteration is saved, at no cost, so that a trial that loses its lane loses no more than the
             iteration in flight.
+        autoscale, idle_timeout_s: see :class:`fluid.backends.base.ScalingLimits`.
+        boot_s: seconds until a device that was asked for comes; it is like the first one.
 
     Attributes:
         clock: the virtual clock.
         resizes: resizes so far.
+        scaling_limits: how far the session may scale.
+
+    Raises:
+        InvalidFieldError: a limit of scaling, or ``boot_s``, cannot be used.
 
     Example:
         >>> from fluid import Device
@@ -86,7 +94,11 @@ class SimulatedBackend:
         *,
         epsilon: float = 0.0,
         saves: bool = False,
+        autoscale: int | None = None,
+        idle_timeout_s: float | None = None,
+        boot_s: float = 0.0,
     ) -> None:
+        self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s)
         self.clock = VirtualClock()
         self.resizes = 0
         self._truth = truth
@@ -94,6 +106,7 @@ class SimulatedBackend:
         self._saves = saves
         self._devices = VirtualDevices(self.clock)
         self._devices.add(devices)
+        self._booting = BootingDevices(require_number("boot_s", boot_s, at_least=0.0), self._devices.all())
         self._configs: dict[str, Mapping[str, Any]] = {}
         self._trials: dict[str, SimulatedTrial] = {}
         #: trial -> lanes that hold a part of it
@@ -131,6 +144,14 @@ class SimulatedBackend:
         """Adds devices, before a command names them."""
         self._devices.add(devices)
 
+    def ask(self, devices: int) -> None:
+        """Asks for the devices that are missing to so many in all."""
+        self._booting.ask(devices - len(self._devices), self.now())
+
+    def release(self, device_id: int) -> None:
+        """Gives a device back."""
+        self._devices.remove(device_id)
+
     def now(self) -> float:
         """Returns the virtual time, seconds."""
         return self.clock.now()
@@ -160,7 +181,7 @@ class SimulatedBackend:
 
     def next_at(self) -> float:
         """When the next thing happens, seconds; infinite where nothing will."""
-        return self.now() if self._ready else self._devices.next_at()
+        return self.now() if self._ready else min(self._devices.next_at(), self._booting.next_at)
 
     def poll(self, timeout: float | None = None) -> list[Event]:
         """Advances to the next instant at which something happens, and returns all that happens then.
@@ -191,13 +212,16 @@ class SimulatedBackend:
             raise FluidError("this backend was closed")
 
     def _advance(self, latest: float) -> None:
-        instant = max(self._devices.next_at(), self.now())
+        instant = max(min(self._devices.next_at(), self._booting.next_at), self.now())
         if instant > latest:
             self.clock.advance_to(latest)
         elif instant == float("inf"):
             self._woken.wait()
         else:
             self.clock.advance_to(instant)
+            come = self._booting.pop(instant)
+            self._devices.add(come)
+            self._ready += [DeviceAdded(instant, device) for device in come]
             while self._devices.next_at() <= instant + _SAME_INSTANT * max(1.0, instant):
                 trial, resize = self._devices.pop()
                 if resize is None:

@@ -108,8 +108,15 @@ class VirtualDevices:
             self._devices[device.index] = device
             self._busy.setdefault(device.index, {})
 
+    def remove(self, index: int) -> None:
+        """Removes a device whose lanes were stopped."""
+        del self._devices[index], self._busy[index]
+
     def __contains__(self, index: object) -> bool:
         return index in self._devices
+
+    def __len__(self) -> int:
+        return len(self._devices)
 
     def start_lane(self, lane_id: int, device_id: int) -> None:
         """Binds a lane to a device."""
