@@ -123,6 +123,8 @@ class _DashboardLines:
             totals.update(group.trials)
         states = Text("  ").append_text(_states_text(totals)) if totals else Text()
         use = f"  {busy} of {count(len(devices), 'device')} busy" if devices else ""
+        if self._status.asked:
+            use += f"  {count(self._status.asked, 'more device')} asked for"
         # A failure counts for more than the number of busy devices, which the map below shows too.
         if line.cell_len + len(use) + states.cell_len <= self._width:
             line.append(use)

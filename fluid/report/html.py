@@ -228,7 +228,7 @@ def _summary(run: RecordedRun) -> str:
     states = states_text(Counter(trial.state for trial in run.trials))
     tiles = [
         ("makespan", duration(timeline.makespan), ""),
-        ("devices busy", percent(timeline.utilisation), f"of {count(len(timeline.devices), 'device')}"),
+        ("devices busy", percent(timeline.utilisation), f"of {run.devices_held}"),
         ("trials", f"{len(run.trials):,}", states),
         ("iterations", f"{sum(group.iterations for group in run.groups):,}", count(run.resizes, "resize")),
     ]

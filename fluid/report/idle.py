@@ -92,9 +92,7 @@ def idle_time(history: RunHistory, timeline: Timeline) -> IdleTime | None:
         waited += _length(could_run)
         no_trial += _length(free) - _length(could_run)
         ramp_up += _length(_both(_both(_with_room(history, stays), busy), wanting))
-    absent_seconds = sum(map(_length, timeline.absences.values()))
-    total = timeline.makespan * len(timeline.devices) - absent_seconds
-    return IdleTime(start, hand_over, unreported, waited, no_trial, ramp_up, total)
+    return IdleTime(start, hand_over, unreported, waited, no_trial, ramp_up, timeline.device_seconds)
 
 
 def _wants_a_device(wait: Wait) -> _Intervals:

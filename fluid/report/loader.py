@@ -260,19 +260,30 @@ def _device_events(
     changes: list[DeviceChange] = []
     resized: list[Resized] = []
     present: set[int] = set()
+    #: Of a session that was resumed: devices that it had and that were not reported once more so far, and when it was.
+    left, resumed_at = set[int](), 0.0
     for note, at in done.with_run_times(journal.places):
+        time = max(at, 0.0)
+        if isinstance(note, DeviceAdded):
+            index = note.device.index
+            if index in present - left:
+                left, resumed_at = present - {index}, time
+            elif index not in present:
+                changes.append((time, index, True))
+            present.add(index)
+            left.discard(index)
+            continue
+        changes += [(resumed_at, index, False) for index in sorted(left)]
+        present -= left
+        left = set()
         if isinstance(note, NoteResize):
             if note.trial_id in row_of:
                 resized.append(Resized(row_of[note.trial_id], at, note.seconds, note.device_ids))
-        elif isinstance(note, DeviceAdded):
-            # A resumed session reports the devices it already had once more.
-            if note.device.index not in present:
-                present.add(note.device.index)
-                changes.append((max(at, 0.0), note.device.index, True))
         elif note.device_id in present:
             present.remove(note.device_id)
-            changes.append((max(at, 0.0), note.device_id, False))
-    return changes, resized
+            changes.append((time, note.device_id, False))
+    changes += [(resumed_at, index, False) for index in sorted(left)]
+    return sorted(changes, key=lambda change: change[0]), resized
 
 
 def _devices(session: Mapping[str, Any], journal: Recovered, segments: Iterable[Segment]) -> tuple[Device, ...]:

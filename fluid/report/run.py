@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fluid.display.format import count, duration
 from fluid.report.idle import IdleTime
 from fluid.report.segments import FinishedIteration
 from fluid.report.story_words import StoryLine
@@ -192,6 +193,13 @@ class RecordedRun:
         """The session's own name; else that of its only search; else that of the folder."""
         search = self.groups[0].name if self.is_one_search else ""
         return str(self.session.get("name") or search or self.path.resolve().name)
+
+    @property
+    def devices_held(self) -> str:
+        """The number of devices; if some were not there all the time, also for how long they were in all."""
+        timeline = self.timeline
+        text = count(len(timeline.devices), "device")
+        return f"{text}, held for {duration(timeline.device_seconds)} in all" if timeline.absences else text
 
     @property
     def is_one_search(self) -> bool:

@@ -62,6 +62,7 @@ def as_json(run: RecordedRun) -> dict[str, Any]:
         "run": str(run.path),
         "session": {key: _plain(value) for key, value in run.session.items()},
         "devices": len(run.timeline.devices),
+        "device_seconds": run.timeline.device_seconds,
         "makespan_s": run.timeline.makespan,
         "utilisation": run.timeline.utilisation,
         "resizes": run.resizes,
@@ -143,7 +144,7 @@ def _plain(value: Any) -> Any:
 def _headline(run: RecordedRun) -> Text:
     timeline = run.timeline
     line = Text().append(printable(run.name), style="bold")
-    line.append(f": {count(len(run.trials), 'trial')} on {count(len(timeline.devices), 'device')}")
+    line.append(f": {count(len(run.trials), 'trial')} on {run.devices_held}")
     line.append(f", makespan {duration(timeline.makespan)}, devices busy {percent(timeline.utilisation)}")
     return line.append(f", {count(run.resizes, 'resize')}" if run.resizes else "")
 

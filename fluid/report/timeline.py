@@ -180,10 +180,15 @@ class Timeline:
         return fractions
 
     @cached_property
+    def device_seconds(self) -> float:
+        """Seconds for which devices were held, added up over the devices."""
+        return self.makespan * len(self.devices) - sum(map(_length, self.absences.values()))
+
+    @cached_property
     def utilisation(self) -> float:
-        """Busy device-seconds divided by available device-seconds."""
-        present = self.makespan * len(self.devices) - sum(map(_length, self.absences.values()))
-        return sum(map(_length, self.busy_intervals.values())) / present if present > 0.0 else 0.0
+        """Busy device-seconds divided by those for which devices were held."""
+        held = self.device_seconds
+        return sum(map(_length, self.busy_intervals.values())) / held if held > 0.0 else 0.0
 
     def utilisation_steps(self) -> tuple[FloatArray, FloatArray]:
         """Utilisation over time as a step function.

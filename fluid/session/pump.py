@@ -140,6 +140,11 @@ class Pump:
         """Whether the pump's thread asks."""
         return threading.current_thread() is self._thread
 
+    @property
+    def devices_asked(self) -> int:
+        """Devices that were asked for and have not come."""
+        return 0 if self._autoscaler is None else self._autoscaler.asked
+
     def close(self) -> None:
         """Ends the thread, and with it the backend; waits until both are gone, unless the thread itself calls it."""
         self._closing = True

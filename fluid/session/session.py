@@ -226,7 +226,8 @@ class Session:
         def status() -> Status:
             groups = {inbox.group_id: (inbox.group.name, inbox.group.search) for inbox in self.inboxes}
             began = self._pump.began
-            return status_of(self._state, groups, self._backend.now() - began, began=began)
+            at = self._backend.now() - began
+            return status_of(self._state, groups, at, began=began, asked=self._pump.devices_asked)
 
         return self._in_thread(status)
 

@@ -51,6 +51,7 @@ class Status:
         at: seconds since the session began.
         groups: in order of submission.
         devices: by index.
+        asked: number of devices that were asked for and have not come.
         silent: trials that have given no result for far longer than usual, and for how many seconds, the longest first.
         alpha, packing: measured packing overhead and c by profile key.
     """
@@ -61,10 +62,16 @@ class Status:
     alpha: dict[str, float]
     packing: dict[str, int]
     silent: tuple[tuple[str, float], ...] = ()
+    asked: int = 0
 
 
 def status_of(
-    state: EngineState, groups: Mapping[str, tuple[str, Search | None]], at: float, *, began: float = 0.0
+    state: EngineState,
+    groups: Mapping[str, tuple[str, Search | None]],
+    at: float,
+    *,
+    began: float = 0.0,
+    asked: int = 0,
 ) -> Status:
     """Reads a status off the engine.
 
@@ -73,6 +80,7 @@ def status_of(
         groups: name and search of each group, by id.
         at: seconds since the session began.
         began: when that was, seconds on the clock of the events.
+        asked: number of devices that were asked for and have not come.
     """
     now = began + at
     view, keys = state.view(), state.profile.keys()
@@ -94,6 +102,7 @@ def status_of(
         ),
         alpha={key: state.profile.alpha(key) for key in keys},
         packing={key: state.profile.measured_packing(key) for key in keys},
+        asked=asked,
         silent=tuple(sorted(state.silent(now), key=lambda trial: -trial[1])),
     )
 

@@ -448,6 +448,12 @@ def test_not_wanted_where_there_is_nothing_to_draw_on(monkeypatch: pytest.Monkey
         assert not LiveView.wanted()
 
 
+def test_the_header_tells_how_many_devices_were_asked_for() -> None:
+    asking = replace(status((("t", 1.0),)), asked=3)
+    assert "  1 of 1 device busy  3 more devices asked for  3 running" in lines(asking)[0]
+    assert "1 more device asked for" in lines(replace(EMPTY, asked=1))[0]
+
+
 def test_a_narrow_header_keeps_the_failures() -> None:
     trials = {"RUNNING": 3, "STARTING": 1, "QUEUED": 14, "DONE": 15, "STOPPED": 12, "FAILED": 1}
     session = status((("t", 1.0),), groups=[group_status("a", trials, 0, 100, None)])

@@ -409,6 +409,30 @@ def test_a_device_that_is_lost_ends_there(session: Sessions) -> None:
     assert line.busy_fractions == {0: 1.0, 1: 0.0, 2: 1.0, 9: 0.0}
 
 
+def test_a_run_tells_for_how_long_devices_were_held_if_some_came_or_went(session: Sessions) -> None:
+    made = session({"g": [trial("a", 4)]})
+    made.happened(DeviceAdded(-1.0, Device(0)))
+    made.results(("a", 1, 0.0, 90.0, 1.0, (0,), None))
+    assert load_run(made.path).devices_held == "1 device"
+    made.happened(DeviceAdded(10.0, Device(1)), NoteDeviceLost(1, 40.0))
+    run = load_run(made.close())
+    assert run.devices_held == "2 devices, held for 120 s in all"
+    assert run.timeline.utilisation == 90.0 / 120.0
+
+
+def test_devices_that_a_session_did_not_find_again_when_it_was_resumed_were_absent_from_then_on(
+    session: Sessions,
+) -> None:
+    made = session({"g": [trial("a", 9)]})
+    made.happened(*(DeviceAdded(400.0, Device(index)) for index in range(3)))
+    made.results(("a", 1, 500.0, 510.0, 1.0, (0,), None))
+    made.happened(DeviceAdded(520.0, Device(0)), DeviceAdded(520.0, Device(2)), DeviceAdded(525.0, Device(3)))
+    made.results(("a", 2, 520.0, 540.0, 1.0, (0,), None))
+    assert load_run(made.path).timeline.absences == {1: ((20.0, 40.0),), 3: ((0.0, 25.0),)}
+    made.happened(NoteDeviceLost(2, 530.0))
+    assert load_run(made.close()).timeline.absences == {1: ((20.0, 40.0),), 2: ((30.0, 40.0),), 3: ((0.0, 25.0),)}
+
+
 def test_a_resize_is_a_pause_at_the_beginning_of_what_follows(session: Sessions) -> None:
     made = session({"g": [trial("a", 4), trial("b", 1)]})
     made.results(

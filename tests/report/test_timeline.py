@@ -157,6 +157,7 @@ def test_an_absent_device_does_not_count() -> None:
     line = timeline([wide(0, 0.0, 8.0, 0), wide(1, 0.0, 2.0, 1)], 2, changes=changes)
     assert line.absences == {1: ((2.0, 6.0),)}
     assert line.busy_fractions == {0: 1.0, 1: 0.5}
+    assert line.device_seconds == 12.0
     assert line.utilisation == pytest.approx(10.0 / 12.0)
     times, shares = line.utilisation_steps()
     assert times.tolist() == [0.0, 2.0, 6.0, 8.0]

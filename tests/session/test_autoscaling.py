@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid import Device, FluidExecutor, Trial, TrialGroup
+from fluid import Device, FluidExecutor, Result, Trial, TrialGroup, TrialListener
 from fluid.backends.base import ScalableBackend, ScalingLimits
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import InvalidFieldError
@@ -191,12 +191,22 @@ def test_devices_are_asked_for_used_and_given_back(tmp_path: Path) -> None:
 
 
 def test_what_was_asked_for_is_withdrawn_when_its_trials_have_ended(tmp_path: Path) -> None:
-    backend = Watched(autoscale=3, boot_s=1000.0)
+    class Looks(TrialListener):
+        """Looks how many devices were asked for, at each result."""
+
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_result(self, result: Result) -> None:
+            self.seen.append(executor.status().asked)
+
+    backend, looks = Watched(autoscale=3, boot_s=1000.0), Looks()
     with FluidExecutor(backend, packing="off", run_dir=tmp_path / "run", verbose=0) as executor:
-        assert executor.submit_trialgroup(group(3)).wait(timeout=PATIENCE)
+        assert executor.submit_trialgroup(group(3), looks).wait(timeout=PATIENCE)
         assert executor.submit_trialgroup(group(1)).wait(timeout=PATIENCE)
     # One trial waits from 30 s on, and none from 60 s on.
     assert backend.asks == [(5.0, 3), (35.0, 2), (65.0, 0)]
+    assert looks.seen == [2, 2, 2, 1, 1, 1, 0, 0, 0]
     assert [index for _, _, index in entries(tmp_path / "run", "DeviceAdded")] == [0]
 
 
