@@ -17,6 +17,9 @@ from fluid.static_fluid import StaticFluid
 class ReallocateByShare:
     """Gives running trials StaticFluid's widths for their remaining work, if that repays epsilon."""
 
+    #: A trial that is alone on its device may join others.
+    moves_only_devices = False
+
     def replan(self, running: Running) -> list[WidthChange]:
         """Returns scale-downs first, then scale-ups by descending height, capped by the idle devices.
 

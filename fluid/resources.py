@@ -116,6 +116,8 @@ class Cluster:
     devices: tuple[Device, ...]
     memory_watermark: float = DEFAULT_MEMORY_WATERMARK
     _by_index: dict[int, Device] = field(init=False, repr=False, compare=False, hash=False)
+    #: Bytes that trials may fill on each device, ascending.
+    rooms: tuple[float, ...] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -133,6 +135,7 @@ class Cluster:
             raise InvalidFieldError("devices", twice, "these device indices occur more than once")
         object.__setattr__(self, "devices", tuple(by_index[index] for index in sorted(by_index)))
         object.__setattr__(self, "_by_index", by_index)
+        object.__setattr__(self, "rooms", tuple(sorted(map(self.usable_bytes, self.devices))))
 
     @classmethod
     def of(cls, devices: int | Iterable[Device], *, kind: DeviceKind = "gpu") -> Cluster:

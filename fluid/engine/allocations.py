@@ -36,11 +36,17 @@ class Allocations:
         self._occupancy = occupancy
         self._estimates = estimates
         self._table = table
+        #: Rows of trials that are being resized: they hold devices, and planners do not see them.
+        self._moving: set[int] = set()
 
     @property
     def running(self) -> list[int]:
         """Rows of the trials that run, or are about to, and are not being resized; ascending."""
         return sorted(self._table)
+
+    def alone(self) -> list[int]:
+        """Rows of those among them that have one device, and that for themselves; ascending."""
+        return self._table.alone(self._occupancy)
 
     def snapshot(self) -> Running:
         """What a re-planner sees: the trials that run and are not being resized, by ascending row."""
@@ -95,6 +101,7 @@ class Allocations:
         self._occupancy.move(trial.row, devices, width, need, old_devices_row=old_devices_row)
         trial.placement.width = width
         self._table.remove(trial.row)
+        self._moving.add(trial.row)
 
     def move_back(self, trial: TrialRecord, move: Move) -> None:
         """Gives a trial that has not moved yet what it had before."""
@@ -112,11 +119,13 @@ class Allocations:
     def mark_running(self, trial: TrialRecord) -> None:
         """Adds a trial to those that planners may resize: it runs, or is about to, on the devices it holds."""
         devices = self._occupancy.held[trial.row]
+        self._moving.discard(trial.row)
         self._table.add(trial, devices, self._occupancy.speed(devices), self.work.by_row[trial.row])
 
     def release(self, trial: TrialRecord) -> None:
         """Frees everything that a trial holds."""
         self._table.remove(trial.row)
+        self._moving.discard(trial.row)
         self.work.forget(trial.row)
         if trial.row in self._occupancy.held:
             self._occupancy.release(trial.row)
@@ -138,6 +147,12 @@ class Allocations:
             trial = self._trials.by_row.get(row)
             if trial is not None and trial.spec.profile_key == profile_key and trial.spec.memory is None:
                 self.update_need(trial)
+
+    @property
+    def waiting_work(self) -> float:
+        """Seconds of work left of the trials that wait."""
+        moving = sum(self.work.by_row[row] for row in self._moving)
+        return max(0.0, self.work.total - self._table.total_work - moving)
 
     # -- work left -----------------------------------------------------------------------------------------
 

@@ -37,6 +37,10 @@ class Preemptions:
             return []
         if not 0 < len(core.queue) <= tuning.MOST_WAITING * len(core.occupancy):
             return []
+        first = core.queue.first_priority
+        victims = {row for row in core.allocations.alone() if self._may_be_preempted(core.trials.by_row[row], first)}
+        if not victims:
+            return []
         running = [core.trials.by_row[row] for row in core.allocations.running]
         waiting = [core.trials.by_row[row] for row in core.queue]
         if any(trial.placement.preemption is not None for trial in running):
@@ -44,9 +48,8 @@ class Preemptions:
         if not all(core.estimates.is_measured(trial) for trial in (*running, *waiting)):
             return []
         pace = core.estimates.usual_pace()
-        first = max(trial.spec.priority for trial in waiting)
         plan = choose_preemptions(
-            [self._demand(trial, pace, self._may_be_preempted(trial, first)) for trial in running],
+            [self._demand(trial, pace, trial.row in victims) for trial in running],
             [self._demand(trial, pace, self._may_take_over(trial, first)) for trial in waiting],
             len(core.occupancy),
         )
@@ -65,12 +68,11 @@ class Preemptions:
         cost = estimates.of_key(trial).interruption
         return Demand(trial.row, seconds, trial.progress.follow_up_iterations * usual_pace, step, width, cost, yields)
 
-    def _may_be_preempted(self, trial: TrialRecord, first: float) -> bool:
+    @staticmethod
+    def _may_be_preempted(trial: TrialRecord, first: float) -> bool:
         if trial.state is not TrialState.RUNNING or trial.placement.preemption is not None or trial.calls:
             return False
-        if not trial.spec.can_save or trial.spec.priority > first or trial.placement.width > 1.0:
-            return False
-        return self._core.estimates.co_residents(trial) == 1
+        return trial.spec.can_save and trial.spec.priority <= first
 
     @staticmethod
     def _may_take_over(trial: TrialRecord, first: float) -> bool:

@@ -55,12 +55,16 @@ class Rebalancing:
         changes = [WidthChange(row, float(width)) for row, width in self._table.too_wide()]
         if not changes and self._queue:
             changes = self._make_room(replanner)
-        elif not changes:
+        elif not changes and not self._has_nothing_to_move(replanner):
             changes = replanner.replan(self._allocations.snapshot())
         by_row = self._trials.by_row
         return [
             (by_row[change.row], change.width) for change in changes if self._allowed(by_row[change.row], change.width)
         ]
+
+    def _has_nothing_to_move(self, replanner: Replanner) -> bool:
+        free = self._occupancy.free_count > 0 or self._table.has_several_devices
+        return replanner.moves_only_devices and not free
 
     def _make_room(self, replanner: Replanner) -> list[WidthChange]:
         narrowest = min(self._queue.widths())
@@ -69,8 +73,7 @@ class Rebalancing:
             self._allocations.allow_packing(trial, max(narrowest, 1.0 / self._estimates.packing(trial)))
         if not self._table.can_narrow():
             return []
-        waiting = np.array([self._allocations.work.by_row[row] for row in self._queue])
-        return replanner.make_room(self._allocations.snapshot(), waiting)
+        return replanner.make_room(self._allocations.snapshot(), np.array([self._allocations.waiting_work]))
 
     def _allowed(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial can be resized now, and a wider one ends sooner."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+
+#: Paths that are gone stay in the heap until there are as many of them as others, and so many more.
+_SLACK = 64
+
 
 class RemainingWork:
     """Seconds of work left of each trial that runs or waits, at width 1 and speed 1, as last predicted."""
@@ -11,6 +16,8 @@ class RemainingWork:
         self._total = 0.0
         #: row -> seconds to the end of the critical path that begins with it, of trials with follow-up iterations.
         self._paths: dict[int, float] = {}
+        #: Heap of (-seconds, row): all of those, and some that were removed or changed since.
+        self._longest: list[tuple[float, int]] = []
 
     @property
     def total(self) -> float:
@@ -20,7 +27,10 @@ class RemainingWork:
     @property
     def longest_path(self) -> float:
         """Seconds to the end of the longest critical path; 0 if no trial has follow-up iterations."""
-        return max(self._paths.values(), default=0.0)
+        heap, paths = self._longest, self._paths
+        while heap and paths.get(heap[0][1]) != -heap[0][0]:
+            heapq.heappop(heap)
+        return -heap[0][0] if heap else 0.0
 
     def set(self, row: int, seconds: float) -> None:
         """Sets the work that a trial has left."""
@@ -30,6 +40,10 @@ class RemainingWork:
     def set_path(self, row: int, seconds: float) -> None:
         """Sets the length of the critical path that begins with a trial."""
         self._paths[row] = seconds
+        heapq.heappush(self._longest, (-seconds, row))
+        if len(self._longest) > 2 * len(self._paths) + _SLACK:
+            self._longest = [(-each, key) for key, each in self._paths.items()]
+            heapq.heapify(self._longest)
 
     def forget(self, row: int) -> None:
         """Removes a trial that neither runs nor waits any more."""

@@ -132,6 +132,23 @@ class RunningTable:
         widths = self._width.values[:count]
         return bool(((widths >= 2.0) | ((widths == 1.0) & (self._packing(slice(count)) > 1))).any())
 
+    def alone(self, occupancy: Occupancy) -> list[int]:
+        """Rows of the trials that have one device, and that for themselves, ascending."""
+        count, held = len(self._rows), occupancy.residents
+        found = np.flatnonzero(self._width.values[:count] <= 1.0)
+        rows, devices = self._row.values[found].tolist(), self._device.values[found].tolist()
+        return sorted(row for row, device in zip(rows, devices, strict=True) if len(held[device]) == 1)
+
+    @property
+    def has_several_devices(self) -> bool:
+        """Whether a trial has several devices."""
+        return bool((self._width.values[: len(self._rows)] >= 2.0).any())
+
+    @property
+    def total_work(self) -> float:
+        """Seconds of work left of all trials."""
+        return float(self._work.values[: len(self._rows)].sum())
+
     def too_wide(self) -> list[tuple[int, int]]:
         """(row, width that helps) of the trials that run wider than was measured to help."""
         count = len(self._rows)
@@ -148,8 +165,9 @@ class RunningTable:
         key, width = self._key.values[order], self._width.values[order]
         device = self._device.values[order]
         residents = np.ones(count, dtype=np.int64)
-        for position in np.flatnonzero(width < 1.0).tolist():  # the others are alone
-            residents[position] = len(occupancy.residents[int(device[position])])
+        packed = np.flatnonzero(width < 1.0)  # the others are alone
+        if len(packed):
+            residents[packed] = list(map(len, map(occupancy.residents.__getitem__, device[packed].tolist())))
         return Running(
             rows=self._row.values[order],
             remaining=self._work.values[order],

@@ -76,7 +76,7 @@ class Scheduling:
         """Gives trials widths and queues them."""
         if not trials:
             return
-        instance = self._instance(trials)
+        instance, heights = self._instance(trials)
         if self._work.by_row:
             others = np.array([self._work.total])
             arrangement = self._planner.join(instance, others, self._occupancy.free_count)
@@ -91,9 +91,10 @@ class Scheduling:
         self._set_paths(trials)
         order = arrangement.order.tolist()
         early = self._to_start_early([trials[position] for position in order])
+        path = self._work.longest_path
         for position in order:
             trial = trials[position]
-            self.enqueue(trial, float(widths[position]), early=trial.row in early)
+            self._enqueue(trial, widths[position], heights[position], path, early=trial.row in early)
 
     def plan_queue_again(self) -> None:
         """Gives queued trials widths by the present estimates."""
@@ -103,24 +104,38 @@ class Scheduling:
             self._work.forget(trial.row)
         self.arrive(waiting)
 
-    def _instance(self, trials: Sequence[TrialRecord]) -> Instance:
+    def _instance(self, trials: Sequence[TrialRecord]) -> tuple[Instance, list[float]]:
+        """The planner's input, and the seconds of work left of each trial."""
         estimates = self._estimates
-        of_keys = [estimates.of_key(trial) for trial in trials]
         if self._cluster is None:
             self._cluster = Cluster(tuple(self._occupancy.open_devices), self._occupancy.memory.watermark)
-        return Instance.build(
-            [self._height(trial) for trial in trials],
+        # Most trials of a long queue are alike to the planner: what it sees is computed once for all of these.
+        kinds: dict[Hashable, int] = {}
+        first: list[TrialRecord] = []
+        kind_of: list[int] = []
+        for trial in trials:
+            kind = kinds.setdefault(_plans_as(trial), len(first))
+            if kind == len(first):
+                first.append(trial)
+            kind_of.append(kind)
+        of_keys = [estimates.of_key(trial) for trial in first]
+        heights = [estimates.height(trial) for trial in first]
+        instance = Instance.build(
+            [max(height, tuning.LEAST_HEIGHT_S) for height in heights],
             self._cluster,
             alpha=[estimate.alpha for estimate in of_keys],
             beta=[estimate.beta for estimate in of_keys],
-            c=[estimates.packing(trial) for trial in trials],
-            d=[estimates.widest(trial) for trial in trials],
+            c=[estimates.packing(trial) for trial in first],
+            d=[estimates.widest(trial) for trial in first],
             epsilon=estimates.epsilon,
             threshold=-math.inf,  # c comes from measurements; alpha must not lower it a second time
-            trial_ids=[trial.trial_id for trial in trials],
-            priority=[trial.spec.priority for trial in trials],
-            needs=[estimates.need(trial) for trial in trials],
+            trial_ids=[trial.trial_id for trial in first],
+            priority=[trial.spec.priority for trial in first],
+            needs=[estimates.need(trial) for trial in first],
         )
+        if len(first) == len(trials):
+            return instance, heights
+        return instance.take(kind_of, [trial.trial_id for trial in trials]), [heights[kind] for kind in kind_of]
 
     def _height(self, trial: TrialRecord) -> float:
         """Seconds of work left, more than 0: a trial that is queued for a call has run its budget."""
@@ -139,24 +154,27 @@ class Scheduling:
         """
         if again:
             self._set_paths([trial])
+        height, path = self._estimates.height(trial), self._work.longest_path
+        self._enqueue(trial, width, height, path, again=again, early=early)
+
+    def _enqueue(
+        self, trial: TrialRecord, width: float, height: float, path: float, *, again: bool = False, early: bool = False
+    ) -> None:
+        """Queues a trial that has ``height`` seconds of work left; the longest critical path takes ``path`` seconds."""
+        row, spec, residence = trial.row, trial.spec, trial.residence
+        pinned = trial.pinned
         # A pinned trial can use only the device of its lane.
-        self._allocations.set_width(trial, min(width, 1.0) if trial.pinned else width)
-        self._allocations.update_work(trial)
+        trial.placement.width = width = min(width, 1.0) if pinned else width
+        self._work.set(row, height)
         # Trials are alike to placement while they have the same need, which is that of their key, also once it is
         # measured. On the device that keeps its state, a trial fits although others with the same need do not.
-        kind: Hashable = trial.spec.memory or (trial.spec.profile_key if self._occupancy.memory.is_bounded else None)
-        if trial.pinned or (trial.residence.device is not None and self._estimates.need(trial) is not None):
-            kind = trial.row
-        critical = self._planner.preempts and (early or self._is_critical(trial))
-        self._queue.push(
-            trial.row,
-            trial.placement.width,
-            trial.spec.priority,
-            kind,
-            critical=critical,
-            in_front=again,
-            bound=trial.pinned,
-        )
+        kind: Hashable = spec.memory or (spec.profile_key if self._occupancy.memory.is_bounded else None)
+        if pinned or (residence.device is not None and self._estimates.need(trial) is not None):
+            kind = row
+        # It has follow-up iterations, or is by itself longer than the longest critical path.
+        leads = path > 0.0 and (trial.progress.follow_up_iterations > 0 or height > tuning.OVERTAKES * path)
+        critical = self._planner.preempts and (early or leads)
+        self._queue.push(row, width, spec.priority, kind, critical=critical, in_front=again, bound=pinned)
         self.joined.append(trial)
 
     def withdraw(self, trial: TrialRecord) -> None:
@@ -178,20 +196,13 @@ class Scheduling:
 
         The others fill the devices at the end; but results of whole trials are of use from the beginning.
         """
-        heights = {trial.row: self._height(trial) for trial in trials}
         others = [trial.row for trial in trials if trial.progress.follow_up_iterations == 0]
         if len(others) == len(trials) or not others:
             return set()
+        heights = {trial.row: self._height(trial) for trial in trials}
         share = sum(heights[row] for row in others) / sum(heights.values())
         running = sum(self._trials.by_row[row].progress.follow_up_iterations == 0 for row in self._table)
         return set(others[: max(0, round(share * len(self._occupancy)) - running)])
-
-    def _is_critical(self, trial: TrialRecord) -> bool:
-        """Whether a trial has follow-up iterations, or is by itself longer than the longest critical path."""
-        path = self._work.longest_path
-        if path <= 0.0:
-            return False
-        return trial.progress.follow_up_iterations > 0 or self._work.by_row[trial.row] > tuning.OVERTAKES * path
 
     # -- placing -------------------------------------------------------------------------------------------
 
@@ -269,3 +280,12 @@ class Scheduling:
             if trial.placement.width > most:
                 self._queue.remove(row)
                 self.enqueue(trial, float(most))
+
+
+def _plans_as(trial: TrialRecord) -> Hashable:
+    """Equal for trials that are alike to planners: only one that has run has a pace, and a state, of its own."""
+    spec, limits = trial.spec, trial.limits
+    if trial.pace.seconds is not None or trial.residence.lane is not None:
+        return trial.row
+    left, caps = trial.progress.left, (limits.packing_cap, limits.width_cap)
+    return spec.profile_key, left, spec.priority, spec.max_width, spec.memory, caps

@@ -50,6 +50,8 @@ def concentrated_widths(instance: Instance) -> FloatArray:
 class Concentrate:
     """Widens the longest packed trials to their efficient width as devices become idle; R once none is packed."""
 
+    moves_only_devices = True
+
     def __init__(self) -> None:
         self._water_fill = WaterFill()
 

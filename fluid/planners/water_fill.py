@@ -31,6 +31,8 @@ class WaterFill:
     earlier. Other trials keep their widths.
     """
 
+    moves_only_devices = True
+
     def replan(self, running: Running) -> list[WidthChange]:
         """Returns narrowing changes first, then widening ones, each by descending remaining work."""
         if not len(running):

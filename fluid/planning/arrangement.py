@@ -53,7 +53,13 @@ class Running:
 
 
 class Replanner(Protocol):
-    """Chooses widths of running trials at each departure or change of devices, once nothing is queued."""
+    """Chooses widths of running trials at each departure or change of devices, once nothing is queued.
+
+    Attributes:
+        moves_only_devices: whether it changes nothing while no device is idle and no trial has several.
+    """
+
+    moves_only_devices: bool
 
     def replan(self, running: Running) -> list[WidthChange]:
         """Returns the width changes worth making, in the order in which to make them."""
@@ -64,13 +70,15 @@ class Replanner(Protocol):
 
         Args:
             running: the trials that run.
-            waiting: heights of the queued trials, seconds.
+            waiting: heights of the queued trials, seconds, or their sum.
         """
         ...
 
 
 class KeepWidths:
     """The re-planner that never changes a width."""
+
+    moves_only_devices = True
 
     def replan(self, running: Running) -> list[WidthChange]:
         """Returns nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,18 @@ class Instance:
         instance._fit_memory()
         return instance
 
+    def take(self, rows: Sequence[int], trial_ids: Sequence[str]) -> Instance:
+        """Returns the instance of trials that are as these rows, under ids of their own; a row may occur often."""
+        index = np.asarray(rows, dtype=np.int64)
+        return replace(
+            self,
+            trial_ids=tuple(trial_ids),
+            heights=self.heights[index],
+            model=self.model.take(index),
+            priority=self.priority[index],
+            needs=tuple([self.needs[row] for row in rows]),
+        )
+
     @classmethod
     def from_group(
         cls,
@@ -193,7 +205,9 @@ class Instance:
 
     def _fit_memory(self) -> None:
         """Raises if a trial fits on no device, and lowers d to the number of devices that a trial fits on."""
-        rooms = sorted(self.cluster.usable_bytes(device) for device in self.cluster.devices)
+        if not any(self.needs):
+            return
+        rooms = self.cluster.rooms
         for row, need in enumerate(self.needs):
             if need is None:
                 continue

@@ -12,6 +12,7 @@ Muntz and Coffman (Preemptive scheduling of real-time tasks, 1970).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -79,6 +80,7 @@ def choose_preemptions(running: Sequence[Demand], waiting: Sequence[Demand], n: 
     work = sum(demand.seconds * demand.width for demand in everyone)
     horizon = max(work / n, *(demand.level for demand in everyone))
     victims = [demand for demand in running if demand.yields and demand.seconds >= (1.0 + _ROUNDING) * demand.step]
+    victims = sorted(victims, key=lambda demand: demand.level)[::-1]  # The next one is the last.
     # When devices become idle without preemption.
     ends = sorted(demand.seconds for demand in running)
     ahead = {demand.row: place for place, demand in enumerate(waiting)}
@@ -87,7 +89,7 @@ def choose_preemptions(running: Sequence[Demand], waiting: Sequence[Demand], n: 
     for demand in sorted(waiting, key=lambda demand: -demand.level):
         if not victims:
             break
-        victim = min(victims, key=lambda other: other.level)
+        victim = victims[-1]
         worth = _ROUNDING * victim.step + victim.cost
         slack = horizon - demand.level
         place = max(0, ahead[demand.row] - len(preemptions))
@@ -103,7 +105,7 @@ def choose_preemptions(running: Sequence[Demand], waiting: Sequence[Demand], n: 
             again_in = min(again_in, victim.step)
             continue
         preemptions.append(Preemption(victim.row, demand.row))
-        victims.remove(victim)
-        ends.remove(victim.seconds)
-        ends = sorted([*ends, victim.step + demand.seconds])
+        victims.pop()
+        del ends[bisect_left(ends, victim.seconds)]
+        insort(ends, victim.step + demand.seconds)
     return PreemptionPlan(preemptions, again_in)

@@ -67,7 +67,7 @@ def make_room(running: Running, waiting: FloatArray) -> list[WidthChange]:
 
     Args:
         running: the trials that run.
-        waiting: heights of the queued trials, seconds.
+        waiting: heights of the queued trials, seconds, or their sum.
 
     Returns:
         Width changes, the widest trial first; none for a trial that ends within epsilon.

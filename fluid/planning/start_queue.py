@@ -107,6 +107,11 @@ class StartQueue:
         """Number of queued rows by width, without those that only one device will do for."""
         return self._unbound
 
+    @property
+    def first_priority(self) -> float:
+        """The priority of the row that starts first; for a queue that is not empty."""
+        return -min(self._classes)[0]
+
     def widths(self) -> list[float]:
         """Widths of the queued rows, in starting order; a width may come several times."""
         return [-key[2] for key in sorted(self._classes)]

@@ -222,6 +222,8 @@ def test_a_trial_short_of_memory_lets_its_likes_pass() -> None:
 class Widen:
     """Gives every idle device to the first running trial; remembers what it saw."""
 
+    moves_only_devices = True
+
     def __init__(self) -> None:
         self.seen: list[Running] = []
 
