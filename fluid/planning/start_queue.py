@@ -6,11 +6,33 @@ queued.
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 
 #: (-priority, whether it is not critical, -width)
 _Class = tuple[float, bool, float]
+
+
+class _QueueLine:
+    """Rows of one class and one kind.
+
+    Attributes:
+        key, kind: theirs.
+        rows: row -> ticket, by ascending ticket.
+    """
+
+    __slots__ = ("key", "kind", "rows")
+
+    def __init__(self, key: _Class, kind: Hashable) -> None:
+        self.key = key
+        self.kind = kind
+        self.rows: OrderedDict[int, int] = OrderedDict()
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """Row and ticket of the row that has waited longest."""
+        return next(iter(self.rows.items()))
 
 
 class StartQueue:
@@ -20,9 +42,9 @@ class StartQueue:
     """
 
     def __init__(self) -> None:
-        #: class -> kind -> (ticket, row) in order; no empty ones.
-        self._classes: dict[_Class, dict[Hashable, deque[tuple[int, int]]]] = {}
-        self._where: dict[int, tuple[_Class, Hashable, int]] = {}
+        #: class -> kind -> line; no empty ones.
+        self._classes: dict[_Class, dict[Hashable, _QueueLine]] = {}
+        self._where: dict[int, _QueueLine] = {}
         #: Rows that only one device will do for.
         self._bound: set[int] = set()
         #: width -> number of its other rows; no zeros.
@@ -38,8 +60,12 @@ class StartQueue:
     def __iter__(self) -> Iterator[int]:
         """Iterates over the rows in starting order."""
         for key in sorted(self._classes):
-            for _, row in sorted(entry for rows in self._classes[key].values() for entry in rows):
-                yield row
+            lines = list(self._classes[key].values())
+            if len(lines) == 1:
+                yield from list(lines[0].rows)
+            else:
+                tickets = [(ticket, row) for line in lines for row, ticket in line.rows.items()]
+                yield from (row for _, row in sorted(tickets))
 
     def push(
         self,
@@ -66,34 +92,33 @@ class StartQueue:
         key = (-priority, not critical, -width)
         self._tickets += 1
         ticket = -self._tickets if in_front else self._tickets
-        self._where[row] = (key, kind, ticket)
+        lines = self._classes.get(key)
+        if lines is None:
+            lines = self._classes[key] = {}
+        line = lines.get(kind)
+        if line is None:
+            line = lines[kind] = _QueueLine(key, kind)
+        self._where[row] = line
+        line.rows[row] = ticket
+        if in_front:
+            line.rows.move_to_end(row, last=False)
         if bound:
             self._bound.add(row)
         else:
             self._unbound[width] = self._unbound.get(width, 0) + 1
-        rows = self._classes.setdefault(key, {}).setdefault(kind, deque())
-        if in_front:
-            rows.appendleft((ticket, row))
-        else:
-            rows.append((ticket, row))
 
     def width(self, row: int) -> float:
         """The width with which a row was queued."""
-        return -self._where[row][0][2]
+        return -self._where[row].key[2]
 
     def line(self, row: int) -> Hashable:
         """The width and kind of a row: rows of one line are alike to placement."""
-        key, kind, _ = self._where[row]
-        return key[2], kind
+        line = self._where[row]
+        return line.key[2], line.kind
 
     def remove(self, row: int) -> None:
         """Removes a row."""
-        key, kind, ticket = self._where.pop(row)
-        self._uncount(row, -key[2])
-        rows = self._classes[key][kind]
-        rows.remove((ticket, row))
-        if not rows:
-            self._forget(key, kind)
+        self._remove(row, self._where[row])
 
     def clear(self) -> None:
         """Removes all rows."""
@@ -131,42 +156,36 @@ class StartQueue:
         #: kinds of which none fits, by width
         refused: dict[float, set[Hashable]] = {}
         for key in sorted(self._classes):
-            kinds = self._classes[key]
             unfit = refused.setdefault(key[2], set())
-            while kinds:
-                kind = self._next_kind(kinds, unfit)
-                if kind in unfit:
-                    break
-                rows = kinds[kind]
-                while place(row := rows[0][1]):
+            fitting = [line for kind, line in self._classes[key].items() if kind not in unfit]
+            # The line whose first row has waited longest comes first.
+            turns = [(line.first[1], line) for line in fitting]
+            heapq.heapify(turns)
+            while turns:
+                _, line = heapq.heappop(turns)
+                while place(row := line.first[0]):
                     started.append(row)
-                    del self._where[row]
-                    self._uncount(row, -key[2])
-                    rows.popleft()
-                    if not rows:
-                        self._forget(key, kind)
-                    if not rows or len(kinds) > 1:
+                    self._remove(row, line)
+                    if not line.rows:
+                        break
+                    if turns:
+                        heapq.heappush(turns, (line.first[1], line))
                         break
                 else:
-                    unfit.add(kind)
+                    unfit.add(line.kind)
         return started
 
-    @staticmethod
-    def _next_kind(kinds: dict[Hashable, deque[tuple[int, int]]], unfit: set[Hashable]) -> Hashable:
-        """The kind whose first row has waited longest, of those that may fit; any if none may."""
-        if len(kinds) == 1:
-            return next(iter(kinds))
-        return min(kinds, key=lambda kind: (kind in unfit, kinds[kind][0]))
-
-    def _uncount(self, row: int, width: float) -> None:
+    def _remove(self, row: int, line: _QueueLine) -> None:
+        del self._where[row], line.rows[row]
+        width = -line.key[2]
         if row in self._bound:
             self._bound.remove(row)
         elif self._unbound[width] > 1:
             self._unbound[width] -= 1
         else:
             del self._unbound[width]
-
-    def _forget(self, key: _Class, kind: Hashable) -> None:
-        del self._classes[key][kind]
-        if not self._classes[key]:
-            del self._classes[key]
+        if not line.rows:
+            lines = self._classes[line.key]
+            del lines[line.kind]
+            if not lines:
+                del self._classes[line.key]
