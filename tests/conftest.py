@@ -98,7 +98,7 @@ _GROUPS = {
     # They look for what is left of a session on Ray.
     "ray": ("backends/lanes/test_host_memory.py", "backends/ray/", "conformance/", "trainables/test_trainable.py"),
     # They look for what is left of a daemon of MPS.
-    "mps": ("backends/lanes/test_mps_sharing.py", "gpu/test_mps", "test_packing_benchmarks.py"),
+    "mps": ("backends/hosts/test_mps_sharing.py", "gpu/test_mps", "test_packing_benchmarks.py"),
 }
 
 
@@ -221,7 +221,9 @@ def fork(tmp_path: Path) -> Iterator[Callable[..., Lane]]:
     lanes: list[Lane] = []
 
     def make(server: ForkServerProcess, lane_id: int, **options: Any) -> Lane:
-        lanes.append(Lane(server.fork(LaneOptions(lane_id, run_folder=str(tmp_path), **options))))
+        ours, theirs = socket.socketpair()
+        server.fork(LaneOptions(lane_id, run_folder=str(tmp_path), **options), theirs)
+        lanes.append(Lane(ours))
         return lanes[-1]
 
     yield make

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from fluid.engine.commands import Command
@@ -169,52 +169,51 @@ class LaneConnected(NamedTuple):
     host: str = "localhost"
 
 
+class LaneDying(NamedTuple):
+    """A lane's process has ended; :class:`LaneExited` follows once it is known why."""
+
+    lane_id: int
+
+
 class LaneExited(NamedTuple):
     """A lane has ended, or could not be launched.
 
     Attributes:
         reason: what happened to it, to be read after "lane 3".
         blameless: whether no trial in it is to blame.
+        culprit: the trial whose code ran when it ended, if that is known.
     """
 
     lane_id: int
     reason: str
     blameless: bool = False
+    culprit: str | None = None
 
 
-class Watchdog(Protocol):
-    """Watches what all lanes depend on (:class:`fluid.backends.hosts.mps_watchdog.MpsWatchdog`). Never waits."""
+class DeviceBinding(NamedTuple):
+    """How a host binds a lane to a device.
 
-    @property
-    def problem(self) -> str:
-        """Why no lane can be relied on any more, until :meth:`restart` is called; empty if all is well."""
-        ...
+    Attributes:
+        device_id: index of the device.
+        kind: ``"gpu"`` or ``"cpu"``.
+        node: the Ray node that has the device; empty for this machine.
+        token: the GPU's UUID, by which it is named to CUDA and MPS; empty for a CPU device.
+        visible: value of ``CUDA_VISIBLE_DEVICES``; empty hides every GPU.
+        threads: threads that PyTorch and numeric libraries may use.
+        core: the CPU core that the lane is pinned to; ``None`` for no pinning.
+        memory_share: share of the host's memory for checkpoints that the lane may use: one over the host's devices.
+        bounded: whether the device's memory is limited, so that it is measured on a CPU, too.
+    """
 
-    @property
-    def is_checking(self) -> bool:
-        """Whether a check that was requested is not finished."""
-        ...
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether lanes may be started."""
-        ...
-
-    def start(self, wake: Callable[[], None]) -> None:
-        """Begins to watch, and calls ``wake``, in another thread, whenever one of these properties has changed."""
-        ...
-
-    def request_check(self) -> None:
-        """Requests a check from now on, as a lane has died."""
-        ...
-
-    def restart(self) -> None:
-        """Starts again what lanes depend on; all of them were ended."""
-        ...
-
-    def close(self) -> None:
-        """Ends what lanes depend on. The only method that may wait."""
-        ...
+    device_id: int
+    kind: str
+    node: str = ""
+    token: str = ""
+    visible: str = ""
+    threads: int = 1
+    core: int | None = None
+    memory_share: float = 1.0
+    bounded: bool = False
 
 
 class Launcher(Protocol):
@@ -225,12 +224,16 @@ class Launcher(Protocol):
         """Whether to call :meth:`poll` also when :meth:`fileno` becomes writable."""
         ...
 
-    def launch(self, lane_id: int, device: Device) -> LaneConnected | None:
-        """Starts a lane; ``None`` if it connects later, which :meth:`poll` reports."""
+    def launch(self, lane_id: int, binding: DeviceBinding) -> LaneConnected | None:
+        """Starts a lane; ``None`` if it connects later, which :meth:`poll` reports.
+
+        Raises:
+            FluidError, OSError: it cannot be started.
+        """
         ...
 
     def kill(self, lane_id: int) -> None:
-        """Kills a lane; :meth:`poll` reports its end."""
+        """Kills a lane, if it is there; :meth:`poll` reports its end."""
         ...
 
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
@@ -245,16 +248,12 @@ class Launcher(Protocol):
         """A descriptor that is readable when :meth:`poll` has something to report; -1 for none. It may change."""
         ...
 
-    def poll(self) -> list[LaneConnected | LaneExited]:
+    def poll(self) -> list[LaneConnected | LaneDying | LaneExited]:
         """Returns the lanes that have connected or ended since the last call."""
         ...
 
     def look(self) -> None:
         """Looks for processes that were stopped (SIGSTOP); to be called every few seconds."""
-        ...
-
-    def culprit(self, lane_id: int) -> str | None:
-        """Returns the trial whose code ran when a lane died, if that is known."""
         ...
 
     def close(self) -> None:

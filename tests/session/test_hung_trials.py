@@ -244,7 +244,7 @@ def test_a_stopped_fork_server_is_continued(
     executor: FluidExecutor, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend: Any = executor._session._backend
-    server = backend._pool._launcher._server
+    server = backend._host._server
     pid = until(lambda: getattr(server, which))
     with caplog.at_level(logging.WARNING, logger="fluid"):
         os.kill(pid, signal.SIGSTOP)

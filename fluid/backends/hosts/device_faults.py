@@ -1,4 +1,4 @@
-"""What a pool keeps back while it is not known whether a death was that of one lane, or of what all lanes depend on.
+"""What a host keeps back while it is not known whether a death was that of one lane, or of what all lanes depend on.
 
 Under MPS the fatal fault of one client ends the others on its GPU. So a death is reported only once the watchdog has
 checked the daemon, and no lane is launched before the daemon runs again. Lanes that died before the fault was found
@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fluid.backends.base import Watchdog
-from fluid.engine.commands import StartLane
-from fluid.engine.events import LaneLost
+from fluid.backends.base import LaneExited
+from fluid.backends.hosts.mps_watchdog import MpsWatchdog
 
 
 class Finding(NamedTuple):
@@ -28,36 +27,33 @@ class Finding(NamedTuple):
 
 
 class DeviceFaults:
-    """Deaths of lanes that are not reported yet, and lanes that are not launched yet.
+    """Deaths of lanes that are not reported yet.
 
     Args:
         watchdog: of what all lanes depend on, owned by this object from now on; ``None`` if they depend on nothing.
         wake: called in another thread when there is something to look at.
     """
 
-    def __init__(self, watchdog: Watchdog | None, wake: Callable[[], None]) -> None:
+    def __init__(self, watchdog: MpsWatchdog | None, wake: Callable[[], None]) -> None:
         self._watchdog = watchdog
-        self._deaths: list[LaneLost] = []
-        self._postponed: list[StartLane] = []
+        self._deaths: list[LaneExited] = []
         if watchdog is not None:
             watchdog.start(wake)
 
-    def postpones(self, command: StartLane) -> bool:
-        """Whether a lane cannot be launched now; it is then among :meth:`due_launches` later."""
-        if self._watchdog is None or self._watchdog.is_ready:
-            return False
-        self._postponed.append(command)
-        return True
+    @property
+    def may_launch(self) -> bool:
+        """Whether lanes can be launched now."""
+        return self._watchdog is None or self._watchdog.is_ready
 
-    def report(self, death: LaneLost) -> list[LaneLost]:
-        """Returns the death if it can be reported now; otherwise :meth:`due_deaths` returns it later."""
+    def keeps_back(self, death: LaneExited) -> bool:
+        """Whether a death cannot be reported now; it is then among :meth:`due_deaths` later."""
         if self._watchdog is None:
-            return [death]
+            return False
         self._watchdog.request_check()  # A successor is of no use if what lanes depend on has failed, too.
         if not self._watchdog.is_checking:
-            return [death]
+            return False
         self._deaths.append(death)
-        return []
+        return True
 
     def look(self) -> Finding:
         """Returns what the watchdog knows."""
@@ -77,14 +73,7 @@ class DeviceFaults:
         if self._watchdog is not None:
             self._watchdog.close()
 
-    def due_deaths(self) -> list[LaneLost]:
+    def due_deaths(self) -> list[LaneExited]:
         """Returns the deaths that were kept back; call it where a finding is clear."""
         deaths, self._deaths = self._deaths, []
         return deaths
-
-    def due_launches(self) -> list[StartLane]:
-        """Returns the lanes to launch now."""
-        if not self._postponed or self._watchdog is None or not self._watchdog.is_ready:
-            return []
-        postponed, self._postponed = self._postponed, []
-        return postponed

@@ -7,6 +7,7 @@ run's folder itself; so do others that share it with the driver.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tarfile
 import tempfile
@@ -23,7 +24,7 @@ from fluid.processes.session_mark import kill_marked
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
 HERE = "localhost"
-_PREFIX = f"{FOLDER_PREFIX}ray-"
+_PREFIX = FOLDER_PREFIX
 _NOTES = ".notes"
 #: Seconds that processes which were killed have to be gone.
 _LEAVE_S = 3.0
@@ -54,6 +55,7 @@ class HostFolders:
     Attributes:
         run_folder: for trials' output and checkpoints on disk.
         memory_folder: for checkpoints in host memory; empty if there can be none.
+        temporary: whether both are deleted after the session.
     """
 
     def __init__(self, session: SessionFolders, host: str) -> None:
@@ -61,7 +63,7 @@ class HostFolders:
         shared = host == HERE or os.path.exists(session.marker)
         self.run_folder = session.run_folder if shared else folder_of_host(session.run_folder, name)
         #: A run's folder that is shared is the driver's to delete.
-        self._temporary = session.temporary and (host == HERE or not shared)
+        self.temporary = session.temporary and (host == HERE or not shared)
         try:
             os.makedirs(self.run_folder, mode=0o700, exist_ok=True)
         except OSError:
@@ -73,7 +75,7 @@ class HostFolders:
         if not os.path.isdir(folder):
             host_memory.sweep()
         with suppress(OSError):
-            self._lock = host_memory.enter(folder, self.run_folder, session.token, temporary=self._temporary)
+            self._lock = host_memory.enter(folder, self.run_folder, session.token, temporary=self.temporary)
             self.memory_folder = folder
 
     def note(self, lane_id: int) -> str:
@@ -96,11 +98,12 @@ class HostFolders:
         """
         if self._lock >= 0:
             if clear and host_memory.is_last(self._lock, _LEAVE_S):
-                persist_checkpoints(self.memory_folder, self.run_folder, temporary=self._temporary)
+                persist_checkpoints(self.memory_folder, self.run_folder, temporary=self.temporary)
             os.close(self._lock)
             self._lock = -1
-        elif clear and self._temporary:
-            persist_checkpoints("", self.run_folder, temporary=True)
+        elif clear:
+            shutil.rmtree(os.path.join(self.run_folder, _NOTES), ignore_errors=True)
+            persist_checkpoints("", self.run_folder, temporary=self.temporary)
 
 
 def clear_host(session: SessionFolders, host: str) -> None:
@@ -165,8 +168,8 @@ def unpack(data: bytes, path: str) -> None:
             raise
 
 
-def make_run_folder(run_dir: str | os.PathLike[str] | None) -> str:
-    """Makes the run's folder, the one given or a new temporary one, and returns it."""
+def new_session(run_dir: str | os.PathLike[str] | None) -> SessionFolders:
+    """Makes the folder of a run, the one given or a new temporary one, for a new session."""
     folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    return folder
+    return SessionFolders(secrets.token_hex(16), folder, temporary=run_dir is None)

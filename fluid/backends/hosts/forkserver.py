@@ -1,4 +1,4 @@
-"""The driver's end of the fork server and of its guardian.
+"""The host's end of the fork server and of its guardian.
 
 See :mod:`fluid.backends.hosts.forkserver_main` and :mod:`fluid.backends.hosts.guardian`.
 """
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import fluid._version
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
-from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.guardian import END, exit_code
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
@@ -59,7 +58,7 @@ class Exited(NamedTuple):
 
 
 class ForkServerProcess:
-    """The driver's end of a fork server, which is started at once, and again if it dies.
+    """The host's end of a fork server, which is started at once, and again if it dies.
 
     Args:
         run_folder: folder of the run; logs of the server and of the lanes go to ``logs`` there.
@@ -67,6 +66,7 @@ class ForkServerProcess:
         mark: the session's; see :mod:`fluid.processes.session_mark`.
         temporary: whether both folders are deleted once the driver is gone.
         preload: modules to load first.
+        driver_address: where the session's driver listens, if this process is not the driver.
     """
 
     def __init__(
@@ -77,7 +77,9 @@ class ForkServerProcess:
         mark: str,
         temporary: bool = False,
         preload: Sequence[str] = (),
+        driver_address: tuple[str, int] | None = None,
     ) -> None:
+        self._driver_address = driver_address
         self._run_folder = run_folder
         self._memory_folder = memory_folder
         self._mark = mark
@@ -129,8 +131,12 @@ class ForkServerProcess:
                 self._modules += new
                 self._request("preload", new)
 
-    def fork(self, options: LaneOptions) -> socket.socket:
-        """Forks a lane; returns the driver's end of its connection. The lane need not be there yet.
+    def fork(self, options: LaneOptions, connection: socket.socket) -> None:
+        """Forks a lane, which need not be there yet on return.
+
+        Args:
+            options: the lane's settings.
+            connection: its end of the connection to the driver; closed here once it was handed over.
 
         Raises:
             FluidError: the server was closed, or cannot be started.
@@ -139,15 +145,13 @@ class ForkServerProcess:
             try:
                 if self._control is None:
                     self._start()
-                ours, theirs = socket.socketpair()
-            except OSError as error:
-                if error.errno == errno.EMFILE:
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, OSError) and error.errno == errno.EMFILE:
                     raise FluidError(NO_DESCRIPTORS) from error
                 raise
-            limit_lane_buffer(theirs)
             self._lanes.add(options.lane_id)
-            self._request("fork", tuple(options), theirs)
-            return ours
+            self._request("fork", tuple(options), connection)
 
     def kill(self, lane_id: int) -> None:
         """Kills a lane, if it is there."""
@@ -224,13 +228,14 @@ class ForkServerProcess:
         state = ForkServerState(
             control=control,
             guard=guard,
-            driver=os.getpid(),
+            host=os.getpid(),
             mark=self._mark,
             python_path=os.environ.get("PYTHONPATH"),
             sys_path=sys.path,
             run_folder=self._run_folder,
             memory_folder=self._memory_folder,
             temporary=self._temporary,
+            driver_address=self._driver_address,
         )
         environment = {
             **os.environ,

@@ -5,9 +5,9 @@ process forked from one that did cannot use it. Should a module that it loads do
 the lanes would not have), then the server replaces itself, by ``exec``, with one that leaves that module out.
 
 It is the parent of all lanes, so it knows how they end and when they are stopped, and it adopts the processes they
-leave behind, which it kills. It is below a guardian (:mod:`fluid.backends.hosts.guardian`), which ends it when the
-driver dies. The server of ``multiprocessing.forkserver`` cannot do this: it loads modules only before it starts, does
-not say how its children end, and does not follow its driver.
+leave behind, which it kills. It is below a guardian (:mod:`fluid.backends.hosts.guardian`), which ends it when its
+host dies. The server of ``multiprocessing.forkserver`` cannot do this: it loads modules only before it starts, does
+not say how its children end, and does not follow its host.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ForkServer:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
             except ConnectionResetError:
-                data = b""  # The driver died before it had read everything.
+                data = b""  # The host died before it had read everything.
             if not data:
                 self.end()
             name, argument = pickle.loads(data)
@@ -236,7 +236,7 @@ class ForkServer:
         lane.run_as_process(Connection(connection), options)
 
     def _reap(self) -> None:
-        """Reports every lane that has ended to the driver, and reaps it."""
+        """Reports every lane that has ended to the host, and reaps it."""
         while (found := self._next_dead()) is not None:
             if found in self._state.lanes:
                 # Until it is reaped, no other process or group gets its number.
@@ -304,7 +304,7 @@ class ForkServer:
                 os.close(self._memory_lock)
 
     def end(self) -> NoReturn:
-        """Kills everything below this process, and ends: the guardian or the driver has died, or both."""
+        """Kills everything below this process, and ends: the guardian or the host has died, or both."""
         if os.getpid() != self._pid:
             os._exit(1)  # A signal in a forked process that is not a lane yet.
         for process in self._state.lanes:
@@ -312,7 +312,7 @@ class ForkServer:
                 os.killpg(process, signal.SIGKILL)
         kill_children(self._state.lanes)
         state = self._state
-        if self._memory_lock >= 0 and host_memory.is_last(self._memory_lock):
+        if self._memory_lock >= 0 and state.is_session_over() and host_memory.is_last(self._memory_lock):
             persist_checkpoints(state.memory_folder, state.run_folder, temporary=state.temporary)
         os._exit(0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from fluid.backends.base import Sharing
 from fluid.backends.hosts.mps_watchdog import MpsWatchdog
@@ -19,7 +19,7 @@ class LaneSharing:
 
     Args:
         wanted: one of :data:`WAYS`.
-        tokens: UUIDs of the GPUs in use, by device index; CPU cores have none.
+        tokens: UUIDs of the GPUs in use; CPU cores have none.
         program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
 
     Attributes:
@@ -29,13 +29,12 @@ class LaneSharing:
         InvalidFieldError: MPS was asked for and cannot be had.
     """
 
-    def __init__(self, wanted: str, tokens: Mapping[int, str], *, program: str | None = None) -> None:
-        self._tokens = tokens
+    def __init__(self, wanted: str, tokens: Sequence[str], *, program: str | None = None) -> None:
         self.watchdog: MpsWatchdog | None = None
         self._why = ""
         if wanted == "timeslice" or (wanted == "auto" and not tokens):
             return
-        daemon, self._why = _start(wanted, list(tokens.values()), program)
+        daemon, self._why = _start(wanted, list(tokens), program)
         if daemon is not None:
             self.watchdog = MpsWatchdog(daemon)
         elif wanted == "mps":
@@ -48,11 +47,9 @@ class LaneSharing:
             return Sharing("timeslice", self._why)
         return Sharing("timeslice", self.watchdog.given_up) if self.watchdog.given_up else Sharing("mps")
 
-    def lane_environment(self, index: int) -> tuple[tuple[str, str], ...]:
-        """What is added to the environment of a lane on a device, for it to be a client of MPS; nothing without."""
-        if self.watchdog is None or index not in self._tokens:
-            return ()
-        return self.watchdog.lane_environment(self._tokens[index])
+    def lane_environment(self, token: str) -> tuple[tuple[str, str], ...]:
+        """What is added to the environment of a lane on a GPU, for it to be a client of MPS; nothing without."""
+        return () if self.watchdog is None else self.watchdog.lane_environment(token)
 
     def close(self) -> None:
         """Ends the daemon, for a caller that has not handed the watchdog on."""

@@ -1,14 +1,15 @@
-"""The guardian: the parent of the fork server, which kills all processes below it when the server or the driver dies.
+"""The guardian: the parent of the fork server, which kills all processes below it when the server or its host dies.
 
 It adopts orphans, so that sub-processes of trials come to it also if they lead a session of their own. It has nothing
-else to do, and shares its memory with the server, of which it is the other half after a fork. Of driver, server and
-guardian any one may be killed, or driver and server together:
+else to do, and shares its memory with the server, of which it is the other half after a fork. Of host, server and
+guardian any one may be killed, or host and server together. (On the driver's node the host is the driver.)
 
-* The driver dies: the guardian kills the server, the lanes and all below them, and clears the session's folders.
-* The server dies: its lanes die with it; the guardian kills what they leave, and waits for the driver's word.
+* The host dies: the guardian kills the server, the lanes and all below them; unless the driver lives on another node,
+  which may start another host, it clears the session's folders.
+* The server dies: its lanes die with it; the guardian kills what they leave, and waits for the host's word.
 * The guardian dies: the server kills the lanes and all below them, and ends.
 
-If guardian and server are killed together, the driver finds their processes by the session's mark
+If guardian and server are killed together, the host finds their processes by the session's mark
 (:mod:`fluid.processes.session_mark`); if all three are, the next session of this user on this machine does.
 """
 
@@ -25,7 +26,7 @@ from fluid.backends.hosts.forkserver_state import ForkServerState
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.processes.children import adopt_orphans, kill, kill_children, open_process, set_process_name
 
-#: What the driver writes to end the guardian and all below it. It clears the folders itself.
+#: What the host writes to end the guardian and all below it. It clears the folders itself.
 END = b"end"
 #: Added to the number of the signal that has killed the server, in the guardian's exit status.
 _BY_SIGNAL = 128
@@ -72,19 +73,23 @@ class _Guardian:
         self._poller = select.poll()
         self._poller.register(self._reader, select.POLLIN)
         self._poller.register(state.guard, select.POLLIN)
-        driver = open_process(state.driver)
-        if driver is not None:  # On an old kernel the end of the pipe has to do.
-            self._poller.register(driver, select.POLLIN)
+        host = open_process(state.host)
+        if host is not None:  # On an old kernel the end of the pipe has to do.
+            self._poller.register(host, select.POLLIN)
+        #: Held until this process ends.
+        self._lock = -1
         if state.memory_folder:
-            with suppress(OSError):  # Held until this process ends.
-                host_memory.enter(state.memory_folder, state.run_folder, state.mark, temporary=state.temporary)
+            with suppress(OSError):
+                self._lock = host_memory.enter(
+                    state.memory_folder, state.run_folder, state.mark, temporary=state.temporary
+                )
 
     def run(self) -> NoReturn:
-        """Waits for the end of the server, and for the driver's word or death."""
+        """Waits for the end of the server, and for the host's word or death."""
         set_process_name("fluid-guard")
         signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        if os.getppid() != self._state.driver:
+        if os.getppid() != self._state.host:
             self._end(clear=True)  # It died before it could be watched.
         self._look_for_server()  # It may have died before its end could be signalled.
         while True:
@@ -97,7 +102,7 @@ class _Guardian:
                     self._end(clear=descriptor != self._state.guard or not os.read(self._state.guard, len(END)))
 
     def _look_for_server(self) -> None:
-        """Kills what the server has left, if it has ended; the driver, if it lives, will read how that was."""
+        """Kills what the server has left, if it has ended; the host, if it lives, will read how that was."""
         if self._server and os.waitid(os.P_PID, self._server, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self._end_server()
             kill_children()
@@ -113,10 +118,13 @@ class _Guardian:
         """Kills everything below this process, and ends.
 
         Args:
-            clear: whether the driver has died, so that this process clears the session's folders.
+            clear: whether the host has died, so that this process clears the session's folders.
         """
         self._end_server()
         kill_children()
-        if clear or os.getppid() != self._state.driver:
-            persist_checkpoints(self._state.memory_folder, self._state.run_folder, temporary=self._state.temporary)
+        state = self._state
+        clear = (clear or os.getppid() != state.host) and state.is_session_over()
+        # Another host of the session may use them: several nodes of a cluster may be on one machine.
+        if clear and (self._lock < 0 or host_memory.is_last(self._lock)):
+            persist_checkpoints(state.memory_folder, state.run_folder, temporary=state.temporary)
         os._exit(self._status)

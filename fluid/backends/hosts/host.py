@@ -1,176 +1,291 @@
-"""Starts lanes on this machine: forked from a warm server, each bound to its device. It owns the run's folders."""
+"""A host: runs lanes on the machine of this process, each bound to its device.
+
+It has a fork server, the folders of the session on this machine, and the MPS daemon if there is to be one. The local
+backend has one host in the driver's process; the Ray backend has another one in an actor on each further node.
+"""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
-import secrets
-import shutil
-import tempfile
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-from fluid.backends.base import LaneConnected, LaneExited
+from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
 from fluid.backends.hosts import host_memory
-from fluid.backends.hosts.folders import make_run_folder
-from fluid.backends.hosts.forkserver import ForkServerProcess
+from fluid.backends.hosts.device_faults import DeviceFaults
+from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
+from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
+from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS
+from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.hosts.stack_copies import request_stacks
 from fluid.errors import FluidError
-from fluid.gpu.nvml import Gpu
-from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
+from fluid.lane.policy import DEFAULT_POLICY
 from fluid.lane.stack_dump import lane_log
-from fluid.resources import Device, available_cores
+from fluid.resources import available_cores
 
 #: What a module loads only once it is used, which then takes each lane seconds: PyTorch's optimizers, when one is made.
 _LATE = {"torch.optim": ("torch._dynamo",)}
+#: Stands for the fork server in the selector.
+_SERVER = "server"
 
 
-class ForkLauncher:
-    """Implements :class:`fluid.backends.base.Launcher` by a fork server.
-
-    Args:
-        devices: what lanes can be started on at first.
-        gpus: the GPUs of this machine; a GPU device's index is its place among them.
-        run_dir: folder for the trials' output, logs and checkpoints; kept. ``None`` for a temporary one.
-        preload: modules to load before the first lane is forked.
-        pin_cores: whether a CPU device's lanes run on one core only.
-        policy: which trial a lane runs next if several have iterations left.
+class HostSettings(NamedTuple):
+    """What a host is told once.
 
     Attributes:
-        run_folder: that folder.
-        sharing: how lanes share a GPU; in turns, unless it is set before the first lane is launched.
+        session: the folders that all hosts of the session have in common.
+        name: the machine's; :data:`~fluid.backends.hosts.folders.HERE` for the driver's.
+        preload: modules to load before the first lane is forked.
+        policy: which trial a lane runs next if several have iterations left; see :mod:`fluid.lane.policy`.
+        sharing: how lanes are to share a GPU: one of :data:`fluid.backends.hosts.gpu_sharing.WAYS`.
+        tokens: UUIDs of the GPUs to share.
+        mps_program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
+        driver: where the driver listens, if it is another process than the host's.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        gpus: Sequence[Gpu],
-        *,
-        run_dir: str | os.PathLike[str] | None,
-        preload: Sequence[str],
-        pin_cores: bool,
-        policy: str,
-    ) -> None:
-        self._gpus = gpus
-        self._policy = policy
-        self.sharing = LaneSharing("timeslice", {})
-        self._pin_cores = pin_cores
-        self._threads = _threads_per_gpu(sum(device.kind == "gpu" for device in devices))
-        self._temporary = run_dir is None
-        self.run_folder = make_run_folder(run_dir)
-        mark = secrets.token_hex(16)
-        self._memory_folder, self._memory_lock = _make_memory_folder(self.run_folder, mark, temporary=self._temporary)
-        self._memory_bytes = host_memory.checkpoint_bytes(self._memory_folder) / len(devices)
-        self._notes = tempfile.mkdtemp(prefix="fluid-notes-", dir=self._memory_folder or self.run_folder)
+    session: SessionFolders
+    name: str = HERE
+    preload: tuple[str, ...] = ()
+    policy: str = DEFAULT_POLICY
+    sharing: str = "timeslice"
+    tokens: tuple[str, ...] = ()
+    mps_program: str | None = None
+    driver: tuple[str, int] | None = None
+
+
+class _Launch(NamedTuple):
+    """A lane that waits for what lanes depend on; ``connection`` is its end."""
+
+    lane_id: int
+    binding: DeviceBinding
+    connection: socket.socket
+
+
+class Host:
+    """Runs lanes on this machine; implements :class:`fluid.backends.base.Launcher`.
+
+    Args:
+        settings: what it is told once.
+
+    Attributes:
+        folders: of the session on this machine.
+
+    Raises:
+        InvalidFieldError: MPS was asked for and cannot be had.
+    """
+
+    def __init__(self, settings: HostSettings) -> None:
+        self._settings = settings
+        self.folders = HostFolders(settings.session, settings.name)
+        self._selector = WakeableSelector()
+        self._running: set[int] = set()
+        self._waiting: list[_Launch] = []
+        self._reports: list[LaneDying | LaneExited] = []
+        session = settings.session
         try:
             self._server = ForkServerProcess(
-                self.run_folder,
-                memory_folder=self._memory_folder,
-                mark=mark,
-                temporary=self._temporary,
-                preload=preload,
+                self.folders.run_folder,
+                memory_folder=self.folders.memory_folder,
+                mark=session.token,
+                temporary=self.folders.temporary,
+                preload=_with_late(settings.preload),
+                driver_address=settings.driver,
             )
         except BaseException:
-            self._delete_folders()
+            self.folders.leave(clear=True)
+            self._selector.close()
             raise
+        try:
+            # While the fork server loads its modules.
+            self._sharing = LaneSharing(settings.sharing, settings.tokens, program=settings.mps_program)
+        except BaseException:
+            self._server.close()
+            self.folders.leave(clear=True)
+            self._selector.close()
+            raise
+        self._faults = DeviceFaults(self._sharing.watchdog, self._selector.wake)
+        self._selector.watch(_SERVER, self._server)
+
+    @property
+    def sharing(self) -> Sharing:
+        """How lanes that are started now share a GPU."""
+        return self._sharing.sharing
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether requests wait for the server to read."""
-        return self._server.wants_to_write
+        """Never: its own selector waits for that."""
+        return False
 
-    def launch(self, lane_id: int, device: Device) -> LaneConnected:
-        """Forks a lane; the connection can be used at once, before the process runs.
+    def fileno(self) -> int:
+        """A descriptor that is readable when :meth:`poll` has something to do."""
+        return self._selector.fileno()
+
+    def launch(
+        self, lane_id: int, binding: DeviceBinding, connection: socket.socket | None = None
+    ) -> LaneConnected | None:
+        """Forks a lane.
+
+        Args:
+            lane_id: its number.
+            binding: to its device.
+            connection: the lane's end of a connection to the driver, which is then the host's to close. If there is
+                none, the driver is this process, which gets its end at once, before the lane runs.
 
         Raises:
-            FluidError: the run folder was deleted, so the lane could not run.
+            FluidError: it cannot be started.
         """
-        if not os.path.isdir(os.path.join(self.run_folder, "logs")):
-            raise FluidError(f"the run folder {self.run_folder} is gone: it was deleted while the session ran")
-        is_gpu = device.kind == "gpu"
-        cores = available_cores()
-        options = LaneOptions(
-            lane_id,
-            kind=device.kind,
-            visible=self._gpus[device.index].token if is_gpu else "",
-            threads=self._threads if is_gpu else 1,
-            core=cores[device.index % len(cores)] if self._pin_cores and not is_gpu else None,
-            run_folder=self.run_folder,
-            memory_folder=self._memory_folder,
-            memory_bytes=self._memory_bytes,
-            note=self._note(lane_id),
-            policy=self._policy,
-            environment=self.sharing.lane_environment(device.index),
-            bounded=device.memory_bytes is not None,
-        )
-        return LaneConnected(lane_id, self._server.fork(options))
+        if not os.path.isdir(os.path.join(self.folders.run_folder, "logs")):
+            if connection is not None:
+                connection.close()
+            raise FluidError(f"the run folder {self.folders.run_folder} is gone: it was deleted while the session ran")
+        connected = None
+        if connection is None:
+            try:
+                ours, connection = socket.socketpair()
+            except OSError as error:
+                raise FluidError(NO_DESCRIPTORS) if error.errno == errno.EMFILE else error from error
+            limit_lane_buffer(connection)
+            connected = LaneConnected(lane_id, ours, self._settings.name)
+        launch = _Launch(lane_id, binding, connection)
+        if not self._faults.may_launch:
+            self._waiting.append(launch)
+            return connected
+        try:
+            self._fork(launch)
+        except BaseException:
+            if connected is not None:
+                connected.socket.close()
+            raise
+        return connected
 
     def kill(self, lane_id: int) -> None:
-        """Kills a lane; :meth:`poll` reports its end."""
+        """Kills a lane, if it is there; :meth:`poll` reports its end."""
+        for launch in [launch for launch in self._waiting if launch.lane_id == lane_id]:
+            self._waiting.remove(launch)
+            launch.connection.close()
+            self._report(LaneExited(lane_id, "was killed before it was started"))
         self._server.kill(lane_id)
+        self._selector.watch(_SERVER, self._server)
 
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
         """Has a lane's stacks written to the log of the trial that runs there, soon."""
-        request_stacks(self.run_folder, lane_id, trial_id, lambda: self._server.dump_stacks(lane_id))
+        request_stacks(self.folders.run_folder, lane_id, trial_id, lambda: self._server.dump_stacks(lane_id))
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Loads what trials are going to import, before the next lane is forked."""
+        """Loads what trials are going to import, before the next lane is forked; from any thread."""
         self._server.preload(_with_late(modules))
+        self._selector.wake()
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when lanes have ended; -1 while the server does not run."""
-        return self._server.fileno()
-
-    def poll(self) -> list[LaneConnected | LaneExited]:
+    def poll(self) -> list[LaneConnected | LaneDying | LaneExited]:
         """Returns the lanes that have ended since the last call."""
-        return [
-            LaneExited(lane_id, reason + self._hint(lane_id), blameless)
-            for lane_id, reason, blameless in self._server.poll()
-        ]
+        self._selector.wait(0.0)  # Empties the pipe.
+        for exited in self._server.poll():
+            self._note_end(exited)
+        self._selector.watch(_SERVER, self._server)
+        self._handle_device_fault()
+        reports, self._reports = self._reports, []
+        return [*reports]
 
     def look(self) -> None:
         """Continues the fork server if it was stopped; it looks at the lanes itself."""
         self._server.look()
 
-    def culprit(self, lane_id: int) -> str | None:
-        """Returns the trial whose code ran when a lane died, if any."""
-        return read_running_trial(self._note(lane_id))
+    def close(self, *, clear: bool = True) -> None:
+        """Ends the server, every lane and the MPS daemon; no process is left when it returns.
+
+        Args:
+            clear: whether the session is over, so that its folders are cleared.
+        """
+        for launch in self._waiting:
+            launch.connection.close()
+        self._waiting.clear()
+        try:
+            self._server.close()
+        finally:
+            try:
+                self._faults.close()
+            finally:
+                self.folders.leave(clear=clear)
+                self._selector.close()
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
         self._server.abandon()
-        self._release_memory()
+        self.folders.leave(clear=False)
+        self._selector.close()
 
-    def close(self) -> None:
-        """Ends the server and every lane, and clears the folders; no process is left when it returns."""
+    def _fork(self, launch: _Launch) -> None:
+        lane_id, binding, connection = launch
+        options = LaneOptions(
+            lane_id,
+            kind=binding.kind,
+            visible=binding.token or binding.visible,
+            threads=binding.threads,
+            core=binding.core,
+            host=self._settings.name,
+            run_folder=self.folders.run_folder,
+            memory_folder=self.folders.memory_folder,
+            memory_bytes=host_memory.checkpoint_bytes(self.folders.memory_folder) * binding.memory_share,
+            note=self.folders.note(lane_id),
+            policy=self._settings.policy,
+            environment=self._sharing.lane_environment(binding.token),
+            bounded=binding.bounded,
+        )
+        self._running.add(lane_id)
         try:
-            self._server.close()
-        finally:
-            self._delete_folders()
+            self._server.fork(options, connection)
+        except BaseException:
+            self._running.discard(lane_id)
+            raise
+        self._selector.watch(_SERVER, self._server)
 
-    def _delete_folders(self) -> None:
-        shutil.rmtree(self._notes, ignore_errors=True)
-        persist_checkpoints(self._memory_folder, self.run_folder, temporary=self._temporary)
-        self._release_memory()
+    def _note_end(self, exited: Exited) -> None:
+        lane_id, reason, blameless = exited
+        if lane_id not in self._running:
+            return  # Its end was reported before.
+        self._running.discard(lane_id)
+        culprit = read_running_trial(self.folders.note(lane_id))
+        death = LaneExited(lane_id, reason + self._hint(lane_id), blameless, culprit)
+        self._report(LaneDying(lane_id) if self._faults.keeps_back(death) else death)
 
-    def _release_memory(self) -> None:
-        lock, self._memory_lock = self._memory_lock, -1
-        if lock >= 0:
-            os.close(lock)
+    def _handle_device_fault(self) -> None:
+        """Ends all lanes if what they depend on has failed, and launches those that waited once it runs again."""
+        problem, is_clear = self._faults.look()
+        if problem:
+            for lane_id in sorted(self._running):
+                self._server.kill(lane_id)
+                self._report(LaneExited(lane_id, problem, blameless=True))
+            self._running.clear()
+            self._faults.restart()
+        if is_clear:
+            self._reports += self._faults.due_deaths()
+        if self._waiting and self._faults.may_launch:
+            waiting, self._waiting = self._waiting, []
+            for launch in waiting:
+                try:
+                    self._fork(launch)
+                except (FluidError, OSError) as error:
+                    self._report(LaneExited(launch.lane_id, f"could not be started: {error}"))
+
+    def _report(self, report: LaneDying | LaneExited) -> None:
+        self._reports.append(report)
+        self._selector.wake()
 
     def _hint(self, lane_id: int) -> str:
         """Names the log that the lane wrote before it died, if it wrote anything."""
-        log = lane_log(self.run_folder, lane_id)
+        log = lane_log(self.folders.run_folder, lane_id)
         with suppress(OSError):
-            if os.path.getsize(log) and not self._temporary:
+            if os.path.getsize(log) and not self._settings.session.temporary:
                 return f"; see {log}"
         return ""
-
-    def _note(self, lane_id: int) -> str:
-        return os.path.join(self._notes, f"lane-{lane_id}")
 
 
 def _with_late(modules: Sequence[str]) -> list[str]:
@@ -179,19 +294,8 @@ def _with_late(modules: Sequence[str]) -> list[str]:
     return [*modules, *itertools.chain.from_iterable(late)]
 
 
-def _make_memory_folder(run_folder: str, mark: str, *, temporary: bool) -> tuple[str, int]:
-    """Returns a private folder in host memory and its lock; an empty name if there can be none."""
-    host_memory.sweep()
-    try:
-        folder = tempfile.mkdtemp(
-            prefix=f"fluid-{os.getuid()}-", dir=host_memory.RAM_DISK
-        )  # Only this user may read it.
-        return folder, host_memory.enter(folder, run_folder, mark, temporary=temporary)
-    except OSError:
-        return "", -1
-
-
-def _threads_per_gpu(gpus: int) -> int:
+def threads_per_gpu(gpus: int) -> int:
+    """Returns how many threads the lanes of a GPU use: as ``OMP_NUM_THREADS`` says, or their share of the cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
-from fluid.backends.base import LaneExited, Launcher, Watchdog
-from fluid.backends.hosts.device_faults import DeviceFaults
+from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.routing import TrialRouter
@@ -53,24 +52,25 @@ class LanePool:
     Args:
         devices: what lanes can be started on.
         launcher: starts them; the pool owns it from now on.
+        bind: tells how a lane is bound to a device.
         grace: seconds a lane has to end by itself before it is killed.
         process_group: what the lanes of one trial talk through: ``"torch"`` or ``"horovod"``.
         clock: for the driver; lanes have their own.
-        watchdog: of what all lanes depend on, such as an MPS daemon; the pool owns it from now on.
     """
 
     def __init__(
         self,
         devices: Sequence[Device],
         launcher: Launcher,
+        bind: Callable[[Device], DeviceBinding],
         *,
         grace: float = DEFAULT_GRACE_S,
         process_group: str = "torch",
         clock: Clock | None = None,
-        watchdog: Watchdog | None = None,
     ) -> None:
         self._devices = {device.index: device for device in devices}
         self._launcher = launcher
+        self._bind = bind
         self._grace = grace
         self._clock = clock or MonotonicClock()
         self._registry = Registry(launcher.preload)
@@ -84,7 +84,6 @@ class LanePool:
         self._look_at = self._latest + _LOOK_S
         self._owner = os.getpid()
         self._closed = False
-        self._faults = DeviceFaults(watchdog, self.wake)
         _pools.add(self)
 
     # -- the interface of a backend ------------------------------------------------------------------------
@@ -163,7 +162,6 @@ class LanePool:
             try:
                 self._launcher.close()
             finally:
-                self._faults.close()
                 self._lanes.close()
 
     # -- commands ------------------------------------------------------------------------------------------
@@ -204,14 +202,9 @@ class LanePool:
 
     def _start_lane(self, command: StartLane) -> None:
         self._lane_ids.add(command.lane_id)
-        self._lanes.add(command.lane_id)
-        if not self._faults.postpones(command):
-            self._launch(command)
-
-    def _launch(self, command: StartLane) -> None:
-        lane = self._lanes[command.lane_id]
+        lane = self._lanes.add(command.lane_id)
         try:
-            connected = self._launcher.launch(command.lane_id, self._devices[command.device_id])
+            connected = self._launcher.launch(command.lane_id, self._bind(self._devices[command.device_id]))
         except (FluidError, OSError) as error:
             self._lost(lane, f"could not be started: {error}")
             return
@@ -228,8 +221,12 @@ class LanePool:
         lane = self._lanes.get(command.lane_id)
         if lane is not None and not lane.leaving:
             lane.killed_because = command.reason
-            lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
-            self._launcher.kill(command.lane_id)  # It will report the end soon.
+            self._kill_soon(lane)
+
+    def _kill_soon(self, lane: LaneConnection) -> None:
+        """Kills a lane, whose end the launcher will report."""
+        lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
+        self._launcher.kill(lane.lane_id)
 
     def _persist(self, command: Persist) -> None:
         lane, checkpoint = self._lanes.get(command.lane_id), command.checkpoint
@@ -255,20 +252,22 @@ class LanePool:
         if self._clock.now() >= self._look_at:
             self._look_at = self._clock.now() + _LOOK_S
             self._launcher.look()
-        if not self._closed:
-            self._handle_device_fault()
         self._lanes.flush()
         return waited.woken
 
     def _poll_launcher(self) -> None:
         for report in self._launcher.poll():
-            if isinstance(report, LaneExited):
-                lane = self._lanes.get(report.lane_id)
-                if lane is not None:
-                    self._drain(lane)
-                    self._lost(lane, report.reason, blameless=report.blameless)
-            else:
+            if isinstance(report, LaneConnected):
                 self._lanes.connect(report)
+                continue
+            lane = self._lanes.get(report.lane_id)
+            if lane is None:
+                continue
+            if isinstance(report, LaneDying):
+                lane.kill_at = None  # The launcher reports its end without fail.
+            else:
+                self._drain(lane)
+                self._lost(lane, report.reason, blameless=report.blameless, culprit=report.culprit)
 
     def _receive(self, lane: LaneConnection) -> None:
         sock = lane.socket
@@ -277,9 +276,9 @@ class LanePool:
         try:
             messages = sock.receive()
         except Exception as error:  # Not in our format: this lane cannot be trusted any further.
-            sock.close()
-            self._launcher.kill(lane.lane_id)
-            self._lost(lane, f"sent what cannot be read: {error}")
+            self._lanes.disconnect(lane)
+            lane.killed_because = lane.killed_because or f"sent what cannot be read: {error}"
+            self._kill_soon(lane)
             return
         for message in messages:
             self._take_in(lane, message)
@@ -301,40 +300,14 @@ class LanePool:
             lane.offset = self._clock.now() - message.at
         self._events += self._router.hear(lane, message)
 
-    def _lost(self, lane: LaneConnection, reason: str, *, blameless: bool = False) -> None:
+    def _lost(self, lane: LaneConnection, reason: str, *, blameless: bool = False, culprit: str | None = None) -> None:
         self._lanes.remove(lane)
         self._router.lane_is_gone(lane.lane_id)
         if not lane.leaving:
             reason = lane.killed_because or reason
-            culprit = self._launcher.culprit(lane.lane_id)
-            now = self._clock.now()
-            lost = LaneLost(now, lane.lane_id, reason, culprit=culprit, blameless=blameless)
-            self._events += self._faults.report(lost)
+            lost = LaneLost(self._clock.now(), lane.lane_id, reason, culprit=culprit, blameless=blameless)
+            self._events.append(lost)
             self._events += self._router.lane_leaves(lane.lane_id)
-
-    def _handle_device_fault(self) -> None:
-        """Ends all lanes if what they depend on has failed, and goes on once it was started again."""
-        problem, is_clear = self._faults.look()
-        if problem:
-            for lane in self._lanes:
-                self._drain(lane)
-                self._launcher.kill(lane.lane_id)
-                if lane.lane_id in self._lanes:
-                    self._end_for(problem, lane)
-            self._faults.restart()
-        if is_clear:
-            self._events += self._faults.due_deaths()
-        for command in self._faults.due_launches():
-            if command.lane_id in self._lanes:
-                self._launch(command)
-
-    def _end_for(self, problem: str, lane: LaneConnection) -> None:
-        """Ends a lane because of a fault outside it; one that had died before is a suspect as any other."""
-        has_died = lane.kill_at is not None and not lane.leaving  # Only how it ended is not known yet.
-        leaving, lane.leaving = lane.leaving, lane.leaving or not has_died
-        self._lost(lane, "closed its connection")
-        if not leaving and not has_died:
-            self._events.append(LaneLost(self._clock.now(), lane.lane_id, problem, blameless=True))
 
     def _take(self) -> list[Event]:
         """Hands events out in order of time, which never goes back: an engine relies on it."""

@@ -1,13 +1,15 @@
-"""The embedded backend: lanes are processes of this machine, forked from a warm server. Needs nothing but Python."""
+"""The embedded backend: a host in the driver's process. Needs nothing but Python."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from fluid.backends.base import Sharing
-from fluid.backends.hosts.gpu_sharing import WAYS, LaneSharing
-from fluid.backends.hosts.host import ForkLauncher
+from fluid.backends.base import DeviceBinding, Sharing
+from fluid.backends.hosts.folders import new_session
+from fluid.backends.hosts.gpu_sharing import WAYS
+from fluid.backends.hosts.host import Host, HostSettings, threads_per_gpu
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
@@ -60,42 +62,81 @@ class LocalBackend(LaneBackend):
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
         require_one_of("sharing", sharing, WAYS)
-        self._gpus = gpus = find_gpus()
-        chosen = choose_devices(devices, gpus)
-        launcher = ForkLauncher(
-            chosen,
-            gpus,
-            run_dir=run_dir,
-            preload=modules_to_load(preload, _LIKELY),
+        self._gpus = find_gpus()
+        chosen = choose_devices(devices, self._gpus)
+        bindings = _Bindings(
+            gpus=self._gpus,
             pin_cores=pin_cores,
-            policy=lane_policy,
+            threads=threads_per_gpu(sum(device.kind == "gpu" for device in chosen)),
+            memory_share=1.0 / len(chosen),
+            stand_ins=_mps_program is not None,
         )
-        self._run_folder = launcher.run_folder
-        try:
-            # While the fork server loads its modules.
-            tokens = _tokens(chosen, gpus, stand_ins=_mps_program is not None)
-            self._sharing = launcher.sharing = LaneSharing(sharing, tokens, program=_mps_program)
-        except BaseException:
-            launcher.close()
-            raise
-        watchdog = self._sharing.watchdog
-        super().__init__(LanePool(chosen, launcher, grace=grace, process_group=process_group, watchdog=watchdog))
+        self._host = Host(
+            HostSettings(
+                session=new_session(run_dir),
+                preload=tuple(modules_to_load(preload, _LIKELY)),
+                policy=lane_policy,
+                sharing=sharing,
+                tokens=tuple(filter(None, map(bindings.token, chosen))),
+                mps_program=_mps_program,
+            )
+        )
+        super().__init__(LanePool(chosen, self._host, bindings.bind, grace=grace, process_group=process_group))
 
     @property
     def run_folder(self) -> str:
         """Folder of the trials' output, logs and checkpoints."""
-        return self._run_folder
+        return self._host.folders.run_folder
 
     @property
     def sharing(self) -> Sharing:
         """How lanes share a GPU: as was asked for, if that could be had."""
-        return self._sharing.sharing
+        return self._host.sharing
 
     def add_devices(self, devices: Iterable[Device]) -> None:
         """Makes further devices known: see :meth:`fluid.backends.base.Backend.add_devices`."""
         chosen = list(devices)
         _check_gpus(chosen, self._gpus)
         super().add_devices(chosen)
+
+
+@dataclass(kw_only=True)
+class _Bindings:
+    """Tells how lanes are bound to devices of this machine.
+
+    Attributes:
+        gpus: the GPUs of this machine; a GPU device's index is its place among them.
+        pin_cores: whether a CPU device's lanes run on one core only.
+        threads: of a GPU's lane.
+        memory_share: of a lane, of the memory for checkpoints.
+        stand_ins: whether CPU devices stand in for GPUs, in tests.
+    """
+
+    gpus: Sequence[Gpu]
+    pin_cores: bool
+    threads: int
+    memory_share: float
+    stand_ins: bool
+
+    def bind(self, device: Device) -> DeviceBinding:
+        """Returns how a lane is bound to a device."""
+        is_gpu = device.kind == "gpu"
+        cores = available_cores()
+        return DeviceBinding(
+            device.index,
+            device.kind,
+            token=self.token(device),
+            threads=self.threads if is_gpu else 1,
+            core=cores[device.index % len(cores)] if self.pin_cores and not is_gpu else None,
+            memory_share=self.memory_share,
+            bounded=device.memory_bytes is not None,
+        )
+
+    def token(self, device: Device) -> str:
+        """The UUID of a GPU; empty for a CPU device, unless it stands in for one."""
+        if device.kind == "gpu":
+            return self.gpus[device.index].token
+        return f"GPU-{device.index}" if self.stand_ins else ""
 
 
 def choose_devices(devices: int | Iterable[Device] | None, gpus: Sequence[Gpu]) -> list[Device]:
@@ -121,9 +162,3 @@ def _check_gpus(devices: Iterable[Device], gpus: Sequence[Gpu]) -> None:
     for device in devices:
         if device.kind == "gpu" and device.index >= len(gpus):
             raise InvalidFieldError("devices", device, f"there are {len(gpus)} GPUs")
-
-
-def _tokens(devices: Iterable[Device], gpus: Sequence[Gpu], *, stand_ins: bool) -> dict[int, str]:
-    """UUIDs of the GPUs among the devices, by index; in tests CPU cores may stand in for some."""
-    named = {device.index: gpus[device.index].token for device in devices if device.kind == "gpu"}
-    return {device.index: f"GPU-{device.index}" for device in devices} | named if stand_ins else named

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -180,5 +181,7 @@ def test_a_closed_server_starts_nothing(make_server: Any, processes: Any) -> Non
     server.close()
     server.preload(["colorsys"])
     assert server.poll() == []
-    with pytest.raises(FluidError, match="closed"):
-        server.fork(LaneOptions(0))
+    ours, theirs = socket.socketpair()
+    with ours, pytest.raises(FluidError, match="closed"):
+        server.fork(LaneOptions(0), theirs)
+    assert theirs.fileno() == -1, "it is closed"

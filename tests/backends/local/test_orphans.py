@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,11 @@ def facts(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 def kill_at_once(*pids: int) -> None:
     """Kills processes, none of which can react to the end of another one."""
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
-            os.kill(pid, number)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        with suppress(ProcessLookupError):  # The kernel kills children of those that were killed.
+            os.kill(pid, signal.SIGKILL)
 
 
 def memory_folders(run_folder: Path) -> list[Path]:

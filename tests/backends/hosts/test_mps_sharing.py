@@ -72,7 +72,7 @@ def backend(fake: Fake, tmp_path: Path) -> Iterator[LocalBackend]:
 
 
 def daemon_of(backend: LocalBackend) -> MpsDaemon:
-    watchdog = backend._sharing.watchdog
+    watchdog = backend._host._sharing.watchdog
     assert watchdog is not None
     return watchdog._daemon
 
@@ -97,7 +97,7 @@ def test_lanes_and_nobody_else_become_clients(backend: LocalBackend, make_drive:
         assert seen["CUDA_VISIBLE_DEVICES"] == f"GPU-{index}", "by its UUID"
         assert seen["pid"] != os.getpid()
     assert dict(os.environ) == before
-    server = Path(f"/proc/{backend._pool._launcher._server.pid}/environ").read_bytes()  # type: ignore[attr-defined]
+    server = Path(f"/proc/{backend._host._server.pid}/environ").read_bytes()
     assert b"CUDA_MPS_PIPE_DIRECTORY" not in server, "the fork server, from which all lanes come, is no client"
 
 
@@ -139,14 +139,14 @@ def test_a_backend_that_cannot_have_it_leaves_nothing(fake: Fake, tmp_path: Path
 
 
 def test_auto_takes_time_slices_where_there_is_no_gpu() -> None:
-    made = LaneSharing("auto", {})
-    assert (made.sharing, made.watchdog, made.lane_environment(0)) == (Sharing("timeslice"), None, ())
+    made = LaneSharing("auto", [])
+    assert (made.sharing, made.watchdog, made.lane_environment("GPU-0")) == (Sharing("timeslice"), None, ())
 
 
 def test_auto_says_why_it_takes_time_slices(caplog: pytest.LogCaptureFixture) -> None:
-    made = LaneSharing("auto", {0: "GPU-of-nowhere"})
+    made = LaneSharing("auto", ["GPU-of-nowhere"])
     assert made.sharing == Sharing("timeslice", "not all GPUs answer")
-    assert made.lane_environment(0) == ()
+    assert made.lane_environment("GPU-0") == ()
 
 
 # --- Faults
@@ -262,7 +262,7 @@ def test_nothing_is_left_when_the_driver_is_killed(fake: Fake, processes: Any) -
         import os, sys
         from fluid.backends.local.backend import LocalBackend
         backend = LocalBackend(1, preload=[], sharing="mps", _mps_program=sys.argv[1])
-        daemon = backend._sharing.watchdog._daemon
+        daemon = backend._host._sharing.watchdog._daemon
         supervisor = open(f"/proc/{daemon.pid}/stat").read().rsplit(")", 1)[1].split()[1]  # it deletes the folder
         print(daemon.pipe_folder, daemon.pid, *daemon.servers(), supervisor, flush=True)
         sys.stdin.read()
