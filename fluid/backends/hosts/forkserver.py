@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +67,7 @@ class ForkServerProcess:
         temporary: whether both folders are deleted once the driver is gone.
         preload: modules to load first.
         driver_address: where the session's driver listens, if this process is not the driver.
+        environment: variables that the server and the lanes get beside those of this process.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class ForkServerProcess:
         temporary: bool = False,
         preload: Sequence[str] = (),
         driver_address: tuple[str, int] | None = None,
+        environment: Iterable[tuple[str, str]] = (),
     ) -> None:
+        self._environment = dict(environment)
         self._driver_address = driver_address
         self._run_folder = run_folder
         self._memory_folder = memory_folder
@@ -239,6 +242,7 @@ class ForkServerProcess:
         )
         environment = {
             **os.environ,
+            **self._environment,
             **_ENVIRONMENT,
             "PYTHONPATH": _python_path(),
             SESSION_VARIABLE: self._mark,

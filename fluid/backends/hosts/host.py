@@ -24,6 +24,7 @@ from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.gpu_sharing import LaneSharing
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.hosts.stack_copies import request_stacks
+from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
@@ -49,6 +50,8 @@ class HostSettings(NamedTuple):
         tokens: UUIDs of the GPUs to share.
         mps_program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
         driver: where the driver listens, if it is another process than the host's.
+        address: at which other machines reach this one.
+        environment: variables that the lanes get beside those of this process.
     """
 
     session: SessionFolders
@@ -59,6 +62,8 @@ class HostSettings(NamedTuple):
     tokens: tuple[str, ...] = ()
     mps_program: str | None = None
     driver: tuple[str, int] | None = None
+    address: str = LOOPBACK
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 class _Launch(NamedTuple):
@@ -98,6 +103,7 @@ class Host:
                 temporary=self.folders.temporary,
                 preload=_with_late(settings.preload),
                 driver_address=settings.driver,
+                environment=settings.environment,
             )
         except BaseException:
             self.folders.leave(clear=True)
@@ -213,7 +219,8 @@ class Host:
             try:
                 self._faults.close()
             finally:
-                self.folders.leave(clear=clear)
+                # On the driver's machine the driver clears them, after all hosts there.
+                self.folders.leave(clear=clear and (self._settings.driver is None or self._settings.name != HERE))
                 self._selector.close()
 
     def abandon(self) -> None:
@@ -230,7 +237,7 @@ class Host:
             visible=binding.token or binding.visible,
             threads=binding.threads,
             core=binding.core,
-            host=self._settings.name,
+            address=self._settings.address,
             run_folder=self.folders.run_folder,
             memory_folder=self.folders.memory_folder,
             memory_bytes=host_memory.checkpoint_bytes(self.folders.memory_folder) * binding.memory_share,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fluid.backends.base import Sharing
-from fluid.backends.hosts.folders import HERE, SessionFolders, make_run_folder
+from fluid.backends.base import DeviceBinding, Sharing
+from fluid.backends.hosts.folders import HERE, new_session
+from fluid.backends.hosts.gpu_sharing import WAYS
+from fluid.backends.hosts.host import HostSettings
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
+from fluid.backends.ray.connection import gcs_address, has_runtime_env
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.launcher import RayLauncher
 from fluid.backends.ray.nodes import NodeChanges
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
-from fluid.errors import InvalidFieldError, require_number
+from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.lane.checkpoint_paths import host_of
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device
@@ -34,11 +37,13 @@ class RayBackend(LaneBackend):
 
     Joins the cluster that this process is connected to, or the one that ``RAY_ADDRESS`` names, and leaves it up.
     Without either it starts Ray on this machine, and ends it with the last backend that uses it. The devices are
-    reserved in one placement group, a bundle each; Fluid decides how many trials share one.
+    reserved in placement groups; Fluid decides how many trials share one.
 
-    Fluid must be installed on all nodes. Trials see the driver's modules by ``sys.path`` and, on its machine, its
-    working directory; the environment is what Ray gives its workers. Machines need not share a file system:
-    checkpoints are fetched from where they were written. Those of a machine that is gone are lost.
+    Each node has one host, which forks the lanes: on the driver's node it is the driver's process, on others an actor
+    that takes no device. Fluid must be installed on all nodes. Trials see the driver's modules by ``sys.path`` and, on
+    its machine, its working directory; where the job has a ``runtime_env``, they get that, on every node. Machines need
+    not share a file system: checkpoints are fetched from where they were written. Those of a machine that is gone are
+    lost.
 
     Args:
         devices: what to reserve: all that is free, so many, or those given, on any node unless their ``host`` is
@@ -48,7 +53,8 @@ class RayBackend(LaneBackend):
         run_dir: folder for the trials' output and checkpoints; kept. ``None`` for a temporary one.
         grace: seconds a lane has to end by itself before it is killed.
         timeout: seconds to wait for devices that other jobs use.
-        spares: whether to keep a process ready beside each GPU, or on each machine without, for the next lane there.
+        sharing: how lanes share a GPU: see :class:`fluid.backends.local.backend.LocalBackend`; each node has a daemon
+            of its own.
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
         process_group: what the devices of one trial communicate through: see :class:`fluid.executor.FluidExecutor`.
@@ -78,23 +84,42 @@ class RayBackend(LaneBackend):
         run_dir: str | os.PathLike[str] | None = None,
         grace: float = DEFAULT_GRACE_S,
         timeout: float = DEFAULT_TIMEOUT_S,
-        spares: bool = True,
+        sharing: str = "timeslice",
         lane_policy: str = DEFAULT_POLICY,
         process_group: str = DEFAULT_PROCESS_GROUP,
+        _mps_program: str | None = None,
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
         require_number("timeout", timeout, at_least=0.0)
+        require_one_of("sharing", sharing, WAYS)
         self._devices = RayDevices(devices, timeout)
+        bindings = _Bindings(self._devices, stand_ins=_mps_program is not None)
         try:
-            folder = make_run_folder(run_dir)
-            session = SessionFolders(secrets.token_hex(8), folder, temporary=run_dir is None)
-            modules = modules_to_load(preload, _LIKELY)
-            self._launcher = RayLauncher(self._devices, session, modules, spares=spares, policy=lane_policy)
+            settings = HostSettings(
+                session=new_session(run_dir),
+                preload=tuple(modules_to_load(preload, _LIKELY)),
+                policy=lane_policy,
+                sharing=sharing,
+                mps_program=_mps_program,
+                environment=(("RAY_ADDRESS", gcs_address()),),
+            )
+            self._launcher = RayLauncher(
+                self._devices, settings, in_process=not has_runtime_env(), gpu_tokens=bindings.tokens
+            )
         except BaseException:
             self._devices.close()
             raise
-        super().__init__(LanePool(self._devices.devices, self._launcher, grace=grace, process_group=process_group))
-        self._launcher.on_change(self._pool.wake)
+        try:
+            for device in self._devices.devices:  # They load modules while the caller goes on.
+                self._launcher.start_host(self._devices.node_of(device.index))
+            if sharing == "mps":
+                self._launcher.await_sharing()
+        except BaseException:
+            self._launcher.close()
+            raise
+        super().__init__(
+            LanePool(self._devices.devices, self._launcher, bindings.bind, grace=grace, process_group=process_group)
+        )
         #: No event may be older than this: lanes may report what happened before a device was lost.
         self._floor = 0.0
         # Exit handlers run last in, first out: this one runs before that of Ray, which was imported before.
@@ -108,7 +133,7 @@ class RayBackend(LaneBackend):
     @property
     def sharing(self) -> Sharing:
         """How lanes share a GPU."""
-        return Sharing("timeslice", "the Ray backend does not start it")
+        return self._launcher.sharing
 
     def discover(self) -> list[Device]:
         """Reserves the devices that are free by now, as after a node has joined.
@@ -140,7 +165,8 @@ class RayBackend(LaneBackend):
         Args:
             count: devices still wanted beside those that have been added; 0 withdraws what Ray has not given yet.
         """
-        self._launcher.ask(count)
+        require_integer("count", count, at_least=0)
+        self._launcher.request(functools.partial(self._devices.ask, count))
 
     def can_give_back(self, index: int) -> bool:
         """Whether a device was taken after the start, so that it can be given back alone."""
@@ -154,7 +180,7 @@ class RayBackend(LaneBackend):
         """
         if not self.can_give_back(index):
             raise InvalidFieldError("index", index, "Ray takes it back only with the others of its placement group")
-        self._launcher.give_back(index)
+        self._launcher.request(functools.partial(self._devices.give_back, index))
 
     def execute(self, commands: Sequence[Command]) -> None:
         """Carries commands out: see :meth:`fluid.backends.base.Backend.execute`."""
@@ -165,13 +191,13 @@ class RayBackend(LaneBackend):
         events = super().poll(timeout)
         if self._devices.hosts != {HERE}:
             events = [_bound_to_machine(event) for event in events]
-        deaths = [event for event in events if isinstance(event, LaneLost)]
-        changes = self._launcher.changes(probe=bool(deaths) and self._devices.spread)
+        changes = NodeChanges.merged(self._launcher.take_changes())
         if not any(changes):
             return not_before(events, self._floor)
         self._floor = now = max(self.now(), events[-1].at if events else 0.0)
         self._pool.add_devices([*changes.back, *changes.joined])
         # A lost device is reported before its lanes, so that the engine starts no other lane there.
+        deaths = [event for event in events if isinstance(event, LaneLost)]
         rest = [event for event in events if not isinstance(event, LaneLost)]
         return not_before(rest, now) + device_events(changes, now) + [replace(event, at=now) for event in deaths]
 
@@ -197,6 +223,49 @@ def device_events(changes: NodeChanges, now: float) -> list[Event]:
         *(DeviceAdded(now, device) for device in added.values()),
         *(DeviceDraining(now, index, now + left) for index, left in changes.draining if index not in changes.lost),
     ]
+
+
+class _Bindings:
+    """Tells how lanes are bound to devices of a Ray cluster.
+
+    Args:
+        devices: the devices.
+        stand_ins: whether CPU devices stand in for GPUs, in tests.
+    """
+
+    def __init__(self, devices: RayDevices, *, stand_ins: bool) -> None:
+        self._devices = devices
+        self._stand_ins = stand_ins
+
+    def bind(self, device: Device) -> DeviceBinding:
+        """Returns how a lane is bound to a device.
+
+        Raises:
+            FluidError: it is a GPU, and which one is not known.
+        """
+        devices, index = self._devices, device.index
+        token, visible = self.token(index), devices.visible_for(index)
+        if device.kind == "gpu" and not token and visible is None:
+            raise FluidError("Ray has not said which GPU it is")
+        return DeviceBinding(
+            index,
+            device.kind,
+            node=devices.node_of(index),
+            token=token,
+            visible=visible or "",
+            threads=devices.threads_for(index),
+            memory_share=1.0 / max(1, sum(other.host == device.host for other in devices.devices)),
+            bounded=device.memory_bytes is not None,
+        )
+
+    def token(self, index: int) -> str:
+        """The UUID of a GPU; empty for a CPU device, unless it stands in for one."""
+        return self._devices.gpu_token(index) or (f"GPU-{index}" if self._stand_ins else "")
+
+    def tokens(self, node: str) -> tuple[str, ...]:
+        """The UUIDs of a node's GPUs."""
+        here = [device.index for device in self._devices.devices if self._devices.node_of(device.index) == node]
+        return tuple(filter(None, map(self.token, here)))
 
 
 def _bound_to_machine(event: Event) -> Event:

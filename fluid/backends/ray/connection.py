@@ -55,6 +55,16 @@ def is_ours() -> bool:
     return _our_job is not None
 
 
+def gcs_address() -> str:
+    """Returns the address at which further processes, such as trials, join the cluster."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def has_runtime_env() -> bool:
+    """Whether Ray gives the processes of this job another environment than the driver has (``runtime_env``)."""
+    return bool(ray.get_runtime_context().runtime_env)
+
+
 def disconnect() -> None:
     """Ends one backend's use of the connection, and with the last one Ray, if a backend started it."""
     global _users, _our_job

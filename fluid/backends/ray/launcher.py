@@ -1,355 +1,380 @@
-"""Starts lanes as Ray actors; :mod:`fluid.backends.ray.actor_supervisor` has the thread that may wait for Ray."""
+"""Starts lanes on the nodes of a Ray cluster, by the host of each node.
+
+The driver's own node has a host in the driver's process, unless Ray's processes get another environment than the
+driver's (``runtime_env``). Each other node has a host in an actor (:mod:`fluid.backends.ray.host_actor`).
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import selectors
-import signal
-import socket
-import struct
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from fluid._clock import MonotonicClock
-from fluid.backends.base import LaneConnected, LaneExited
-from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
+from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
+from fluid.backends.hosts.folders import HERE, HostFolders
+from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
-from fluid.backends.hosts.stack_copies import request_stacks
-from fluid.backends.ray.actor_supervisor import ActorSupervisor
+from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.devices import RayDevices
-from fluid.backends.ray.lane_actor import Assignment, LaneStart, Preload
+from fluid.backends.ray.host_actor import HostStart
+from fluid.backends.ray.host_actors import Checked, HostActors
 from fluid.backends.ray.nodes import NodeChanges
-from fluid.backends.ray.process_handles import ProcessHandles
+from fluid.backends.ray.remote_host import RemoteHost
 from fluid.elastic.messages import LOOPBACK
-from fluid.lane.culprit_note import read_running_trial
-from fluid.lane.messages import encode
-from fluid.lane.policy import DEFAULT_POLICY
-from fluid.lane.stack_dump import DUMP_SIGNAL
-from fluid.processes.children import is_stopped
-from fluid.processes.session_mark import kill_marked
-from fluid.resources import Device
+from fluid.errors import FluidError, InvalidFieldError
 
-#: Seconds that an actor may be stopped before it is killed.
-_STOPPED_S = 5.0
-#: Seconds that Ray may take to take the devices back, after the supervisor has ended.
-_DEVICES_S = 3.5
-_LENGTH = struct.Struct("!i")
+#: Seconds to wait for Ray to say how a host ended whose connection was lost.
+_POST_MORTEM_S = 3.0
+#: Seconds for hosts to end their lanes.
+_END_S = 5.0
+#: Seconds for all hosts to say how their lanes share GPUs.
+_START_S = 120.0
+#: Keys of the selector beside the hosts' numbers.
+_LISTENER, _OWN = "listener", "own"
+
+_Report = LaneConnected | LaneDying | LaneExited
 
 
-@dataclass(slots=True)
-class _Actor:
-    """An actor, from its start to its end.
+class _Accepting:
+    """The listener's connections to be; what the selector watches."""
 
-    Attributes:
-        device_id: the device whose bundle it is in.
-        place: what it is bound to (:meth:`RayDevices.place_of`); any device there is as good.
-        lane_id: the lane it is; ``None`` for a spare, which may become one.
-        socket: its connection, while it is a spare.
-        connected: whether it has connected.
-        pid: its process, once it has connected on the driver's machine; -1 otherwise.
-    """
+    wants_to_write = False
 
-    number: int
-    device_id: int
-    place: str
-    host: str
-    lane_id: int | None
-    socket: socket.socket | None = None
-    connected: bool = False
-    pid: int = -1
+    def __init__(self) -> None:
+        self.selector = selectors.EpollSelector()
+
+    def fileno(self) -> int:
+        return self.selector.fileno()
+
+    def turn(self) -> None:
+        for key, _ in self.selector.select(0):
+            key.data()
 
 
 class RayLauncher:
-    """Implements :class:`fluid.backends.base.Launcher` over Ray.
-
-    Beside a lane that has connected it keeps a spare actor, so that the next lane there need not wait for a process
-    to start and to load what trials import.
+    """Implements :class:`fluid.backends.base.Launcher` over the hosts of a Ray cluster's nodes.
 
     Args:
         devices: what lanes can be started on; the launcher owns them from now on.
-        session: the folders.
-        preload: modules to load first.
-        spares: whether to keep spare actors.
-        policy: which trial a lane runs next if several have iterations left.
+        settings: of a host; each gets the name of its machine, its GPUs and the modules known by then, too.
+        in_process: whether the driver's node has its host in this process.
+        gpu_tokens: returns the UUIDs of the GPUs of a node.
     """
 
     def __init__(
         self,
         devices: RayDevices,
-        session: SessionFolders,
-        preload: Sequence[str],
+        settings: HostSettings,
         *,
-        spares: bool,
-        policy: str = DEFAULT_POLICY,
+        in_process: bool,
+        gpu_tokens: Callable[[str], tuple[str, ...]],
     ) -> None:
         self._devices = devices
-        self._session = session
-        self._spares = spares
-        self._policy = policy
-        self._modules = list(dict.fromkeys(preload))
+        self._settings = settings
+        self._in_process = in_process
+        self._gpu_tokens = gpu_tokens
+        self._modules = list(settings.preload)
         self._key = secrets.token_bytes(32)
-        self._home = HostFolders(session, HERE)
-        with open(session.marker, "wb"):
+        with open(settings.session.marker, "wb"):
             pass
         #: register() of a trial may preload from another thread than the one that polls.
         self._lock = threading.RLock()
-        self._actors: dict[int, _Actor] = {}
-        self._by_lane: dict[int, _Actor] = {}
-        #: Device of every lane there ever was.
-        self._device_ids: dict[int, int] = {}
-        #: Places where an actor ended before it had connected: they get no spares.
-        self._failed_places: set[str] = set()
-        self._next = 0
-        #: Actors of this machine that were stopped at the last look, and since when; and those that were killed for it.
-        self._stopped: dict[int, float] = {}
-        self._killed: set[int] = set()
         self._clock = MonotonicClock()
-        self._exits: deque[LaneExited] = deque()
-        self._processes = ProcessHandles()
-        self._selector = selectors.EpollSelector()
-        self._listener = LaneListener(self._key, self._selector)
-        self._wake_reader, self._wake_writer = os.pipe()
-        for descriptor in (self._wake_reader, self._wake_writer):
-            os.set_blocking(descriptor, False)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain_pipe)
-        self._supervisor = ActorSupervisor(devices, session, self._wake)
+        self._numbers = itertools.count(-1, -1)
+        self._own: Host | None = None
+        #: By node, and by number. A host that is gone is in neither.
+        self._hosts: dict[str, RemoteHost] = {}
+        self._remote: dict[int, RemoteHost] = {}
+        #: Hosts whose connection was lost: when to give up waiting for what Ray says of them, by number.
+        self._lost: dict[int, float] = {}
+        self._why: dict[int, str] = {}
+        #: Machines whose host has died, so that others are to clear their folders.
+        self._deserted: set[str] = set()
+        #: Host of every lane that may still run.
+        self._of_lane: dict[int, Host | RemoteHost] = {}
+        self._changes: list[NodeChanges] = []
+        self._selector = WakeableSelector()
+        self._accepting = _Accepting()
+        self._listener = LaneListener(self._key, self._accepting.selector)
+        self._selector.watch(_LISTENER, self._accepting)
+        self._actors = HostActors(devices, settings.session, self._selector.wake)
 
     # -- the interface of a launcher -----------------------------------------------------------------------
 
     @property
     def wants_to_write(self) -> bool:
-        """Never: what is sent to spares is a few bytes."""
+        """Never: its own selector waits for that."""
         return False
 
-    def launch(self, lane_id: int, device: Device) -> LaneConnected | None:
-        """Makes a lane of a spare on the device, or starts an actor, which :meth:`poll` tells of later."""
-        place = self._devices.place_of(device.index)
+    def launch(self, lane_id: int, binding: DeviceBinding) -> LaneConnected | None:
+        """Launches a lane by the host of the device's node, which is started if need be.
+
+        Raises:
+            FluidError, OSError: it cannot be started.
+        """
         with self._lock:
-            self._device_ids[lane_id] = device.index
-            waiting = [actor for actor in self._actors.values() if actor.lane_id is None and actor.place == place]
-            # Those that have connected first.
-            for actor in sorted(waiting, key=lambda actor: not actor.connected):
-                if not actor.connected or self._send(actor, Assignment(lane_id)):
-                    return self._assign(actor, lane_id)
-            self._start(device, place, lane_id)
-        return None
+            if binding.node not in self._nodes_in_use():
+                raise FluidError(f"its node {self._devices.address_of(binding.node)} is gone")
+            host = self.start_host(binding.node)
+            self._of_lane[lane_id] = host
+            if isinstance(host, Host):
+                return host.launch(lane_id, binding)
+            host.launch(lane_id, binding)
+            self._selector.wake()
+            return None
 
     def kill(self, lane_id: int) -> None:
-        """Kills a lane; :meth:`poll` tells when it is gone."""
+        """Kills a lane, if it is there; :meth:`poll` reports its end."""
         with self._lock:
-            actor = self._by_lane.get(lane_id)
-            if actor is not None:
-                # Ray asks the process to end itself, which a stopped one cannot.
-                self._processes.send_signal(actor.pid, signal.SIGKILL)
-                self._supervisor.kill(actor.number)
+            host = self._of_lane.get(lane_id)
+            if host is not None:
+                host.kill(lane_id)
+                self._selector.wake()
 
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
-        """Has a lane's stacks written to the log of the trial that runs there, soon; on this machine only."""
+        """Has a lane's stacks written to the log of the trial that runs there, soon, on the lane's machine."""
         with self._lock:
-            actor = self._by_lane.get(lane_id)
-        if actor is not None and actor.pid >= 0:
-            pid, send = actor.pid, self._processes.send_signal
-            request_stacks(self.run_folder, lane_id, trial_id, lambda: send(pid, DUMP_SIGNAL))
+            host = self._of_lane.get(lane_id)
+            if host is not None:
+                host.dump_stacks(lane_id, trial_id)
+                self._selector.wake()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Loads what trials are going to import, in spares and in actors that are started from now on."""
+        """Loads what trials are going to import, on every node, before the next lane is forked."""
         with self._lock:
             new = [name for name in dict.fromkeys(modules) if name not in self._modules]
-            if new:
-                self._modules += new
-                for actor in self._actors.values():
-                    if actor.lane_id is None:
-                        self._send(actor, Preload(tuple(new)))
+            self._modules += new
+            if not new:
+                return
+            if self._own is not None:
+                self._own.preload(new)
+            for host in self._remote.values():
+                host.preload(new)
+            self._selector.wake()
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is news."""
+        """A descriptor that is readable when :meth:`poll` has something to do."""
         return self._selector.fileno()
 
-    def poll(self) -> list[LaneConnected | LaneExited]:
+    def poll(self) -> list[_Report]:
         """Returns the lanes that have connected, and those that have ended, since the last call."""
         with self._lock:
-            for key, _ in self._selector.select(0):
-                key.data()
-            made = self._listener.authenticated()
-            connected = [lane for connection in made for lane in self._connect_actor(connection)]
-            exited = [exited for number, reason in self._supervisor.ended() for exited in self._remove(number, reason)]
-            exited += [self._exits.popleft() for _ in range(len(self._exits))]
-            return [*connected, *exited]
+            self._selector.wait(0.0)
+            self._accepting.turn()
+            reports = [lane for made in self._listener.authenticated() for lane in self._connect(made)]
+            for host in list(self._remote.values()):
+                reports += self._exchange(host)
+            if self._own is not None:
+                reports += self._own.poll()
+                self._selector.watch(_OWN, self._own)
+            reports += self._take_news()
+            for report in reports:
+                if isinstance(report, LaneExited):
+                    self._of_lane.pop(report.lane_id, None)
+            return reports
 
     def look(self) -> None:
-        """Kills actors of this machine that have been stopped (SIGSTOP) for some seconds."""
-        with self._lock:
-            now = self._clock.now()
-            stopped = {actor.number: actor for actor in self._actors.values() if is_stopped(actor.pid)}
-            for number, actor in stopped.items():
-                if now - self._stopped.get(number, now) >= _STOPPED_S:
-                    self._killed.add(number)
-                    self._processes.send_signal(actor.pid, signal.SIGKILL)
-            self._stopped = {number: self._stopped.get(number, now) for number in stopped}
-
-    def culprit(self, lane_id: int) -> str | None:
-        """Returns the trial whose code ran when a lane of this machine died, if any."""
-        # A note on another machine cannot be read: the culprit is unknown then.
-        return read_running_trial(self._home.note(lane_id))
+        """Continues the fork server of this process if it was stopped, and gives up hosts that are long gone."""
+        if self._own is not None:
+            self._own.look()
+        self._selector.wake()
 
     def close(self) -> None:
-        """Ends every actor, clears the folders and gives the devices back."""
+        """Ends every host with its lanes, clears the folders and gives the devices back."""
         try:
-            for actor in self._actors.values():
-                if actor.socket is not None:
-                    actor.socket.close()
-            self._supervisor.close([host for host in self._devices.hosts if host != HERE])
-            self._processes.end()
-            kill_marked(self._session.token)
+            silent = self._end_remote_hosts()
+            self._actors.close(sorted((self._deserted | silent) - {HERE}))
         finally:
-            self._close_descriptors()
+            for host in self._remote.values():
+                host.close()
             with suppress(OSError):
-                os.unlink(self._session.marker)
-            self._home.leave(clear=True)
-            self._devices.close(_DEVICES_S)
+                os.unlink(self._settings.session.marker)
+            try:
+                # Last of all hosts: it deletes the run's folder if that is temporary.
+                if self._own is not None:
+                    self._own.close()
+                else:
+                    HostFolders(self._settings.session, HERE).leave(clear=True)
+            finally:
+                self._close_descriptors()
+                self._devices.close()
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
+        for host in self._remote.values():
+            host.close()
+        if self._own is not None:
+            self._own.abandon()
         self._close_descriptors()
 
     # -- for the backend -----------------------------------------------------------------------------------
 
     @property
     def run_folder(self) -> str:
-        return self._session.run_folder
+        """Folder of the run, on the driver's machine."""
+        return self._settings.session.run_folder
 
-    def device_of(self, lane_id: int) -> int:
-        """The device of a lane, also of one that is gone."""
-        return self._device_ids[lane_id]
+    @property
+    def sharing(self) -> Sharing:
+        """How lanes share a GPU: by MPS if they do so on every node."""
+        known = [host.sharing for host in self._remote.values() if host.sharing is not None]
+        known += [] if self._own is None else [self._own.sharing]
+        others = [sharing for sharing in known if sharing.way != "mps"]
+        return next(iter(others or known), Sharing("timeslice"))
 
-    def changes(self, *, probe: bool = False) -> NodeChanges:
-        """Returns how devices and nodes have changed since it was last asked.
+    def start_host(self, node: str) -> Host | RemoteHost:
+        """Returns the host of a node, which is started if there is none.
 
-        Args:
-            probe: whether to ask the nodes at this moment.
+        Raises:
+            InvalidFieldError: MPS was asked for and cannot be had, where that is known at once.
         """
-        return self._supervisor.changes(probe=probe)
+        if node == self._devices.node and self._in_process:
+            if self._own is None:
+                self._own = Host(self._settings_of(node)._replace(name=HERE))
+                self._selector.watch(_OWN, self._own)
+            return self._own
+        host = self._hosts.get(node)
+        if host is None:
+            host = self._start_actor(node)
+        return host
 
-    def ask(self, count: int) -> None:
-        """Asks Ray for devices, in another thread: see :meth:`fluid.backends.ray.devices.RayDevices.ask`."""
-        self._supervisor.ask(count)
+    def await_sharing(self) -> None:
+        """Waits until each host has said how its lanes share GPUs.
 
-    def give_back(self, index: int) -> None:
-        """Gives Ray a device back, in another thread."""
-        self._supervisor.give_back(index)
+        Raises:
+            InvalidFieldError: MPS cannot be had on a node.
+            FluidError: a host could not be started.
+        """
+        deadline = self._clock.now() + _START_S
+        hosts = list(self._remote.values())
+        while waiting := [host for host in hosts if host.sharing is None]:
+            for host in waiting:
+                if host.failed:
+                    raise InvalidFieldError("sharing", self._settings.sharing, f"{host.name}: {host.failed}")
+            if self._clock.now() >= deadline:
+                raise FluidError(f"the host on {waiting[0].name} has not started within {_START_S:g} s")
+            self._selector.wait(0.1)
+            self.poll()
 
-    def on_change(self, call: Callable[[], None]) -> None:
-        """Sets what is called, in another thread, when there are changes."""
-        self._supervisor.on_change = call
+    def take_changes(self) -> list[NodeChanges]:
+        """Returns what has become of the nodes since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
-    # -- actors --------------------------------------------------------------------------------------------
+    def request(self, work: Callable[[], None]) -> None:
+        """Makes a call to Ray in the thread for such calls."""
+        self._actors.request(work)
 
-    def _start(self, device: Device, place: str, lane_id: int | None) -> None:
-        actor = _Actor(self._next, device.index, place, device.host, lane_id)
-        self._next += 1
-        self._actors[actor.number] = actor
-        if lane_id is not None:
-            self._by_lane[lane_id] = actor
-        # On its own machine nothing is open to the network.
-        address = self._listener.listen(LOOPBACK if device.host == HERE else self._devices.ip)
-        start = LaneStart(
-            number=actor.number,
-            address=address,
-            key=self._key,
-            session=self._session,
-            host=device.host,
-            driver_ip=self._devices.ip,
-            spread=self._devices.hosts != {HERE},
-            kind=device.kind,
-            bounded=device.memory_bytes is not None,
-            visible=self._devices.visible_for(device.index),
-            threads=1,
-            share=1.0 / max(1, sum(other.host == device.host for other in self._devices.devices)),
-            modules=tuple(self._modules),
-            folder=os.getcwd(),
-            policy=self._policy,
+    # -- hosts ---------------------------------------------------------------------------------------------
+
+    def _nodes_in_use(self) -> set[str]:
+        return {self._devices.node_of(device.index) for device in self._devices.devices}
+
+    def _settings_of(self, node: str) -> HostSettings:
+        here = [device for device in self._devices.devices if self._devices.node_of(device.index) == node]
+        return self._settings._replace(
+            name=here[0].host,
+            preload=tuple(self._modules),
+            tokens=self._gpu_tokens(node),
+            address=self._devices.address_of(node),
         )
-        self._supervisor.start(actor.number, device.index, start)
 
-    def _assign(self, actor: _Actor, lane_id: int) -> LaneConnected | None:
-        actor.lane_id = lane_id
-        self._by_lane[lane_id] = actor
-        connection, actor.socket = actor.socket, None
-        if connection is None:
-            return None
-        self._start_spare(actor)
-        return LaneConnected(lane_id, connection, actor.host)
+    def _start_actor(self, node: str) -> RemoteHost:
+        settings = self._settings_of(node)
+        # On its own machine nothing is open to the network.
+        address = self._listener.listen(LOOPBACK if settings.name == HERE else self._devices.ip)
+        host = RemoteHost(next(self._numbers), node, settings.name)
+        self._hosts[node] = self._remote[host.number] = host
+        folder = os.getcwd() if self._in_process else ""
+        start = HostStart(host.number, address, self._key, settings._replace(driver=address), folder)
+        self._actors.start(node, start)
+        self._deserted.discard(host.name)
+        return host
 
-    def _connect_actor(self, made: AuthenticatedConnection) -> Iterator[LaneConnected]:
-        actor = self._actors.get(made.hello.number)
-        if actor is None or actor.connected:
-            made.socket.close()
-            return
-        actor.connected, actor.socket = True, made.socket
-        if actor.host == HERE:
-            self._processes.watch(made.hello.pid, made.hello.start_time)
-            actor.pid = made.hello.pid
-        if actor.lane_id is None:
-            return
-        if self._send(actor, Assignment(actor.lane_id)):
-            connected = self._assign(actor, actor.lane_id)
-            assert connected is not None
-            yield connected
+    def _connect(self, made: AuthenticatedConnection) -> list[_Report]:
+        number = made.hello.number
+        if number >= 0:
+            host = self._of_lane.get(number)
+            if isinstance(host, RemoteHost):
+                return [LaneConnected(number, made.socket, host.name)]
+        elif (remote := self._remote.get(number)) is not None and not remote.is_connected:
+            remote.connect(made.socket)
+            return []
+        made.socket.close()
+        return []
 
-    def _start_spare(self, actor: _Actor) -> None:
-        """Starts a spare beside an actor that has connected, once every other actor there is a connected lane."""
-        if not self._spares or actor.place in self._failed_places:
-            return
-        others = [other for other in self._actors.values() if other.place == actor.place]
-        if all(other.connected and other.lane_id is not None for other in others):
-            self._start(self._devices[actor.device_id], actor.place, None)
+    def _exchange(self, host: RemoteHost) -> list[_Report]:
+        """Sends what waits for a host, and takes its reports."""
+        was_connected = host.is_connected
+        host.flush()
+        reports: list[_Report] = [*host.receive()]
+        if was_connected and not host.is_connected and host.number not in self._lost:
+            reports += self._lose(host)
+        self._selector.watch(host.number, host)
+        return reports
 
-    def _send(self, actor: _Actor, message: Assignment | Preload) -> bool:
-        """Sends to a spare that has connected; returns whether that worked."""
-        if actor.socket is None:
-            return False
-        data = encode([message])
-        frame = _LENGTH.pack(len(data)) + data
-        with suppress(OSError):
-            if actor.socket.send(frame) == len(frame):
-                return True
-        self._supervisor.kill(actor.number)
-        return False
+    def _lose(self, host: RemoteHost) -> list[_Report]:
+        """The connection has ended: before the lanes' end is reported, the nodes are checked, so that the engine
+        hears first of devices that are lost with them."""
+        self._lost[host.number] = self._clock.now() + _POST_MORTEM_S
+        self._hosts.pop(host.node, None)
+        self._actors.check(host.number)
+        return [*host.lose()]
 
-    def _remove(self, number: int, reason: str) -> Iterator[LaneExited]:
-        actor = self._actors.pop(number, None)
-        if actor is None:
-            return
-        if actor.socket is not None:
-            actor.socket.close()
-        if actor.lane_id is not None:
-            self._by_lane.pop(actor.lane_id, None)
-            was_stopped = number in self._killed
-            why = f"was stopped (SIGSTOP) for {_STOPPED_S:.0f} s" if was_stopped else reason
-            yield LaneExited(actor.lane_id, why, was_stopped)
-        elif not actor.connected:
-            self._failed_places.add(actor.place)
+    def _take_news(self) -> list[_Report]:
+        reports: list[_Report] = []
+        checked: set[int] = set()
+        for news in self._actors.take():
+            if isinstance(news, NodeChanges):
+                self._changes.append(news)
+            elif isinstance(news, Checked):
+                checked.add(news.number)
+            elif (host := self._remote.get(news.number)) is not None:
+                self._why[news.number] = news.reason
+                if host.number not in self._lost:
+                    reports += self._lose(host)
+        return reports + self._give_up(checked)
 
-    # -- descriptors ---------------------------------------------------------------------------------------
+    def _give_up(self, checked: set[int]) -> list[_Report]:
+        """Reports the end of lanes whose host is lost, once the nodes were checked and Ray has said how it ended."""
+        reports: list[_Report] = []
+        for number, deadline in list(self._lost.items()):
+            host = self._remote[number]
+            host.checked |= number in checked
+            if (host.checked and number in self._why) or self._clock.now() >= deadline:
+                del self._lost[number]
+                del self._remote[number]
+                self._selector.drop(number)
+                self._deserted.add(host.name)
+                why = self._why.pop(number, "does not answer any more")
+                reports += host.fail(f"lost the host that it came from, which {why}")
+                self._actors.kill(number)
+        return reports
 
-    def _wake(self) -> None:
-        with suppress(OSError):  # The pipe is full: the driver is awake. Or closed: the session is over.
-            os.write(self._wake_writer, b"x")
+    # -- the end -------------------------------------------------------------------------------------------
 
-    def _drain_pipe(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self._wake_reader, 4096)
+    def _end_remote_hosts(self) -> set[str]:
+        """Tells the hosts to end, and waits until they close their connections; returns the names of those left."""
+        hosts = [host for host in self._remote.values() if host.is_connected]
+        for host in hosts:
+            host.end()
+        deadline = self._clock.now() + _END_S
+        while hosts and self._clock.now() < deadline:
+            for host in hosts:
+                host.flush()
+                host.receive()
+                self._selector.watch(host.number, host)
+            hosts = [host for host in hosts if host.is_connected]
+            if hosts:
+                self._selector.wait(max(0.0, deadline - self._clock.now()))
+        return {host.name for host in hosts}
 
     def _close_descriptors(self) -> None:
         self._listener.close()
+        self._accepting.selector.close()
         self._selector.close()
-        self._processes.close()
-        # Closed last: _wake() may run in another thread at this moment, and must not write to a descriptor used again.
-        reader, writer, self._wake_reader, self._wake_writer = self._wake_reader, self._wake_writer, -1, -1
-        for descriptor in (reader, writer):
-            if descriptor >= 0:
-                os.close(descriptor)

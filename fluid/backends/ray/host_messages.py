@@ -1,0 +1,51 @@
+"""The messages between the driver and the host on another node: named tuples, pickled in batches.
+
+A host also sends :class:`fluid.backends.base.LaneDying` and :class:`fluid.backends.base.LaneExited`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fluid.backends.base import DeviceBinding, Sharing
+
+# -- from the driver to a host --------------------------------------------------------------------------------
+
+
+class LaunchLane(NamedTuple):
+    """Fork a lane, with a connection to the driver of its own."""
+
+    lane_id: int
+    binding: DeviceBinding
+
+
+class EndLane(NamedTuple):
+    """Kill a lane."""
+
+    lane_id: int
+
+
+class DumpLane(NamedTuple):
+    """Have the stacks of a lane's threads written to the log of a trial."""
+
+    lane_id: int
+    trial_id: str
+
+
+class PreloadModules(NamedTuple):
+    """Load modules before the next lane is forked."""
+
+    modules: tuple[str, ...]
+
+
+class EndHost(NamedTuple):
+    """The session is over: end every lane, clear the folders, and end."""
+
+
+# -- from a host to the driver ---------------------------------------------------------------------------------
+
+
+class SharingChanged(NamedTuple):
+    """How lanes that are started now share a GPU; sent first of all, and when it changes."""
+
+    sharing: Sharing

@@ -1,0 +1,121 @@
+"""A host on another node, as the driver sees it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from fluid.backends.base import DeviceBinding, LaneDying, LaneExited, Sharing
+from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.backends.ray.host_messages import DumpLane, EndHost, EndLane, LaunchLane, PreloadModules, SharingChanged
+
+
+class RemoteHost:
+    """Sends requests to a host, in batches, and reads its reports.
+
+    Args:
+        number: of its actor.
+        node: id of its node.
+        name: of its machine, as of the devices there.
+
+    Attributes:
+        sharing: how its lanes share a GPU; ``None`` before it has said so.
+        failed: why the host is gone, to be read after "lane 3"; empty while it is there.
+        checked: whether the nodes were checked since its connection was lost.
+    """
+
+    def __init__(self, number: int, node: str, name: str) -> None:
+        self.number = number
+        self.node = node
+        self.name = name
+        self.sharing: Sharing | None = None
+        self.failed = ""
+        self.checked = False
+        self._connection: FramedSocket | None = None
+        self._outbox: list[Any] = []
+        self._lanes: set[int] = set()
+        self._dying: set[int] = set()
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether the host has not yet taken all that was sent."""
+        return self._connection is not None and self._connection.wants_to_write
+
+    def fileno(self) -> int:
+        """Descriptor of the connection; -1 while there is none."""
+        return -1 if self._connection is None or self._connection.ended else self._connection.fileno()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the host has connected, and the connection has not ended."""
+        return self._connection is not None and not self._connection.ended
+
+    def connect(self, sock: socket.socket) -> None:
+        """Takes the host's connection."""
+        self._connection = FramedSocket(sock)
+
+    # -- requests; they are sent by flush() ------------------------------------------------------------------
+
+    def launch(self, lane_id: int, binding: DeviceBinding) -> None:
+        """Launches a lane, which connects later."""
+        self._lanes.add(lane_id)
+        self._outbox.append(LaunchLane(lane_id, binding))
+
+    def kill(self, lane_id: int) -> None:
+        """Kills a lane."""
+        self._outbox.append(EndLane(lane_id))
+
+    def dump_stacks(self, lane_id: int, trial_id: str) -> None:
+        """Has a lane's stacks written to the log of a trial, on the host's machine."""
+        self._outbox.append(DumpLane(lane_id, trial_id))
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Loads modules before the next lane is forked."""
+        self._outbox.append(PreloadModules(tuple(modules)))
+
+    def end(self) -> None:
+        """Ends the host, which closes the connection when no process of its lanes is left."""
+        self._outbox.append(EndHost())
+
+    def flush(self) -> None:
+        """Sends what waits, once the host has connected."""
+        if self._connection is not None:
+            self._connection.flush()
+            if self._outbox:
+                batch, self._outbox = self._outbox, []
+                self._connection.send(batch)
+
+    # -- reports ---------------------------------------------------------------------------------------------
+
+    def receive(self) -> list[LaneDying | LaneExited]:
+        """Returns what the host has reported since the last call."""
+        reports: list[LaneDying | LaneExited] = []
+        for message in [] if self._connection is None else self._connection.receive():
+            if isinstance(message, SharingChanged):
+                self.sharing = message.sharing
+                continue
+            if isinstance(message, LaneExited):
+                self._lanes.discard(message.lane_id)
+            reports.append(message)
+        return reports
+
+    def lose(self) -> list[LaneDying | LaneExited]:
+        """Closes the connection; returns that all lanes are dying, the first time."""
+        self.close()
+        dying = sorted(self._lanes - self._dying)
+        self._dying |= self._lanes
+        return [LaneDying(lane_id) for lane_id in dying]
+
+    def fail(self, reason: str) -> list[LaneDying | LaneExited]:
+        """Gives the host up; returns that all lanes have ended, for which no trial is to blame."""
+        self.close()
+        self.failed = reason
+        ended = sorted(self._lanes)
+        self._lanes.clear()
+        return [LaneExited(lane_id, reason, blameless=True) for lane_id in ended]
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
