@@ -31,14 +31,13 @@ from fluid.engine.events import (
 from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.lane.checkpoint_seal import seal
 from fluid.resources import Device
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 
 ray = pytest.importorskip("ray")
-from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders  # noqa: E402
-from fluid.backends.ray import RayBackend, lane_actor  # noqa: E402
+from fluid.backends.hosts.folders import HERE  # noqa: E402
+from fluid.backends.ray import RayBackend  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -80,6 +79,16 @@ class Counter:
 def two(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"value": 1}
     yield {"value": 2}
+
+
+class Family:
+    """Tells what its process comes from."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.preloaded = "colorsys" in sys.modules
+
+    def step(self) -> dict[str, Any]:
+        return {"parent": os.getppid(), "preloaded": self.preloaded, "ray": os.environ.get("RAY_ADDRESS")}
 
 
 class Drive:
@@ -166,6 +175,15 @@ def eventually(condition: Callable[[], Any]) -> Any:
     return result
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
+
+
+def is_hanging(pid: int) -> bool:
+    """Whether a process waits for something."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "S"
+
+
 def groups_left() -> list[Any]:
     return [entry for entry in ray.util.placement_group_table().values() if entry["state"] != "REMOVED"]
 
@@ -203,7 +221,7 @@ def test_what_others_use_is_not_taken(make: Callable[..., Drive]) -> None:
 def test_each_gpus_lanes_see_that_gpu(cluster: Any, make: Callable[..., Drive]) -> None:
     node = cluster.add_node(num_cpus=0, num_gpus=2)
     try:
-        drive = make(None, spares=False)
+        drive = make(None)
         assert [device.kind for device in drive.backend.devices()] == ["gpu", "gpu"]
         for lane in drive.lanes(0, 0, 1):
             drive.start(f"t{lane}", lane, 1)
@@ -233,27 +251,29 @@ def test_trials_run_to_the_end(make: Callable[..., Drive], tmp_path: Path) -> No
     assert (tmp_path / "run/trials/c0/output.log").read_text(encoding="utf-8").startswith("step 1\nstep 2\n")
 
 
-def test_a_killed_actor_is_a_lost_lane(make: Callable[..., Drive]) -> None:
-    drive = make(2)
-    first, second = drive.lanes(0, 1)
+@pytest.mark.parametrize("device", [0, 4], ids=["driver's node", "other node"])
+def test_a_killed_lane_is_lost_alone(cluster: Any, other_node: Any, make: Callable[..., Drive], device: int) -> None:
+    drive = make(None)
+    first, second = drive.lanes(device, device + 1)
     drive.start("bystander", second, 1)
     drive.start("victim", first, 2, hang_at=2)
     pid = drive.until(IterationDone, trial_id="victim").metrics["pid"]
-    eventually(lambda: drive.backend._launcher.culprit(first) == "victim")
+    eventually(lambda: is_hanging(pid))
     os.kill(pid, signal.SIGKILL)
     lost = drive.until(LaneLost)
-    assert (lost.lane_id, lost.culprit) == (first, "victim")
-    assert lost.reason.startswith("died: its worker process has died")
+    assert (lost.lane_id, lost.culprit, lost.reason) == (first, "victim", "was killed by SIGKILL")
     drive.do(RunIteration("bystander", (second,), 1))
     drive.until(IterationDone, trial_id="bystander", iteration=2)
-    (third,) = drive.lanes(0)
+    (third,) = drive.lanes(device)
     drive.start("next", third, 1)
     drive.until(IterationDone, trial_id="next")
 
 
-def test_a_stopped_actor_is_killed_blameless_within_seconds(make: Callable[..., Drive]) -> None:
-    drive = make(2)
-    first, second = drive.lanes(0, 1)
+def test_a_stopped_lane_of_another_node_is_killed_blameless_within_seconds(
+    cluster: Any, other_node: Any, make: Callable[..., Drive]
+) -> None:
+    drive = make(None)
+    first, second = drive.lanes(4, 5)
     drive.start("bystander", second, 1)
     drive.start("victim", first, 2, hang_at=2)
     pid = drive.until(IterationDone, trial_id="victim").metrics["pid"]
@@ -264,7 +284,33 @@ def test_a_stopped_actor_is_killed_blameless_within_seconds(make: Callable[..., 
     drive.until(IterationDone, trial_id="bystander", iteration=2)
 
 
-def test_a_session_goes_on_after_an_actor_was_killed(make: Callable[..., Drive], tmp_path: Path) -> None:
+def test_a_killed_host_costs_its_lanes_only_and_another_one_takes_its_place(
+    cluster: Any, other_node: Any, make: Callable[..., Drive]
+) -> None:
+    """What the trials of that machine have saved is still there."""
+    drive = make(None)
+    here, there = drive.lanes(0, 4)
+    drive.start("bystander", here, 1)
+    drive.start("a", there, 3)
+    pid = drive.until(IterationDone, trial_id="a", iteration=3).metrics["pid"]
+    drive.do(Save("a", (there,)))
+    checkpoint = drive.until(TrialSaved, trial_id="a").checkpoint
+    assert checkpoint.in_memory and checkpoint.host == OTHER_MACHINE
+    server = parent_of(pid)
+    guardian = parent_of(server)
+    os.kill(parent_of(guardian), signal.SIGKILL)
+    lost = drive.until(LaneLost)
+    assert lost.lane_id == there and lost.blameless
+    assert lost.reason.startswith("lost the host that it came from, which died")
+    assert not any(isinstance(event, DeviceLost) for event in drive.seen)
+    (again,) = drive.lanes(4)
+    drive.start("a", again, 1, checkpoint)
+    assert drive.until(IterationDone, trial_id="a", iteration=4).metrics["count"] == 4
+    drive.do(RunIteration("bystander", (here,), 1))
+    drive.until(IterationDone, trial_id="bystander", iteration=2)
+
+
+def test_a_session_goes_on_after_a_lane_was_killed(make: Callable[..., Drive], tmp_path: Path) -> None:
     trials = [
         Trial(Counter, {"die_once": str(tmp_path / "dead")}, budget=6, trial_id=f"t{index}") for index in range(3)
     ]
@@ -277,40 +323,44 @@ def test_a_session_goes_on_after_an_actor_was_killed(make: Callable[..., Drive],
     assert (tmp_path / "dead").exists()
 
 
-def test_a_lane_that_cannot_start_says_why(make: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch) -> None:
-    drive = make(1)
-    monkeypatch.setattr(drive.backend._launcher._listener, "listen", lambda ip: (ip, 9))
-    drive.do(StartLane(0, 0))
+def test_a_host_that_cannot_start_says_why(
+    cluster: Any, other_node: Any, make: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fluid.backends.hosts.listener.LaneListener.listen", lambda self, ip: (ip, 9))
+    drive = make(None)
+    drive.do(StartLane(0, 4))
     assert "ConnectionRefusedError" in drive.until(LaneLost, lane_id=0).reason
 
 
-def test_the_next_lane_is_warm(make: Callable[..., Drive]) -> None:
-    drive = make(2)
-    drive.lanes(0)
-    launcher = drive.backend._launcher
-    # It comes without being asked for, and is told what to load.
-    eventually(lambda: drive.backend.poll(0.01) or any(a.socket is not None for a in launcher._actors.values()))
-    spares = [actor.number for actor in launcher._actors.values() if actor.lane_id is None]
-    drive.backend.register("a", payload_of(Counter, {}))
-    (lane,) = drive.lanes(1)
-    assert launcher._by_lane[lane].number in spares
-    drive.start("a", lane, 1)
-    drive.until(IterationDone, trial_id="a")
+def test_lanes_of_all_nodes_are_forked_with_what_was_preloaded(
+    cluster: Any, other_node: Any, make: Callable[..., Drive]
+) -> None:
+    drive = make(None, preload=["colorsys"])
+    for lane in drive.lanes(0, 1, 4, 5):
+        drive.backend.register(f"t{lane}", payload_of(Family, {}))
+        drive.do(StartTrial(f"t{lane}", (lane,), iterations=1))
+    seen = [drive.until(IterationDone, trial_id=f"t{lane}").metrics for lane in range(4)]
+    assert all(metrics["preloaded"] for metrics in seen)
+    parents = [metrics["parent"] for metrics in seen]
+    assert parents[0] == parents[1] and parents[2] == parents[3] and parents[0] != parents[2]
+    assert {metrics["ray"] for metrics in seen} == {cluster.address}, "a trial can join the cluster"
 
 
 # -- the end ------------------------------------------------------------------------------------------------------
 
 
-def in_host_memory() -> set[str]:
-    """Folders of sessions on Ray; of a session that was killed one stays until the next one begins."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("fluid-ray-")}
+def in_host_memory(folder: Path) -> list[str]:
+    """Folders in host memory of sessions that have theirs on disk below this one."""
+    sessions = Path("/dev/shm").glob("fluid-*/.session")
+    return [session.parent.name for session in sessions if f'"{folder}' in session.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_closing_leaves_nothing(make: Callable[..., Drive], processes: Any, busy: bool) -> None:
-    before = in_host_memory()
-    drive = make(2, grace=0.2)
-    for lane in drive.lanes(0, 1):
+def test_closing_leaves_nothing(
+    cluster: Any, other_node: Any, make: Callable[..., Drive], processes: Any, tmp_path: Path, busy: bool
+) -> None:
+    drive = make(None, grace=0.2)
+    for lane in drive.lanes(0, 4):
         drive.start(f"t{lane}", lane, 1 + busy, seconds=0.0)
         processes.watch(drive.until(IterationDone, trial_id=f"t{lane}").metrics["pid"])
         if busy:
@@ -319,8 +369,8 @@ def test_closing_leaves_nothing(make: Callable[..., Drive], processes: Any, busy
     assert processes.have_ended()
     assert ray.is_initialized()
     eventually(lambda: not groups_left())
-    eventually(lambda: ray.available_resources().get("CPU") == 4)
-    assert in_host_memory() <= before
+    eventually(lambda: ray.available_resources().get("CPU") == 6)
+    assert not in_host_memory(tmp_path)
     with pytest.raises(FluidError):
         drive.backend.poll(0.0)
     drive.backend.close()
@@ -334,15 +384,18 @@ from fluid.engine.events import IterationDone
 from fluid.trainables.payload import payload_of
 class Pid:
     def __init__(self, config): pass
-    def step(self): return {"pid": os.getpid()}
+    def step(self): return {"pids": [os.getpid(), os.getppid()]}
 if __name__ == "__main__":
-    with RayBackend(2, run_dir=sys.argv[1]) as backend:
-        backend.execute([StartLane(0, 0)])
-        backend.register("a", payload_of(Pid, {}))
-        backend.execute([StartTrial("a", (0,), iterations=10**9 if sys.argv[2] == "run" else 1)])
-        while not (done := [event for event in backend.poll(60) if isinstance(event, IterationDone)]):
-            pass
-        print(done[0].metrics["pid"], flush=True)
+    with RayBackend(None, run_dir=sys.argv[1], preload=[]) as backend:
+        for index in (0, len(backend.devices()) - 1):
+            backend.execute([StartLane(index, index)])
+            backend.register(f"t{index}", payload_of(Pid, {}))
+            backend.execute([StartTrial(f"t{index}", (index,), iterations=10**9 if sys.argv[2] == "run" else 1)])
+        pids = {}
+        while len(pids) < 2:
+            done = [event for event in backend.poll(60) if isinstance(event, IterationDone)]
+            pids |= {event.lane_id: event.metrics["pids"] for event in done}
+        print(*pids[0], *pids[index], flush=True)
         while sys.argv[2] == "run":
             backend.poll(None)
     print(ray.is_initialized(), flush=True)
@@ -356,25 +409,26 @@ def start_driver(tmp_path: Path, *arguments: str, **environment: str) -> subproc
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def test_lanes_end_with_a_killed_driver(cluster: Any, tmp_path: Path, processes: Any) -> None:
-    before = in_host_memory()
+def test_a_killed_driver_leaves_nothing_on_any_node_within_ten_seconds(
+    cluster: Any, other_node: Any, tmp_path: Path, processes: Any
+) -> None:
     with start_driver(tmp_path, "run", RAY_ADDRESS=cluster.address) as driver:
         assert driver.stdout is not None
-        processes.watch(int(driver.stdout.readline()))
+        pids = [int(pid) for pid in driver.stdout.readline().split()]
+        lanes_and_servers = [*pids, *map(parent_of, (pids[1], pids[3]))]
+        processes.watch(*lanes_and_servers, parent_of(parent_of(pids[3])))
         driver.kill()
-    assert processes.have_ended(within=30.0)
-    eventually(lambda: ray.available_resources().get("CPU") == 4)
-    # The next session sweeps up what this one left in memory, if its lanes had no time to.
-    RayBackend(1, run_dir=tmp_path / "next").close()
-    assert in_host_memory() <= before
+    assert processes.have_ended(within=10.0)
+    eventually(lambda: not in_host_memory(tmp_path))
+    eventually(lambda: ray.available_resources().get("CPU") == 6)
 
 
 def test_ray_is_started_where_there_is_none_and_ended_again(tmp_path: Path, processes: Any) -> None:
     with start_driver(tmp_path, "end", RAY_ADDRESS="") as driver:
         out, _ = driver.communicate(timeout=PATIENCE)
-    pid, is_initialized = out.split()
+    *pids, is_initialized = out.split()
     assert is_initialized == "False" and driver.returncode == 0
-    assert not os.path.exists(f"/proc/{pid}")
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 # -- several machines ---------------------------------------------------------------------------------------------
@@ -465,51 +519,10 @@ def test_what_joins_later_can_be_used(cluster: Any, make: Callable[..., Drive]) 
         cluster.remove_node(node)
 
 
-class Wire:
-    """A connection with one message in it."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def recv_bytes(self) -> bytes:
-        return self._data
-
-    send_bytes = fileno = close = None
-
-
-def test_a_checkpoint_is_fetched_from_the_machine_that_wrote_it(
-    cluster: Any, other_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = SessionFolders("0c" * 8, str(tmp_path), temporary=True)
-    there, here = HostFolders(session, OTHER_MACHINE), HostFolders(session, HERE)
-    path = os.path.join(there.run_folder, "trials/a/checkpoints/00000007-1-1")
-    os.makedirs(path)
-    (Path(path) / "count").write_text("7", encoding="utf-8")
-    seal(path)
-    # Here, all machines are one; the process that is asked for it is another one, and finds it.
-    monkeypatch.setattr(lane_actor, "locate", lambda path, run_folder: None)
-    start: Any = type("Start", (), {"session": session, "driver_ip": "192.0.2.1"})
-
-    def received(checkpoint: str) -> Any:
-        message = lane_actor.StartResident("a", 0, b"", 1, checkpoint, 7)
-        connection: Any = Wire(lane_actor.encode([message]))
-        return lane_actor.decode(lane_actor.FetchingConnection(connection, start, here).recv_bytes())[0].checkpoint
-
-    fetched = received(path)
-    assert fetched != path and (Path(fetched) / "count").read_text(encoding="utf-8") == "7"
-    # A machine that is gone, and a checkpoint that is: what cannot be had is asked for as it was, and not found.
-    gone = path.replace(OTHER_MACHINE, "127.0.0.99")
-    assert received(gone) == gone
-    assert received(path.replace("00000007", "00000006")).endswith("00000006-1-1")
-    assert received(path.replace("00000007", "00000008")) == fetched, "in its place, the one before"
-    there.leave(clear=True)
-    here.leave(clear=True)
-
-
 def test_a_trial_whose_checkpoint_is_nowhere_begins_afresh(make: Callable[..., Drive]) -> None:
     drive = make(1)
     (lane,) = drive.lanes(0)
-    drive.start("a", lane, 1, Checkpoint(3, "/dev/shm/fluid-ray-0d-localhost/a/00000003-0-1", HERE, True))
+    drive.start("a", lane, 1, Checkpoint(3, "/dev/shm/fluid-0d0d0d0d0d0d0d0d-localhost/a/00000003-0-1", HERE, True))
     back = drive.until(TrialSetBack, trial_id="a")
     assert (back.checkpoint, back.reason) == (None, "the checkpoint of iteration 3 is gone")
     assert drive.until(IterationDone, trial_id="a").iteration == 1
