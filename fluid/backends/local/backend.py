@@ -64,7 +64,7 @@ class LocalBackend(LaneBackend):
         require_one_of("sharing", sharing, WAYS)
         self._gpus = find_gpus()
         chosen = choose_devices(devices, self._gpus)
-        bindings = _Bindings(
+        bindings = _LocalBindings(
             gpus=self._gpus,
             pin_cores=pin_cores,
             threads=threads_per_gpu(sum(device.kind == "gpu" for device in chosen)),
@@ -101,7 +101,7 @@ class LocalBackend(LaneBackend):
 
 
 @dataclass(kw_only=True)
-class _Bindings:
+class _LocalBindings:
     """Tells how lanes are bound to devices of this machine.
 
     Attributes:

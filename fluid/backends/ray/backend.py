@@ -93,7 +93,7 @@ class RayBackend(LaneBackend):
         require_number("timeout", timeout, at_least=0.0)
         require_one_of("sharing", sharing, WAYS)
         self._devices = RayDevices(devices, timeout)
-        bindings = _Bindings(self._devices, stand_ins=_mps_program is not None)
+        bindings = _RayBindings(self._devices, stand_ins=_mps_program is not None)
         try:
             settings = HostSettings(
                 session=new_session(run_dir),
@@ -225,7 +225,7 @@ def device_events(changes: NodeChanges, now: float) -> list[Event]:
     ]
 
 
-class _Bindings:
+class _RayBindings:
     """Tells how lanes are bound to devices of a Ray cluster.
 
     Args:
