@@ -43,6 +43,8 @@ class LaneOptions(NamedTuple):
         environment: variables that make the lane a client of MPS, whose clients on a GPU fail together; empty
             without MPS.
         bounded: whether the device's memory is limited and so must be measured on a CPU, too.
+        session_key: proves to other machines that the lane is of the session; empty if there are none.
+        session_folder: the run's folder on the driver's machine; empty if that is ``run_folder``.
     """
 
     lane_id: int
@@ -61,6 +63,8 @@ class LaneOptions(NamedTuple):
     policy: str = DEFAULT_POLICY
     environment: tuple[tuple[str, str], ...] = ()
     bounded: bool = False
+    session_key: bytes = b""
+    session_folder: str = ""
 
 
 class Membership(NamedTuple):
@@ -97,6 +101,7 @@ class DropTrainable(NamedTuple):
 class StartResident(NamedTuple):
     """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 
+    ``source`` is the address of the server of the machine that has the checkpoint, if that is not the lane's own.
     With ``membership`` the trial is set up as a member of an elastic trial, answers Prepared and waits.
     """
 
@@ -107,6 +112,7 @@ class StartResident(NamedTuple):
     checkpoint: str | None = None
     iteration: int = 0
     membership: Membership | None = None
+    source: tuple[str, int] | None = None
 
 
 class RunResident(NamedTuple):

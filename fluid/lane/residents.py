@@ -20,6 +20,7 @@ from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import BusyMeter, MemoryMeter
 from fluid.lane.errors import causes, is_out_of_memory
+from fluid.lane.locating import CheckpointLocator
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     DropTrainable,
@@ -81,6 +82,7 @@ class Residents:
         self._busy = BusyMeter(options.kind, options.threads)
         self._home = os.getcwd()
         self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
+        self._locator = CheckpointLocator(options)
         self._payloads: dict[int, bytes] = {}
         self._trainables: dict[int, Any] = {}
         self._by_id: dict[str, ResidentTrial] = {}
@@ -358,8 +360,11 @@ class Residents:
             restore_random_state(state["random"])
             resident.finished = state["finished"]
 
-        places = self._store.places(resident.trial_id, checkpoint)
-        path, iteration, reason, cannot_load = restore_best(places, message.iteration, load, renew, self._is_innocent)
+        located = self._locator.locate(resident.trial_id, checkpoint, message.source)
+        places = self._store.places(resident.trial_id, located.path)
+        path, iteration, reason, cannot_load = restore_best(
+            places, message.iteration, load, renew, self._is_innocent, located.problem
+        )
         resident.iteration = iteration
         if path is not None:
             self._store.protect(resident.trial_id, path)

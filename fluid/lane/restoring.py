@@ -36,6 +36,7 @@ def restore_best(
     load: Callable[[str], None],
     renew: Callable[[], None],
     is_innocent: Callable[[BaseException], bool],
+    problem: str = "",
 ) -> Restored:
     """Restores a trial that was set up.
 
@@ -46,12 +47,13 @@ def restore_best(
         renew: sets the trial up anew; called before a ``load`` that follows one that raised, and in the end if no
             checkpoint could be used and one had raised.
         is_innocent: whether an error of ``load`` says nothing about the checkpoint, such as a lack of memory.
+        problem: why the checkpoint wanted is not among the places, if that is known.
 
     Raises:
         BaseException: what ``renew`` raised, and errors of ``load`` that say nothing about the checkpoint.
         OSError: this process cannot open files at the moment.
     """
-    problems: list[str] = []
+    problems = [problem] if problem else []
     is_soiled = cannot_load = False
     for path in places:
         with locked_for_reading(path) as exists:

@@ -8,12 +8,13 @@ import os
 import random
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
 from fluid.lane.messages import (
     LaneWarm,
     ResidentFailed,
@@ -80,9 +81,11 @@ def saved_at(lane: Any, *iterations: int, **config: Any) -> list[ResidentSaved]:
     return saved
 
 
-def go_on(lane: Any, wanted: ResidentSaved, until: int, **config: Any) -> ResidentSetBack | None:
+def go_on(
+    lane: Any, wanted: ResidentSaved, until: int, source: tuple[str, int] | None = None, **config: Any
+) -> ResidentSetBack | None:
     """Starts the trial from a checkpoint, in a fresh lane; it must go on as if nothing had happened."""
-    lane.start("a", Walk, config, 1, wanted.path, wanted.iteration)
+    lane.start("a", Walk, config, 1, wanted.path, wanted.iteration, None, source)
     begun = lane.receive(ResidentStarted).iteration
     set_back = next((message for message in lane.messages if isinstance(message, ResidentSetBack)), None)
     assert begun == (wanted.iteration if set_back is None else set_back.iteration)
@@ -145,6 +148,71 @@ def test_host_memory_that_was_emptied_costs_no_more_than_what_was_only_there(
     shutil.rmtree(spilled)
     back = go_on(make_lane(2, memory_folder=str(memory), memory_bytes=1e6), second, 6)
     assert back is not None and back.iteration == 0
+
+
+class OtherMachine:
+    """Has what a lane of it has saved in host memory, and serves it; nothing of that is at its path here."""
+
+    def __init__(self, make_lane: Callable[..., Any], folder: Path) -> None:
+        written = folder / "fluid-0123456789abcdef-10.0.0.7"
+        written.mkdir()
+        self.first, self.second = saved_at(make_lane(0, memory_folder=str(written), memory_bytes=1e6), 2, 5)
+        self.memory_folder = folder / "memory of the other machine"
+        written.rename(self.memory_folder)
+        run_folder = str(folder / "run folder of the other machine")
+        self.server = CheckpointServer(
+            "127.0.0.1", b"key", ServedFolders(run_folder, run_folder, str(self.memory_folder))
+        )
+
+
+@pytest.fixture
+def other(make_lane: Callable[..., Any], tmp_path: Path) -> Iterator[OtherMachine]:
+    made = OtherMachine(make_lane, tmp_path)
+    yield made
+    made.server.close()
+
+
+def test_a_checkpoint_is_fetched_from_the_machine_that_has_it(
+    make_lane: Callable[..., Any], tmp_path: Path, other: OtherMachine
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    options = {"memory_folder": str(memory), "memory_bytes": 1e6, "session_key": b"key"}
+    lane = make_lane(1, **options)
+    assert go_on(lane, other.second, 8, other.server.address) is None
+    other.server.close()
+    assert go_on(make_lane(2, **options), other.second, 8, other.server.address) is None, "it was fetched before"
+    lane.send(SaveResident("a", False), SaveResident("a", False))
+    for _ in range(2):
+        lane.receive(ResidentSaved)
+    assert [path.name.split("-")[0] for path in (memory / "a").iterdir()] == ["00000008", "00000008"]
+
+
+def test_the_one_before_is_fetched_where_the_newest_is_damaged(
+    make_lane: Callable[..., Any], other: OtherMachine
+) -> None:
+    DAMAGE["flipped"](other.memory_folder / "a" / Path(other.second.path).name)
+    back = go_on(make_lane(1, session_key=b"key"), other.second, 8, other.server.address)
+    assert back is not None and (back.iteration, back.cannot_load) == (2, False)
+    assert back.path is not None and Path(back.path).name == Path(other.first.path).name
+    assert back.reason == "the checkpoint of iteration 5 is damaged: state/steps has changed since it was written"
+
+
+def test_where_none_can_be_fetched_the_best_here_is_used(
+    make_lane: Callable[..., Any], tmp_path: Path, other: OtherMachine
+) -> None:
+    here = tmp_path / "trials/a/checkpoints"
+    here.mkdir(parents=True)
+    shutil.copytree(other.memory_folder / "a" / Path(other.first.path).name, here / Path(other.first.path).name)
+    other.server.close()
+    back = go_on(make_lane(1, session_key=b"key"), other.second, 8, other.server.address)
+    assert back is not None and (back.iteration, back.path) == (2, str(here / Path(other.first.path).name))
+    wanted = "the checkpoint of iteration 5 could not be fetched from 127.0.0.1: ConnectionRefusedError"
+    assert back.reason.startswith(wanted)
+    shutil.rmtree(here)
+    back = go_on(make_lane(2, session_key=b"key"), other.second, 8, other.server.address)
+    assert back is not None and (back.iteration, back.path) == (0, None)
+    assert back.reason.startswith(wanted)
 
 
 def test_one_that_cannot_be_loaded_is_passed_over_and_leaves_no_trace(make_lane: Callable[..., Any]) -> None:

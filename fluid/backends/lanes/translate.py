@@ -26,7 +26,11 @@ from fluid.resources import MemoryNeed
 
 
 def start_message(
-    command: StartTrial, key: int, config: bytes, membership: m.Membership | None = None
+    command: StartTrial,
+    key: int,
+    config: bytes,
+    membership: m.Membership | None = None,
+    source: tuple[str, int] | None = None,
 ) -> m.StartResident:
     """Returns the message that starts a trial in a lane.
 
@@ -35,6 +39,7 @@ def start_message(
         key: of the trial's trainable.
         config: the trial's pickled config.
         membership: for a trial in several lanes, of which the lane is to be a member.
+        source: where the checkpoints of the machine that has the trial's are served; ``None`` if it is the lane's own.
     """
     checkpoint = command.checkpoint
     return m.StartResident(
@@ -45,6 +50,7 @@ def start_message(
         checkpoint=None if checkpoint is None else checkpoint.path,
         iteration=0 if checkpoint is None else checkpoint.iteration,
         membership=membership,
+        source=source,
     )
 
 
