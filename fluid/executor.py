@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -142,8 +141,7 @@ class FluidExecutor:
         state = EngineState(plans, profile, max_packing=1 if packing == "off" else packed, max_failures=failures)
         facts = {"planner": planner, "packing": packing, "lane_policy": lane_policy or DEFAULT_POLICY}
         self._closing = False
-        #: Held while the session is closed.
-        self._close_lock = threading.RLock()
+        self._close_lock = threading.RLock()  # Held while the session is closed.
         #: One handle per group, by group id, while it is in use.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()
         self._session = Session(state, chosen, self.folder, plans.d, facts)
@@ -273,6 +271,11 @@ class FluidExecutor:
         """The devices in use."""
         return self._session.devices
 
+    @property
+    def max_devices(self) -> int:
+        """Most devices that the session may come to hold: those in use, or ``autoscale`` if that is more."""
+        return self._session.max_devices
+
     def status(self) -> Status:
         """How the session stands."""
         return self._session.status()
@@ -321,9 +324,7 @@ class FluidExecutor:
             _entered.append(self)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

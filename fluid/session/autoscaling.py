@@ -132,6 +132,11 @@ class Autoscaler:
         self._told = (0, 0)
 
     @property
+    def most(self) -> int:
+        """Most devices that the session may come to hold."""
+        return max(len(self._state.occupancy), self._backend.scaling_limits.autoscale or 0)
+
+    @property
     def asked(self) -> int:
         """Devices that were asked for and have not come."""
         return max(0, self._scaling.asked - len(self._state.occupancy))

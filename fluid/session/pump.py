@@ -141,6 +141,11 @@ class Pump:
         return threading.current_thread() is self._thread
 
     @property
+    def most_devices(self) -> int:
+        """Most devices that the session may come to hold."""
+        return len(self._state.occupancy) if self._autoscaler is None else self._autoscaler.most
+
+    @property
     def devices_asked(self) -> int:
         """Devices that were asked for and have not come."""
         return 0 if self._autoscaler is None else self._autoscaler.asked

@@ -157,6 +157,11 @@ class Session:
         """The devices in use."""
         return self._in_thread(lambda: self._state.devices)
 
+    @property
+    def max_devices(self) -> int:
+        """Most devices that the session may come to hold."""
+        return self._in_thread(lambda: self._pump.most_devices)
+
     def add_device(self, device: Device) -> None:
         """Puts a further device to use."""
 

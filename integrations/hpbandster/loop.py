@@ -107,7 +107,7 @@ class OptimizerLoop(TrialListener):
     @property
     def _enough(self) -> int:
         """Number of trials under way from which on no other bracket begins."""
-        return 1 if self._synchronous else len(self._executor.devices)
+        return 1 if self._synchronous else max(1, self._executor.max_devices)
 
     def _next_jobs(self) -> list[Any]:
         with quiet(), self._random.activate():

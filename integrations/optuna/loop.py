@@ -114,7 +114,7 @@ class OptimizeLoop(TrialListener):
         arguments = self._arguments
         if not self._may_ask() or (arguments.batch_size is not None and self._live):
             return
-        devices = len(self._executor.devices)  # A closed executor raises here, before a trial is asked for.
+        devices = self._executor.max_devices  # A closed executor raises here, before a trial is asked for.
         room = arguments.batch_size or arguments.n_jobs or max(1, devices)
         while len(self._live) < room and self._may_ask():
             fresh: list[Trial] = []

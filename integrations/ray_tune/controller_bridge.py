@@ -82,7 +82,7 @@ class ControllerBridge(TrialListener):
         #: Number of ``save`` calls that lanes have not answered.
         self._saving = 0
         self._number_live = 0
-        self._most_live = max(_MOST_LIVE, _MOST_LIVE_PER_DEVICE * len(executor.devices))
+        self._most_live = max(_MOST_LIVE, _MOST_LIVE_PER_DEVICE * executor.max_devices)
         #: Trials that have started, in order; the controller has not been told.
         self._started: deque[TuneTrial] = deque()
         #: Number of trials of whose start the controller is about to be told.

@@ -176,7 +176,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             controller,
             executor=self._executor,
             scheduler=self._base,
-            concurrency=self._concurrency_on(len(self._executor.devices)),
+            concurrency=self._concurrency_on(self._executor.max_devices),
             mode=self._mode,
         )
         controller._actor_manager = self._manager

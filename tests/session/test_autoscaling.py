@@ -174,6 +174,7 @@ def test_devices_are_asked_for_used_and_given_back(tmp_path: Path) -> None:
     backend = Watched(autoscale=3, idle_timeout_s=25.0, boot_s=20.0)
     assert isinstance(backend, ScalableBackend)
     with FluidExecutor(backend, packing="off", run_dir=tmp_path / "run", verbose=0) as executor:
+        assert (len(executor.devices), executor.max_devices) == (1, 3)
         handle = executor.submit_trialgroup(group(6))
         assert handle.wait(timeout=PATIENCE)
         results = list(handle.results())
@@ -224,7 +225,7 @@ def test_by_default_nothing_is_asked_for_and_nothing_given_back(tmp_path: Path) 
         executor.add_device(Device(7))
         assert executor.submit_trialgroup(group(6)).wait(timeout=PATIENCE)
         assert executor.submit_trialgroup(group(1, budget=100)).wait(timeout=PATIENCE)
-        assert [device.index for device in executor.devices] == [0, 7]
+        assert [device.index for device in executor.devices] == [0, 7] and executor.max_devices == 2
     assert backend.asks == []
 
 
