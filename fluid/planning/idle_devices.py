@@ -1,18 +1,23 @@
-"""Idle devices in groups of one host and one speed, and which of them a trial gets (docs/theory.md, section 3).
+"""Idle devices by host and speed, and which of them a trial gets (docs/theory.md, section 3).
 
-A trial of width 1 gets the fastest device. A wide trial prefers devices of one host and one speed, where exchanging
-gradients is fastest and no device waits for a slower one.
+A trial of width 1 gets the fastest device. A wide trial gets devices of one host if one has enough, where exchanging
+gradients is fastest, and of one speed if possible, so that no device waits for a slower one.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 from fluid.resources import Device
 
 #: (host, speed): devices of one group are alike to a wide trial.
 _Group = tuple[str, float]
+#: Says which devices have room for a trial; ``None`` if all have.
+_Fits = Callable[[int], bool] | None
+#: host -> speed -> indices, ascending.
+_ByHost = dict[str, dict[float, list[int]]]
 
 
 class IdleDevices:
@@ -28,13 +33,15 @@ class IdleDevices:
         self.since: dict[int, float] = {}
         #: group of each device, idle or not.
         self._group: dict[int, _Group] = {}
-        #: group -> indices, ascending; empty where all devices of a group are taken.
-        self._idle: dict[_Group, list[int]] = {}
+        #: The idle devices; without empty entries.
+        self._by_host: _ByHost = {}
+        #: speed -> indices of idle devices, ascending; empty where all devices of a speed are taken.
+        self._by_speed: dict[float, list[int]] = {}
 
     @property
     def only_speed(self) -> float | None:
-        """The speed of all devices, idle or not, if they are of one group; else ``None``."""
-        return next(iter(self._idle))[1] if len(self._idle) == 1 else None
+        """The speed of all devices, idle or not, if there is only one; else ``None``."""
+        return next(iter(self._by_speed)) if len(self._by_speed) == 1 else None
 
     # -- changes -------------------------------------------------------------------------------------------
 
@@ -50,71 +57,173 @@ class IdleDevices:
 
     def add(self, index: int, now: float) -> None:
         """Adds a device that a trial left at that time, seconds."""
-        insort(self._idle.setdefault(self._group[index], []), index)
+        host, speed = self._group[index]
+        insort(self._by_host.setdefault(host, {}).setdefault(speed, []), index)
+        insort(self._by_speed.setdefault(speed, []), index)
         self.count += 1
         self.since[index] = now
 
     def take(self, index: int) -> None:
         """Removes a device that a trial got."""
-        self._idle[self._group[index]].remove(index)
-        self.count -= 1
         del self.since[index]
+        host, speed = self._group[index]
+        on_host = self._by_host[host]
+        for indices in (on_host[speed], self._by_speed[speed]):
+            del indices[bisect_left(indices, index)]
+        if not on_host[speed]:
+            del on_host[speed]
+            if not on_host:
+                del self._by_host[host]
+        self.count -= 1
 
     # -- choices -------------------------------------------------------------------------------------------
 
-    def choose(
-        self, count: int, fits: Callable[[int], bool] | None = None, near: tuple[int, ...] = ()
-    ) -> tuple[int, ...] | None:
-        """Chooses ``count`` idle devices: of one group if possible, then of one host, then any.
+    def choose(self, count: int, fits: _Fits = None, host: str | None = None) -> tuple[int, ...] | None:
+        """Chooses ``count`` idle devices: of one host and speed if possible, then of one host, then any.
 
         Args:
             count: how many.
             fits: says which devices have room for the trial; ``None`` if all have.
-            near: devices that the trial holds already, whose groups come first.
+            host: preferred among hosts that are equally good otherwise.
 
         Returns:
             Their indices; ``None`` if there are too few.
         """
         if count > self.count:
             return None
-        if fits is None and len(self._idle) == 1:  # alike devices on one host, the usual case
-            return tuple(next(iter(self._idle.values()))[:count])
-        groups = self._idle
-        if fits is not None:
-            groups = {group: [index for index in indices if fits(index)] for group, indices in groups.items()}
-        groups = {group: indices for group, indices in groups.items() if indices}
-        if sum(map(len, groups.values())) < count:
-            return None
-        picked: list[int] = []
-        for group in self._order(groups, count, near):
-            picked += groups[group][: count - len(picked)]
-            if len(picked) == count:
-                break
-        return tuple(picked)
-
-    def _order(self, groups: dict[_Group, list[int]], count: int, near: tuple[int, ...]) -> list[_Group]:
-        """The groups from which to take ``count`` devices, in order."""
-        if near:
-            own = {self._group[index] for index in near}
-            hosts = {host for host, _ in own}
-            return sorted(
-                groups, key=lambda group: (group not in own, group[0] not in hosts, -group[1], groups[group][0])
-            )
         if count == 1:
-            return [min(groups, key=lambda group: (-group[1], groups[group][0]))]
-        enough = [group for group in groups if len(groups[group]) >= count]
-        if enough:  # the tightest fit leaves the large hosts whole for wider trials
-            return [min(enough, key=lambda group: (-group[1], len(groups[group]), groups[group][0]))]
-        per_host: dict[str, int] = {}
-        for (host, _), indices in groups.items():
-            per_host[host] = per_host.get(host, 0) + len(indices)
-        # A host that holds the trial whole comes first; otherwise the fewest hosts, the largest first.
-        return sorted(groups, key=lambda group: (per_host[group[0]] < count, -per_host[group[0]], group[0], -group[1]))
+            return self._fastest(fits, host)
+        idle = self._fitting(fits)
+        chosen = self._on_one_host(count, idle, host)
+        if chosen is not None:
+            return chosen
+        sizes = _sizes(idle)
+        if sum(sizes.values()) < count:
+            return None
+        # The fewest hosts: the largest first.
+        order = sorted(sizes, key=lambda name: (-sizes[name], name != host, name))
+        return tuple(chain.from_iterable(_fastest_first(idle[name]) for name in order))[:count]
 
-    def best(self, devices: tuple[int, ...], count: int) -> tuple[int, ...]:
-        """The ``count`` of a trial's devices to keep: the group that is most numerous among them, then the fastest."""
+    def resized(self, own: tuple[int, ...], count: int, fits: _Fits = None) -> tuple[int, ...] | None:
+        """Chooses ``count`` devices for a trial that holds some alone: those, fewer of them, or others too.
+
+        They are of one host if any host has enough: that of the trial's first device, then another one on which it
+        has devices, then one to which it moves, unless it would have slower devices there than on several hosts.
+
+        Args:
+            own: the devices that the trial holds.
+            count: how many it is to hold, at least 1.
+            fits: says which idle devices have room for the trial; ``None`` if all have.
+
+        Returns:
+            Their indices, those that it keeps first; ``None`` if too few are idle.
+        """
+        if count > len(own) + self.count:
+            return None
+        kept = self._best(own, count)
+        if len(kept) == count and len({self._group[index][0] for index in kept}) == 1:
+            return kept
+        by_host: dict[str, list[int]] = {}
+        for index in own:
+            by_host.setdefault(self._group[index][0], []).append(index)
+        first, *others = by_host
+        for host in (first, *sorted(others, key=lambda name: -len(by_host[name]))):
+            chosen = self._extend(tuple(by_host[host]), count, self._fitting(fits, (host,)))
+            if chosen is not None:
+                return chosen
+        idle = self._fitting(fits)
+        spread = self._extend(own, count, idle)
+        moved = self._on_one_host(count, idle)
+        if spread is None or moved is None or self._speed(moved) < self._speed(spread):
+            return spread
+        return moved
+
+    def has_room_near(self, own: tuple[int, ...], count: int) -> bool:
+        """Whether the host of a trial's first device has enough idle devices for it to hold ``count`` there."""
+        host = self._group[own[0]][0]
+        kept = sum(self._group[index][0] == host for index in own)
+        return kept + sum(map(len, self._by_host.get(host, {}).values())) >= count
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _fastest(self, fits: _Fits, host: str | None) -> tuple[int] | None:
+        """The fastest idle device with room, of the preferred host or else with the lowest index."""
+        for speed in sorted(self._by_speed, reverse=True):
+            near = self._by_host.get(host, {}).get(speed, []) if host is not None else []
+            for index in chain(near, self._by_speed[speed]):
+                if fits is None or fits(index):
+                    return (index,)
+        return None
+
+    def _fitting(self, fits: _Fits, hosts: Sequence[str] | None = None) -> _ByHost:
+        """The idle devices that have room, of these hosts or of all."""
+        some = self._by_host if hosts is None else {host: self._by_host.get(host, {}) for host in hosts}
+        if fits is None:
+            return some
+        fitting: _ByHost = {}
+        for host, speeds in some.items():
+            for speed, indices in speeds.items():
+                room = [index for index in indices if fits(index)]
+                if room:
+                    fitting.setdefault(host, {})[speed] = room
+        return fitting
+
+    @staticmethod
+    def _on_one_host(count: int, idle: _ByHost, host: str | None = None) -> tuple[int, ...] | None:
+        """``count`` of these devices that are on one host, and of one speed if possible."""
+        # The tightest fit leaves the large hosts whole for wider trials.
+        alike = [
+            (-speed, name != host, len(indices), indices)
+            for name, speeds in idle.items()
+            for speed, indices in speeds.items()
+            if len(indices) >= count
+        ]
+        if alike:
+            return tuple(min(alike)[-1][:count])
+        sizes = _sizes(idle)
+        enough = [name for name in sizes if sizes[name] >= count]
+        if not enough:
+            return None
+        chosen = min(enough, key=lambda name: (name != host, -sizes[name], name))
+        return tuple(_fastest_first(idle[chosen])[:count])
+
+    def _extend(self, own: tuple[int, ...], count: int, idle: _ByHost) -> tuple[int, ...] | None:
+        """Some of a trial's devices, or all and some of these: first those like its own, then those on its hosts."""
+        kept = self._best(own, count)
+        sizes = _sizes(idle)
+        missing = count - len(kept)
+        if sum(sizes.values()) < missing:
+            return None
+        groups = {self._group[index] for index in own}
+        hosts = {host for host, _ in groups}
+        order = sorted(
+            (
+                ((host, speed) not in groups, host not in hosts, -speed, -sizes[host], indices)
+                for host, speeds in idle.items()
+                for speed, indices in speeds.items()
+            )
+            if missing
+            else ()
+        )
+        return kept + tuple(chain.from_iterable(indices for *_, indices in order))[:missing]
+
+    def _best(self, devices: tuple[int, ...], count: int) -> tuple[int, ...]:
+        """At most ``count`` of a trial's devices: those of the most numerous group, then the fastest."""
+        if count >= len(devices):
+            return devices
         tally: dict[_Group, int] = {}
         for index in devices:
             tally[self._group[index]] = tally.get(self._group[index], 0) + 1
         ranked = sorted(devices, key=lambda index: (-tally[self._group[index]], -self._group[index][1]))
         return tuple(ranked[:count])
+
+    def _speed(self, devices: tuple[int, ...]) -> float:
+        return min(self._group[index][1] for index in devices)
+
+
+def _sizes(idle: _ByHost) -> dict[str, int]:
+    return {host: sum(map(len, speeds.values())) for host, speeds in idle.items()}
+
+
+def _fastest_first(speeds: dict[float, list[int]]) -> list[int]:
+    return [index for speed in sorted(speeds, reverse=True) for index in speeds[speed]]

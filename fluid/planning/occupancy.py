@@ -1,6 +1,6 @@
 """Placement: which devices a trial of a given width gets, and which trial holds what (docs/theory.md, section 3).
 
-Packed trials (width 1/p) go to the most idle device. Wide trials prefer the devices of one host and one speed.
+Packed trials (width 1/p) go to the most idle device. Wide trials get the devices of one host where one has enough.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Occupancy:
         )
         self._idle = IdleDevices()
         self.now = 0.0
+        #: host -> its devices
+        self._on_host: dict[str, list[int]] = {}
         #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
         self._open: dict[int, list[tuple[float, int]]] = {}
         for device in cluster.devices if cluster is not None else ():
@@ -107,6 +109,7 @@ class Occupancy:
         if device.index in self._devices:
             raise InvalidFieldError("index", device.index, "a device with this index exists already")
         self._devices[device.index] = device
+        self._on_host.setdefault(device.host, []).append(device.index)
         self.residents[device.index] = []
         self.memory.add_device(device.index, device.memory_bytes)
         self._idle.add_device(device, self.now)
@@ -127,6 +130,10 @@ class Occupancy:
             self._closed.remove(index)
             self._refresh(index)
         self._idle.remove_device(index)
+        host = self._devices[index].host
+        self._on_host[host].remove(index)
+        if not self._on_host[host]:
+            del self._on_host[host]
         del self._devices[index], self.residents[index]
         self.memory.remove_device(index)
         return evicted
@@ -140,6 +147,7 @@ class Occupancy:
         near: int | None = None,
         only: bool = False,
         own_state: float = 0.0,
+        host: str | None = None,
     ) -> tuple[int, ...] | None:
         """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now.
 
@@ -150,15 +158,16 @@ class Occupancy:
             near: device to prefer for a width of at most 1.
             only: whether no other device will do.
             own_state: bytes that are reserved on ``near`` for the trial's own state, which its need includes.
+            host: to prefer among hosts with equally idle and fast devices.
         """
         chosen: tuple[int, ...] | None = None
         if near is not None and width <= 1.0 and self._admits(near, width, need, own_state):
             chosen = (near,)
         elif not only and width < 1.0:
-            device = self._open_device(residents_at(width), need)
+            device = self._open_device(residents_at(width), need, host=host)
             chosen = None if device is None else (device,)
         elif not only:
-            chosen = self._idle.choose(round(width), self._fits(need))
+            chosen = self._idle.choose(round(width), self._fits(need), host)
         if chosen is not None:
             self._hold(row, chosen, residents_at(width), need)
         return chosen
@@ -229,8 +238,9 @@ class Occupancy:
     def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
         """The devices that :meth:`move` can give a row for another width; changes nothing.
 
-        A trial alone on its devices keeps as many of them as it can; one that leaves a shared device moves. A
-        width below 1 takes an open slot beside others, or opens a device that the trial has to others.
+        A trial alone on its devices keeps them, unless another host can hold it whole and its own ones cannot; one
+        that leaves a shared device moves. A width below 1 takes an open slot beside others, or opens a device that the
+        trial has to others.
 
         Args:
             row: a row that holds devices.
@@ -241,17 +251,19 @@ class Occupancy:
             The devices; ``None`` if it cannot have that width now.
         """
         before = self.held[row]
-        alone = all(len(self.residents[index]) == 1 for index in before)
+        host = self._devices[before[0]].host
         if width < 1.0:
-            slot = self._open_device(residents_at(width), need, avoid=before, shared_only=True)
+            slot = self._open_device(residents_at(width), need, avoid=before, shared_only=True, host=host)
             if slot is None and len(self.residents[before[0]]) > residents_at(width):
                 return None
-            return (slot,) if slot is not None else self._idle.best(before, 1)
-        if alone and round(width) <= len(before):
-            return self._idle.best(before, round(width))
-        kept = before if alone else ()
-        extra = self._idle.choose(round(width) - len(kept), self._fits(need), near=kept)
-        return None if extra is None else kept + extra
+            return (slot,) if slot is not None else self._idle.resized(before, 1)
+        if all(len(self.residents[index]) == 1 for index in before):
+            return self._idle.resized(before, round(width), self._fits(need))
+        return self._idle.choose(round(width), self._fits(need), host)
+
+    def can_widen_in_place(self, row: int, width: float) -> bool:
+        """Whether the host of a row's first device has enough idle devices for this width, memory apart."""
+        return len(self._on_host) == 1 or self._idle.has_room_near(self.held[row], round(width))
 
     # -- choices ------------------------------------------------------------------------------------------
 
@@ -262,11 +274,16 @@ class Occupancy:
         return self.is_open(index, width)
 
     def _open_device(
-        self, tolerates: int, need: MemoryNeed | None, avoid: tuple[int, ...] = (), shared_only: bool = False
+        self,
+        tolerates: int,
+        need: MemoryNeed | None,
+        avoid: tuple[int, ...] = (),
+        shared_only: bool = False,
+        host: str | None = None,
     ) -> int | None:
-        """The most idle device that takes one more packed trial: fewest residents, fastest, lowest index."""
+        """The most idle device for one more packed trial: fewest residents, fastest, on that host, lowest index."""
         if not shared_only and self._idle.count:
-            idle = self._idle.choose(1, self._fits(need))
+            idle = self._idle.choose(1, self._fits(need), host)
             if idle is not None:
                 return idle[0]
         for count in range(1, tolerates):
@@ -288,8 +305,24 @@ class Occupancy:
             for entry in unfit:
                 heapq.heappush(heap, entry)
             if found is not None:
-                return found
+                return self._alike_on(host, found, avoid, need)
         return None
+
+    def _alike_on(self, host: str | None, found: int, avoid: tuple[int, ...], need: MemoryNeed | None) -> int:
+        """The first device of a host that is open to a trial and as idle and fast as another one; else that one."""
+        other = self._devices[found]
+        if host is None or host == other.host or host not in self._on_host:
+            return found
+        for index in self._on_host[host]:
+            if (
+                len(self.residents[index]) == len(self.residents[found])
+                and self.open_slots(index) > 0
+                and self._devices[index].speed == other.speed
+                and index not in avoid
+                and self.memory.fits(index, need)
+            ):
+                return index
+        return found
 
     def _fits(self, need: MemoryNeed | None) -> Callable[[int], bool] | None:
         return None if need is None else lambda index: self.memory.fits(index, need)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -95,6 +96,29 @@ def test_a_trial_of_width_one_has_its_device_alone() -> None:
 
 
 # --- Wide trials
+
+
+def test_a_host_is_preferred_among_those_that_are_equally_good() -> None:
+    occupancy = hosts("abcb", [1, 1, 2, 1])
+    assert occupancy.place(0, 1.0, host="b") == (2,), "the fastest one is on another host"
+    assert occupancy.place(1, 1.0, host="b") == (1,)
+    assert occupancy.place(2, HALF, near=1, host="b") == (3,), "on the host of a device that is taken"
+    assert occupancy.place(3, HALF, host="b") == (0,), "idle"
+    assert occupancy.place(4, HALF, host="b") == (3,), "as idle as the other one"
+    occupancy = hosts("aabb")
+    assert occupancy.place(0, 2.0, host="b") == (2, 3)
+    assert occupancy.place(1, 1.0, host="elsewhere") == (0,)
+
+
+def test_a_trial_that_leaves_its_device_prefers_its_host() -> None:
+    occupancy = hosts("ababb")
+    place_all(occupancy, [1.0, HALF, 1.0, 1.0, HALF])
+    assert occupancy.place(5, HALF, near=1) == (1,)
+    occupancy.release(0)
+    occupancy.release(3)
+    assert resize(occupancy, 5, 1.0) == (3,), "not device 0, on another host"
+    occupancy.place(6, HALF, host="a")
+    assert resize(occupancy, 5, HALF) == (1,), "of three devices with a slot, one on its host"
 
 
 def test_a_wide_trial_stays_on_one_host_where_it_can() -> None:
@@ -204,6 +228,41 @@ def test_growing_keeps_the_devices_and_prefers_their_host_and_speed() -> None:
     assert occupancy.free_count == 0
 
 
+def test_growing_stays_on_the_host_of_the_first_device_where_it_can() -> None:
+    occupancy = hosts("aabbbb")
+    occupancy.place(0, 1.0)
+    occupancy.place(1, 1.0, host="b")
+    assert occupancy.held == {0: (0,), 1: (2,)}
+    assert resize(occupancy, 1, 3.0) == (2, 3, 4)
+    assert resize(occupancy, 0, 2.0) == (0, 1)
+
+
+def test_growing_moves_a_trial_to_a_host_that_can_hold_it_whole() -> None:
+    occupancy = hosts("abbccc")
+    occupancy.place(0, 1.0)
+    assert resize(occupancy, 0, 2.0) == (1, 2), "the tightest fit"
+    assert resize(occupancy, 0, 3.0) == (3, 4, 5)
+    assert resize(occupancy, 0, 4.0) == (3, 4, 5, 1), "no host has four devices: as many on one host as can be"
+    assert resize(occupancy, 0, 3.0) == (3, 4, 5)
+    assert occupancy.free_count == 3
+
+
+def test_growing_onto_several_hosts_takes_few() -> None:
+    occupancy = hosts("abccdd")
+    occupancy.place(0, 1.0)
+    assert resize(occupancy, 0, 3.0) == (0, 2, 3)
+    assert resize(occupancy, 0, 2.0) == (2, 3)
+
+
+def test_growing_does_not_move_a_trial_to_slower_devices_than_it_could_have() -> None:
+    occupancy = hosts("abbc", [2, 1, 1, 2])
+    occupancy.place(0, 1.0)
+    assert resize(occupancy, 0, 2.0) == (0, 3)
+    occupancy = hosts("abbc", [2, 1, 1, 1])
+    occupancy.place(0, 1.0)
+    assert resize(occupancy, 0, 2.0) == (1, 2), "all others are as slow"
+
+
 def test_growing_beyond_what_is_idle_changes_nothing() -> None:
     occupancy = alike(3)
     place_all(occupancy, [1.0, 1.0])
@@ -215,7 +274,7 @@ def test_growing_beyond_what_is_idle_changes_nothing() -> None:
 def test_shrinking_keeps_the_most_numerous_kin_then_the_fastest() -> None:
     occupancy = hosts("abbb", [3, 1, 1, 2])
     occupancy.place(0, 4.0)
-    assert resize(occupancy, 0, 3.0) == (1, 2, 0)
+    assert resize(occupancy, 0, 3.0) == (3, 1, 2), "on one host"
     assert resize(occupancy, 0, 2.0) == (1, 2)
     assert occupancy.free_count == 2
     occupancy = hosts("ab", [1, 2])
@@ -372,14 +431,17 @@ class OccupancyMachine(RuleBasedStateMachine):
         rows = [row for row in self.there(index) if row != without]
         return self.filled(rows) + (need.peak_bytes if need else 0.0) <= self.usable(index)
 
-    def open_devices(self, width: float, need: MemoryNeed | None, without: int | None = None) -> list[int]:
+    def open_devices(
+        self, width: float, need: MemoryNeed | None, without: int | None = None, host: str | None = None
+    ) -> list[int]:
         """Devices that take one more packed trial, in the order in which they are to be chosen."""
         fitting = []
         for index in self.devices:
             rows = [row for row in self.there(index) if row != without]
             room = len(rows) < min(round(1 / width), self.limit(rows)) and all(self.width[row] < 1 for row in rows)
             if room and self.has_memory(index, need, without):
-                fitting.append((len(rows), -self.devices[index].speed, index))
+                device = self.devices[index]
+                fitting.append((len(rows), -device.speed, device.host != host, index))
         return [index for *_, index in sorted(fitting)]
 
     def idle_devices(self, need: MemoryNeed | None) -> list[int]:
@@ -387,23 +449,23 @@ class OccupancyMachine(RuleBasedStateMachine):
 
     # The changes.
 
-    @rule(width=WIDTHS, need=NEEDS)
-    def place(self, width: float, need: MemoryNeed | None) -> None:
+    @rule(width=WIDTHS, need=NEEDS, host=st.sampled_from((None, *HOSTS)))
+    def place(self, width: float, need: MemoryNeed | None, host: str | None) -> None:
         row = next(self.rows)
         idle = self.idle_devices(need)
-        chosen = self.occupancy.place(row, width, need)
+        chosen = self.occupancy.place(row, width, need, host=host)
         if width < 1.0:
-            order = self.open_devices(width, need)
+            order = self.open_devices(width, need, host=host)
             assert chosen == ((order[0],) if order else None)
         else:
             assert (chosen is None) == (len(idle) < round(width))
             if chosen is not None:
-                self.check_wide(chosen, idle)
+                self.check_wide(chosen, idle, host)
         if chosen is not None:
             self.held[row], self.width[row], self.need[row] = chosen, width, need
 
-    def check_wide(self, chosen: tuple[int, ...], idle: list[int]) -> None:
-        """One host and speed if there is such a set, else one host, and of alike sets the fastest."""
+    def check_wide(self, chosen: tuple[int, ...], idle: list[int], host: str | None) -> None:
+        """One host and speed if there is such a set, else one host, and of alike sets the fastest, there if it can."""
         assert len(set(chosen)) == len(chosen)
         assert set(chosen) <= set(idle)
         kin: dict[tuple[str, float], int] = {}
@@ -416,6 +478,8 @@ class OccupancyMachine(RuleBasedStateMachine):
         taken = [self.devices[index] for index in chosen]
         if alike:
             assert {device.speed for device in taken} == {max(alike)}
+            if host is not None and kin.get((host, max(alike)), 0) >= len(chosen):
+                assert {device.host for device in taken} == {host}
         if alike or max(on_host.values()) >= len(chosen):
             assert len({device.host for device in taken}) == 1
 
@@ -436,23 +500,45 @@ class OccupancyMachine(RuleBasedStateMachine):
         after = resize(self.occupancy, row, width, need)
         assert after == expected
         if width < 1.0:
-            shared = [index for index in self.open_devices(width, need, row) if index not in before]
+            host = self.devices[before[0]].host
+            shared = [index for index in self.open_devices(width, need, row, host) if index not in before]
             shared = [index for index in shared if self.there(index)]
             stays = len(self.there(before[0])) <= round(1 / width)
             assert after is None or len(after) == 1
             assert (after is None) == (not shared and not stays)
             assert after is None or (after == (shared[0],) if shared else after[0] in before)
-        elif alone and round(width) <= len(before):
-            assert after is not None
-            assert set(after) <= set(before)
+        elif alone:
+            assert (after is None) == (len(idle) + len(before) < round(width))
+            if after is not None:
+                self.check_resized(before, after, idle)
         else:
-            own = before if alone else ()
-            assert (after is None) == (len(idle) < round(width) - len(own))
-            assert after is None or set(after) <= {*own, *idle}
-            assert after is None or after[: len(own)] == own
+            assert (after is None) == (len(idle) < round(width))
+            if after is not None:
+                self.check_wide(after, idle, self.devices[before[0]].host)
         if after is not None:
             assert len(after) == max(1, round(width))
             self.held[row], self.width[row] = after, width
+
+    def check_resized(self, before: tuple[int, ...], after: tuple[int, ...], idle: list[int]) -> None:
+        """One host if one can hold the trial: a host of its own first, and another one unless it is slower."""
+        assert len(set(after)) == len(after)
+        assert set(after) <= {*before, *idle}
+        host_of = {index: device.host for index, device in self.devices.items()}
+        room = Counter(host_of[index] for index in (*before, *idle))
+        whole = {host for host, count in room.items() if count >= len(after)}
+        own, used = {host_of[index] for index in before}, {host_of[index] for index in after}
+        if own & whole:
+            (host,) = used
+            assert host in own
+            kept = {index for index in before if host_of[index] == host}
+            assert kept <= set(after) or set(after) <= kept
+            if len(after) > len(before):
+                assert host == host_of[before[0]] or host_of[before[0]] not in whole
+        elif len(used) > 1:
+            assert set(before) <= set(after) or set(after) <= set(before)
+            kin = Counter((host_of[index], self.devices[index].speed) for index in idle)
+            alike = [speed for (_, speed), count in kin.items() if count >= len(after)]
+            assert not whole or not alike or max(alike) < min(self.devices[index].speed for index in after)
 
     @precondition(lambda self: len(self.devices) < 8)
     @rule(data=st.data())
