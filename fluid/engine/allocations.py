@@ -54,14 +54,14 @@ class Allocations:
 
     # -- devices and width ---------------------------------------------------------------------------------
 
-    def place(self, trial: TrialRecord, *, near: int | None, only: bool, own_state: float) -> bool:
+    def place(self, trial: TrialRecord, *, near: int | None, only: bool, own_state: float, host: str | None) -> bool:
         """Gives a trial that holds nothing devices for its width, as :meth:`Occupancy.place` does.
 
         Returns:
             Whether it fits now.
         """
         need, width = self._estimates.need(trial), trial.placement.width
-        placed = self._occupancy.place(trial.row, width, need, near=near, only=only, own_state=own_state)
+        placed = self._occupancy.place(trial.row, width, need, near=near, only=only, own_state=own_state, host=host)
         return placed is not None
 
     def hold(self, trial: TrialRecord, device: int) -> None:

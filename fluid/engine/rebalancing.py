@@ -58,9 +58,16 @@ class Rebalancing:
         elif not changes and not self._has_nothing_to_move(replanner):
             changes = replanner.replan(self._allocations.snapshot())
         by_row = self._trials.by_row
-        return [
+        allowed = [
             (by_row[change.row], change.width) for change in changes if self._allowed(by_row[change.row], change.width)
         ]
+        # Last, those that have to leave their host, or to spread over several: they leave the others the near devices.
+        return sorted(allowed, key=lambda change: self._leaves_host(*change))
+
+    def _leaves_host(self, trial: TrialRecord, width: float) -> bool:
+        """Whether a trial is to be wider than its host has room for."""
+        is_wider = width > max(1.0, trial.placement.width)
+        return is_wider and not self._occupancy.can_widen_in_place(trial.row, width)
 
     def _has_nothing_to_move(self, replanner: Replanner) -> bool:
         free = self._occupancy.free_count > 0 or self._table.has_several_devices

@@ -249,7 +249,16 @@ class Scheduling:
         if near is not None and near == residence.device and residence.lane is not None:
             # On the device that keeps its state, its need includes that state, which is reserved there already.
             own_state = self._lanes.kept_bytes(residence.lane, trial.trial_id)
-        return self._allocations.place(trial, near=near, only=only, own_state=own_state)
+        return self._allocations.place(
+            trial, near=near, only=only, own_state=own_state, host=self._host_of_state(trial)
+        )
+
+    def _host_of_state(self, trial: TrialRecord) -> str | None:
+        """The host from which a trial is restored, where that needs no transfer; ``None`` if it starts afresh."""
+        residence = trial.residence
+        if residence.device is not None:
+            return self._occupancy.device(residence.device).host
+        return None if residence.checkpoint is None else residence.checkpoint.host
 
     def _lane_is_busy(self, trial: TrialRecord) -> bool:
         return trial.residence.lane is not None and self._lanes[trial.residence.lane].trial_id is not None

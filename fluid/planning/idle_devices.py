@@ -7,8 +7,8 @@ gradients is fastest, and of one speed if possible, so that no device waits for 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 
 from fluid.resources import Device
 
@@ -33,6 +33,8 @@ class IdleDevices:
         self.since: dict[int, float] = {}
         #: group of each device, idle or not.
         self._group: dict[int, _Group] = {}
+        #: The groups of all devices that there ever were.
+        self._groups: set[_Group] = set()
         #: The idle devices; without empty entries.
         self._by_host: _ByHost = {}
         #: speed -> indices of idle devices, ascending; empty where all devices of a speed are taken.
@@ -48,6 +50,7 @@ class IdleDevices:
     def add_device(self, device: Device, now: float) -> None:
         """Adds a new device; it is idle."""
         self._group[device.index] = device.host, device.speed
+        self._groups.add(self._group[device.index])
         self.add(device.index, now)
 
     def remove_device(self, index: int) -> None:
@@ -91,6 +94,8 @@ class IdleDevices:
         """
         if count > self.count:
             return None
+        if fits is None and len(self._groups) == 1:  # The usual case: alike devices on one host.
+            return tuple(next(iter(self._by_speed.values()))[:count])
         if count == 1:
             return self._fastest(fits, host)
         idle = self._fitting(fits)
@@ -102,7 +107,7 @@ class IdleDevices:
             return None
         # The fewest hosts: the largest first.
         order = sorted(sizes, key=lambda name: (-sizes[name], name != host, name))
-        return tuple(chain.from_iterable(_fastest_first(idle[name]) for name in order))[:count]
+        return tuple(islice(chain.from_iterable(_fastest_first(idle[name]) for name in order), count))
 
     def resized(self, own: tuple[int, ...], count: int, fits: _Fits = None) -> tuple[int, ...] | None:
         """Chooses ``count`` devices for a trial that holds some alone: those, fewer of them, or others too.
@@ -120,6 +125,8 @@ class IdleDevices:
         """
         if count > len(own) + self.count:
             return None
+        if fits is None and len(self._groups) == 1:
+            return own[:count] + tuple(next(iter(self._by_speed.values()))[: max(0, count - len(own))])
         kept = self._best(own, count)
         if len(kept) == count and len({self._group[index][0] for index in kept}) == 1:
             return kept
@@ -179,33 +186,31 @@ class IdleDevices:
             if len(indices) >= count
         ]
         if alike:
-            return tuple(min(alike)[-1][:count])
+            return tuple(min(alike)[3][:count])
         sizes = _sizes(idle)
         enough = [name for name in sizes if sizes[name] >= count]
         if not enough:
             return None
         chosen = min(enough, key=lambda name: (name != host, -sizes[name], name))
-        return tuple(_fastest_first(idle[chosen])[:count])
+        return tuple(islice(_fastest_first(idle[chosen]), count))
 
     def _extend(self, own: tuple[int, ...], count: int, idle: _ByHost) -> tuple[int, ...] | None:
         """Some of a trial's devices, or all and some of these: first those like its own, then those on its hosts."""
         kept = self._best(own, count)
-        sizes = _sizes(idle)
         missing = count - len(kept)
+        if not missing:
+            return kept
+        sizes = _sizes(idle)
         if sum(sizes.values()) < missing:
             return None
         groups = {self._group[index] for index in own}
         hosts = {host for host, _ in groups}
         order = sorted(
-            (
-                ((host, speed) not in groups, host not in hosts, -speed, -sizes[host], indices)
-                for host, speeds in idle.items()
-                for speed, indices in speeds.items()
-            )
-            if missing
-            else ()
+            ((host, speed) not in groups, host not in hosts, -speed, -sizes[host], indices)
+            for host, speeds in idle.items()
+            for speed, indices in speeds.items()
         )
-        return kept + tuple(chain.from_iterable(indices for *_, indices in order))[:missing]
+        return kept + tuple(islice(chain.from_iterable(indices for *_, indices in order), missing))
 
     def _best(self, devices: tuple[int, ...], count: int) -> tuple[int, ...]:
         """At most ``count`` of a trial's devices: those of the most numerous group, then the fastest."""
@@ -225,5 +230,5 @@ def _sizes(idle: _ByHost) -> dict[str, int]:
     return {host: sum(map(len, speeds.values())) for host, speeds in idle.items()}
 
 
-def _fastest_first(speeds: dict[float, list[int]]) -> list[int]:
-    return [index for speed in sorted(speeds, reverse=True) for index in speeds[speed]]
+def _fastest_first(speeds: dict[float, list[int]]) -> Iterator[int]:
+    return chain.from_iterable(speeds[speed] for speed in sorted(speeds, reverse=True))

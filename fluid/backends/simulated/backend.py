@@ -299,7 +299,8 @@ class SimulatedBackend:
         trial = self._trials.get(command.trial_id)
         if trial is None:
             return
-        lane_id, checkpoint = command.lane_ids[0], Checkpoint(trial.done, "", in_memory=not command.durable)
+        lane_id = command.lane_ids[0]
+        checkpoint = self._checkpoint(trial, lane_id, in_memory=not command.durable)
         self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, checkpoint, dropped=command.drop))
         if command.drop:
             self._parts[trial.trial_id].discard(lane_id)
@@ -330,8 +331,11 @@ class SimulatedBackend:
         lane_id, seconds = trial.lanes[0], self.now() - trial.began
         self._ready.append(IterationDone(self.now(), trial.trial_id, lane_id, iteration=trial.done, seconds=seconds))
         if self._saves:
-            self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, Checkpoint(trial.done, "")))
+            self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, self._checkpoint(trial, lane_id)))
         self._go_on(trial)
+
+    def _checkpoint(self, trial: SimulatedTrial, lane_id: int, *, in_memory: bool = False) -> Checkpoint:
+        return Checkpoint(trial.done, "", self._devices.host_of(lane_id), in_memory)
 
     def _go_on(self, trial: SimulatedTrial) -> None:
         if trial.left > 0 and not (trial.pausing or trial.stopping):

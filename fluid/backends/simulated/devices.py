@@ -126,6 +126,10 @@ class VirtualDevices:
         """Whether a lane was started and not removed."""
         return lane_id in self._lanes
 
+    def host_of(self, lane_id: int) -> str:
+        """The host of a lane's device."""
+        return self._devices[self._lanes[lane_id]].host
+
     def stop_lane(self, lane_id: int) -> None:
         """Removes a lane; the trials that ran there have been vacated."""
         self._lanes.pop(lane_id, None)
