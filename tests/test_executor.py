@@ -495,8 +495,6 @@ def test_mps_is_refused_where_it_cannot_be_had(tmp_path: Path) -> None:
     options: dict[str, Any] = {"packing": "mps", "run_dir": tmp_path, "verbose": 0}
     with pytest.raises(InvalidFieldError, match=r"packing='mps': MPS cannot be used: the devices are CPU cores"):
         FluidExecutor("local", [Device(0, kind="cpu")], **options)
-    with pytest.raises(InvalidFieldError, match="packing='mps': is not supported by the Ray backend"):
-        FluidExecutor("ray", **options)
     with (
         LocalBackend([Device(0, kind="cpu")], preload=[]) as backend,
         pytest.raises(InvalidFieldError, match="pass it to the backend object instead"),

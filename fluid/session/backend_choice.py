@@ -41,17 +41,14 @@ def make_backend(
         return backend
     policy = lane_policy or DEFAULT_POLICY
     group = process_group or DEFAULT_PROCESS_GROUP
-    if backend == "ray" or (backend == "auto" and _ray_is_connected()):
-        if sharing == "mps":
-            raise InvalidFieldError("packing", sharing, "is not supported by the Ray backend: use auto or timeslice")
-        from fluid.backends.ray import RayBackend
-
-        on_ray: Backend = RayBackend(devices=devices, run_dir=run_dir, lane_policy=policy, process_group=group)
-        return on_ray
-    from fluid.backends.local.backend import LocalBackend
-
     try:
-        return LocalBackend(devices=devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)
+        if backend == "ray" or (backend == "auto" and _ray_is_connected()):
+            from fluid.backends.ray import RayBackend
+
+            return RayBackend(devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)
+        from fluid.backends.local.backend import LocalBackend
+
+        return LocalBackend(devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)
     except InvalidFieldError as error:
         if error.field == "sharing":
             raise InvalidFieldError("packing", error.value, error.reason) from error

@@ -277,10 +277,14 @@ class RayLauncher:
 
     def _settings_of(self, node: str) -> HostSettings:
         here = [device for device in self._devices.devices if self._devices.node_of(device.index) == node]
+        tokens = self._gpu_tokens(node)
+        # Where the session has GPUs, a node without any has nothing to share.
+        is_idle = not tokens and any(device.kind == "gpu" for device in self._devices.devices)
         return self._settings._replace(
             name=here[0].host,
             preload=tuple(self._modules),
-            tokens=self._gpu_tokens(node),
+            sharing="timeslice" if is_idle else self._settings.sharing,
+            tokens=tokens,
             address=self._devices.address_of(node),
         )
 

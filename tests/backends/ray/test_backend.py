@@ -218,6 +218,12 @@ def test_what_others_use_is_not_taken(make: Callable[..., Drive]) -> None:
         make(None)
 
 
+def test_mps_for_cpu_devices_is_refused(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidFieldError, match=r"packing='mps': MPS cannot be used: the devices are CPU cores"):
+        FluidExecutor("ray", packing="mps", run_dir=tmp_path, verbose=0)
+    eventually(lambda: not groups_left())
+
+
 def test_each_gpus_lanes_see_that_gpu(cluster: Any, make: Callable[..., Drive]) -> None:
     node = cluster.add_node(num_cpus=0, num_gpus=2)
     try:
