@@ -22,7 +22,7 @@ from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.notices import NotePlaced, NotePreempted, NoteQueued, NoteTrial
 from fluid.engine.rebalancing import Rebalancing
-from fluid.engine.records import GroupRecord, Move, Stage, TrialRecord
+from fluid.engine.records import NO_LANES, GroupRecord, Move, Stage, TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.transitions import LEGAL
@@ -145,11 +145,11 @@ class SessionState:
         if (trial.state, state) not in LEGAL:
             raise self.error(trial, f"cannot go from {trial.state.value} to {state.value}: {why}")
         trial.state = state
-        trial.story.append((self.now, f"{state.value}: {why}"))
+        trial.add_to_story(self.now, f"{state.value}: {why}")
 
     def log(self, trial: TrialRecord, text: str) -> None:
         """Adds a line to a trial's story."""
-        trial.story.append((self.now, text))
+        trial.add_to_story(self.now, text)
 
     def error(self, trial: TrialRecord | None, message: str) -> EngineError:
         """Makes an error that tells the trial's story."""
@@ -184,8 +184,7 @@ class SessionState:
         self.clearing.pop(trial.row, None)
         place.lanes, place.launched = (), False
         place.move = place.preemption = None
-        place.stopping_lanes.clear()
-        place.lost_lanes.clear()
+        place.stopping_lanes = place.lost_lanes = NO_LANES
         self.changed = True
 
     def drain(self, trial: TrialRecord, lane_ids: tuple[int, ...], *, told: bool = False) -> None:
@@ -258,6 +257,7 @@ class SessionState:
         if trial.state is not TrialState.DONE:
             self.groups[trial.group_id].open -= 1
         self.set_state(trial, state, why)
+        trial.shorten_story()
         known, trial.restored_for_call = trial.restored_for_call, False
         if state is not TrialState.DONE:
             self.refuse_calls(trial)

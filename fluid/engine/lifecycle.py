@@ -15,7 +15,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
-from fluid.engine.records import PendingPreemption, Stage, TrialRecord
+from fluid.engine.records import NO_LANES, PendingPreemption, Stage, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.set_back import ReportSetBack, TrialSetBack
@@ -165,7 +165,7 @@ class Lifecycle:
         if not place.launched or trial.state is TrialState.STARTING:
             return
         if event.lane_id == place.hosts[0]:
-            place.lost_lanes.clear()
+            place.lost_lanes = NO_LANES
         elif event.lane_id not in place.lost_lanes:
             return  # the trial has left that lane, or another one is its rank 0, which reports for all
         further = event.iteration - progress.done
@@ -205,7 +205,12 @@ class Lifecycle:
             return
         core, place = self._core, trial.placement
         trial.progress.reported = event.iteration
-        width = place.width if place.move is None or place.move.called_off else place.move.old_width
+        move = place.move
+        width = place.width if move is None or move.called_off else move.old_width
+        if move is None:
+            devices = core.occupancy.held[trial.row]
+        else:
+            devices = tuple([core.lanes[lane_id].device_id for lane_id in place.hosts])
         core.commands.append(
             Report(
                 trial.trial_id,
@@ -214,7 +219,7 @@ class Lifecycle:
                 metrics=event.metrics,
                 seconds=event.seconds,
                 width=width,
-                device_ids=tuple([core.lanes[lane_id].device_id for lane_id in place.hosts]),
+                device_ids=devices,
                 at=event.at,
             )
         )
@@ -295,7 +300,7 @@ class Lifecycle:
         if place.launched:
             if place.move is not None and place.move.stage is not Stage.MOVING:
                 self._resizing.call_off(trial, "it was stopped")
-            place.stopping_lanes = set(place.lanes)
+            place.stopping_lanes = frozenset(place.lanes)
             core.commands.append(StopTrial(trial.trial_id, place.lanes))
             core.set_state(trial, TrialState.STOPPING, f"lanes {list(place.lanes)} were told to stop it")
             return
@@ -336,7 +341,7 @@ class Lifecycle:
 
     def left(self, trial: TrialRecord, lane_id: int, why: str) -> None:
         """A STOPPING trial has left one of its lanes; it is STOPPED when it has left the last."""
-        trial.placement.stopping_lanes.discard(lane_id)
+        trial.placement.stopping_lanes -= {lane_id}
         if not trial.placement.stopping_lanes:
             self._core.release(trial)
             self._core.end(trial, TrialState.STOPPED, why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -10,8 +10,9 @@ from fluid.engine.events import Checkpoint, Failure, TrialSpec
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
-#: Transitions of a trial that are kept for error messages.
-STORY_LENGTH = 20
+#: Transitions of a trial that are kept for error messages, and of one that has ended: a session has many of those.
+STORY_LENGTH, STORY_LENGTH_OF_ENDED = 20, 2
+NO_LANES: frozenset[int] = frozenset()
 
 
 class Stage(Enum):
@@ -192,8 +193,8 @@ class TrialPlacement:
     launched: bool = False
     move: Move | None = None
     preemption: PendingPreemption | None = None
-    stopping_lanes: set[int] = field(default_factory=set)
-    lost_lanes: set[int] = field(default_factory=set)
+    stopping_lanes: frozenset[int] = NO_LANES
+    lost_lanes: frozenset[int] = NO_LANES
     line: int | None = None
     since: float = 0.0
     iterates: bool = False
@@ -287,12 +288,23 @@ class TrialRecord:
     calls: list[PendingCall] = field(default_factory=list)
     restored_for_call: bool = False
     outcome: TrialState | None = None
-    story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    story: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def trial_id(self) -> str:
         """The trial's id."""
         return self.spec.trial_id
+
+    def add_to_story(self, at: float, text: str) -> None:
+        """Adds what happened at a time, seconds; the oldest of many entries are dropped."""
+        story = self.story
+        story.append((at, text))
+        if len(story) > 2 * STORY_LENGTH:
+            del story[:-STORY_LENGTH]
+
+    def shorten_story(self) -> None:
+        """Drops all but the latest entries, as the trial has ended."""
+        self.story = self.story[-STORY_LENGTH_OF_ENDED:]
 
     @property
     def limit(self) -> int:

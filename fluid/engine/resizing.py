@@ -171,7 +171,7 @@ class Resizing:
             left.pop(lane_id)
             move.old_lanes, move.old_devices, move.old_width = tuple(left), tuple(left.values()), float(len(left))
         move.after_loss = True
-        place.lost_lanes.add(lane_id)
+        place.lost_lanes |= {lane_id}
         if any(call.lane_id == lane_id for call in trial.calls):
             self._calls.recall(trial)  # first, as a call that waits bounds how far the trial is told to run
         place.lanes = lanes

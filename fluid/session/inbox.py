@@ -227,6 +227,8 @@ class GroupInbox:
             if end.failure is not None and state is TrialState.FAILED:
                 self._failures[end.trial_id] = end.failure
             self._open.discard(end.trial_id)
+            if not self._open:
+                self._open = set()  # An empty set keeps the room that its members took.
             self._notify()
         if self.listener is not None:
             self._call_listener(self.listener.on_end, end.trial_id, state, end.failure)

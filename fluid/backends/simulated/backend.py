@@ -107,10 +107,11 @@ class SimulatedBackend:
         self._devices = VirtualDevices(self.clock)
         self._devices.add(devices)
         self._booting = BootingDevices(require_number("boot_s", boot_s, at_least=0.0), self._devices.all())
-        self._configs: dict[str, Mapping[str, Any]] = {}
+        #: trial -> its config, pickled
+        self._configs: dict[str, bytes] = {}
         self._trials: dict[str, SimulatedTrial] = {}
         #: trial -> lanes that hold a part of it
-        self._parts: dict[str, set[int]] = {}
+        self._parts: dict[str, tuple[int, ...]] = {}
         self._ready: list[Event] = []
         self._woken = threading.Event()
         self._closed = False
@@ -158,7 +159,7 @@ class SimulatedBackend:
 
     def register(self, trial_id: str, payload: TrialPayload) -> None:
         """Takes what a trial is. Its config tells ``truth`` how it behaves; the trainable is never loaded."""
-        self._configs[trial_id] = pickle.loads(payload.config)
+        self._configs[trial_id] = payload.config
 
     def forget(self, trial_id: str) -> None:
         """Drops a trial that no command will name again."""
@@ -240,7 +241,7 @@ class SimulatedBackend:
         lane_id = command.lane_id
         ended: list[SimulatedTrial] = []
         for trial in list(self._trials.values()):
-            parts = self._parts[trial.trial_id]
+            parts = self._parts.get(trial.trial_id, ())
             if lane_id in trial.lanes and lane_id in parts:
                 if trial.busy:
                     self._devices.vacate(trial)
@@ -250,8 +251,8 @@ class SimulatedBackend:
                     continue
                 del self._trials[trial.trial_id]
                 ended.append(trial)
-        for parts in self._parts.values():
-            parts.discard(lane_id)
+        for trial_id in [trial_id for trial_id, parts in self._parts.items() if lane_id in parts]:
+            self._leave(trial_id, lane_id)
         self._devices.stop_lane(lane_id)
         for trial in ended:  # Its other lanes still owe the answer to a StopTrial.
             self._release(trial.trial_id, trial.stopping)
@@ -267,9 +268,10 @@ class SimulatedBackend:
         if before is not None and before.stopping:  # it starts elsewhere before the lanes it leaves have answered
             self._devices.vacate(before)
             self._release(trial_id, before.stopping)
-        truth = self._truth(trial_id, self._configs.get(trial_id, {}))
+        config = self._configs.get(trial_id)
+        truth = self._truth(trial_id, {} if config is None else pickle.loads(config))
         self._trials[trial_id] = SimulatedTrial(trial_id, truth, command.lane_ids, done=done)
-        self._parts[trial_id] = set(command.lane_ids)
+        self._parts[trial_id] = command.lane_ids
         self._ready.append(TrialStarted(self.now(), trial_id, command.lane_ids[0], iteration=done, seconds=0.0))
         self._run(command)
 
@@ -303,7 +305,7 @@ class SimulatedBackend:
         checkpoint = self._checkpoint(trial, lane_id, in_memory=not command.durable)
         self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, checkpoint, dropped=command.drop))
         if command.drop:
-            self._parts[trial.trial_id].discard(lane_id)
+            self._leave(trial.trial_id, lane_id)
             del self._trials[trial.trial_id]
 
     def _persist(self, command: Persist) -> None:
@@ -313,7 +315,7 @@ class SimulatedBackend:
     def _resize(self, command: Resize) -> None:
         trial = self._trials[command.trial_id]
         trial.lanes, trial.left = command.lane_ids, command.iterations
-        self._parts[command.trial_id] = set(command.lane_ids)
+        self._parts[command.trial_id] = command.lane_ids
         self.resizes += 1
         self._devices.occupy(trial)
         self._devices.begin_resize(trial, self._epsilon)
@@ -356,10 +358,14 @@ class SimulatedBackend:
             self._release(trial.trial_id, trial.stopping)
 
     def _release(self, trial_id: str, lanes: tuple[int, ...]) -> None:
-        parts = self._parts.get(trial_id, set())
         for lane in lanes:
-            if lane in parts:
-                parts.remove(lane)
+            if lane in self._parts.get(trial_id, ()):
+                self._leave(trial_id, lane)
                 self._ready.append(TrialReleased(self.now(), trial_id, lane))
-        if trial_id in self._trials and self._trials[trial_id].lanes[0] not in parts:
+        if trial_id in self._trials and self._trials[trial_id].lanes[0] not in self._parts.get(trial_id, ()):
             del self._trials[trial_id]
+
+    def _leave(self, trial_id: str, lane_id: int) -> None:
+        left = tuple([lane for lane in self._parts.pop(trial_id, ()) if lane != lane_id])
+        if left:
+            self._parts[trial_id] = left

@@ -37,7 +37,7 @@ class Truth:
     row: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class SimulatedTrial:
     """A trial in its lanes.
 
