@@ -252,6 +252,14 @@ class Launcher(Protocol):
         """Returns the lanes that have connected or ended since the last call."""
         ...
 
+    def checkpoints_at(self, host: str) -> tuple[str, int] | None:
+        """Returns where the checkpoints of a machine, given its name, are served to lanes of other machines.
+
+        Returns:
+            Address and port; ``None`` if there is no other machine, or the machine does not serve them.
+        """
+        ...
+
     def look(self) -> None:
         """Looks for processes that were stopped (SIGSTOP); to be called every few seconds."""
         ...

@@ -51,6 +51,7 @@ class HostSettings(NamedTuple):
         mps_program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
         driver: where the driver listens, if it is another process than the host's.
         address: at which other machines reach this one.
+        key: shared by the session's processes on several machines; empty on one.
         environment: variables that the lanes get beside those of this process.
     """
 
@@ -63,6 +64,7 @@ class HostSettings(NamedTuple):
     mps_program: str | None = None
     driver: tuple[str, int] | None = None
     address: str = LOOPBACK
+    key: bytes = b""
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -200,6 +202,10 @@ class Host:
         reports, self._reports = self._reports, []
         return [*reports]
 
+    def checkpoints_at(self, host: str) -> tuple[str, int] | None:
+        """Nowhere, as the driver's machine is the only one where a host is the launcher."""
+        return None
+
     def look(self) -> None:
         """Continues the fork server if it was stopped; it looks at the lanes itself."""
         self._server.look()
@@ -245,6 +251,8 @@ class Host:
             policy=self._settings.policy,
             environment=self._sharing.lane_environment(binding.token),
             bounded=binding.bounded,
+            session_key=self._settings.key,
+            session_folder=self._settings.session.run_folder,
         )
         self._running.add(lane_id)
         try:

@@ -52,12 +52,17 @@ class LaneListener:
 
     Args:
         key: shared by the session's processes.
-        selector: its descriptors are registered there, each with a function to call when it is readable.
+
+    Attributes:
+        wants_to_write: never.
     """
 
-    def __init__(self, key: bytes, selector: selectors.BaseSelector) -> None:
+    wants_to_write = False
+
+    def __init__(self, key: bytes) -> None:
         self._key = key
-        self._selector = selector
+        #: Keeps with each descriptor a function to call when it is readable.
+        self._selector = selectors.EpollSelector()
         self._clock = MonotonicClock()
         self._lock = threading.Lock()
         self._listeners: dict[str, socket.socket] = {}
@@ -81,8 +86,14 @@ class LaneListener:
             port: int = listener.getsockname()[1]
             return ip, port
 
-    def authenticated(self) -> list[AuthenticatedConnection]:
+    def fileno(self) -> int:
+        """A descriptor that is readable when :meth:`accept` has something to do."""
+        return self._selector.fileno()
+
+    def accept(self) -> list[AuthenticatedConnection]:
         """Returns the connections authenticated since the last call."""
+        for key, _ in self._selector.select(0):
+            key.data()
         authenticated, self._authenticated = self._authenticated, []
         return authenticated
 
@@ -98,6 +109,7 @@ class LaneListener:
             self._authenticated.clear()
             self._listeners.clear()
             self._pending.clear()
+            self._selector.close()
 
     def _open(self, listener: socket.socket) -> None:
         while True:

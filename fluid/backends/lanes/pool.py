@@ -75,7 +75,7 @@ class LanePool:
         self._clock = clock or MonotonicClock()
         self._registry = Registry(launcher.preload)
         self._lanes = LaneConnections(launcher)
-        self._router = TrialRouter(self._lanes, self._registry, self._clock, process_group)
+        self._router = TrialRouter(self._lanes, self._registry, self._clock, process_group, launcher.checkpoints_at)
         #: Every lane there ever was.
         self._lane_ids: set[int] = set()
         self._events: list[Event] = []

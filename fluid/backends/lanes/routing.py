@@ -6,7 +6,7 @@ A trial is in one lane, or between two of them (:mod:`fluid.backends.lanes.migra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fluid._clock import Clock
@@ -30,9 +30,18 @@ class TrialRouter:
         registry: what the trials are.
         clock: the driver's.
         process_group: what the lanes of one trial communicate through: ``"torch"`` or ``"horovod"``.
+        checkpoints_at: tells where the checkpoints of a machine, given its name, are served to others.
     """
 
-    def __init__(self, lanes: LaneConnections, registry: Registry, clock: Clock, process_group: str) -> None:
+    def __init__(
+        self,
+        lanes: LaneConnections,
+        registry: Registry,
+        clock: Clock,
+        process_group: str,
+        checkpoints_at: Callable[[str], tuple[str, int] | None],
+    ) -> None:
+        self._checkpoints_at = checkpoints_at
         self._lanes = lanes
         self._registry = registry
         self._clock = clock
@@ -127,7 +136,9 @@ class TrialRouter:
             if key not in lane.known:
                 lane.known.add(key)
                 self._lanes.put(lane, self._registry.shipment(key))
-            self._lanes.put(lane, start_message(command, key, config, membership))
+            host = lane.host if command.checkpoint is None else command.checkpoint.host
+            source = None if host == lane.host else self._checkpoints_at(host)
+            self._lanes.put(lane, start_message(command, key, config, membership, source))
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []

@@ -14,11 +14,20 @@ from typing import Any, NamedTuple
 
 from fluid._clock import MonotonicClock
 from fluid.backends.base import LaneDying, LaneExited
+from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
 from fluid.backends.hosts.framed_socket import FramedSocket, limit_lane_buffer
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.hosts.selector import WakeableSelector
-from fluid.backends.ray.host_messages import DumpLane, EndHost, EndLane, LaunchLane, PreloadModules, SharingChanged
+from fluid.backends.ray.host_messages import (
+    DumpLane,
+    EndHost,
+    EndLane,
+    HostStarted,
+    LaunchLane,
+    PreloadModules,
+    SharingChanged,
+)
 from fluid.errors import FluidError
 from fluid.processes.handshake import Address, connect_all
 from fluid.processes.signals import leave_to_driver
@@ -37,14 +46,12 @@ class HostStart(NamedTuple):
     Attributes:
         number: tells the driver which host it is; negative, as lanes have the others.
         address: where the driver listens.
-        key: to prove that it belongs to the session.
         settings: the host's.
         folder: the driver's working directory; empty to stay where Ray starts processes of this job.
     """
 
     number: int
     address: Address
-    key: bytes
     settings: HostSettings
     folder: str
 
@@ -63,7 +70,7 @@ def run_host(start: HostStart) -> None:
     if start.settings.tokens:
         # Ray hides every GPU from an actor that takes none.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(start.settings.tokens)
-    (sock,) = connect_all(start.address, start.key, [start.number])
+    (sock,) = connect_all(start.address, start.settings.key, [start.number])
     connection = FramedSocket(sock)
     try:
         host = Host(start.settings)
@@ -89,12 +96,18 @@ class HostService:
         self._clock = MonotonicClock()
         self._selector = WakeableSelector()
         self._sharing = host.sharing
+        settings, folders = start.settings, host.folders
+        self._checkpoints = CheckpointServer(
+            settings.address,
+            settings.key,
+            ServedFolders(settings.session.run_folder, folders.run_folder, folders.memory_folder),
+        )
         self._is_over = False
 
     def run(self) -> None:
         """Serves until the session is over, or the driver gone; no process of the host is left then."""
         look_at = self._clock.now() + _LOOK_S
-        self._connection.send([SharingChanged(self._sharing)])
+        self._connection.send([HostStarted(self._checkpoints.address), SharingChanged(self._sharing)])
         try:
             while not self._is_over and not self._connection.ended:
                 self._selector.watch(_DRIVER, self._connection)
@@ -107,6 +120,7 @@ class HostService:
         finally:
             # The driver may have lost this connection only, and start another host here.
             clear = self._is_over or not is_reachable(self._start.address, _DRIVER_S)
+            self._checkpoints.close()
             self._host.close(clear=clear)
             self._connection.close()
             self._selector.close()
@@ -138,7 +152,7 @@ class HostService:
         """Launches lanes, whose connections are all opened at once; returns those that cannot be launched."""
         numbers = [request.lane_id for request in requests]
         try:
-            connections = connect_all(self._start.address, self._start.key, numbers) if numbers else []
+            connections = connect_all(self._start.address, self._start.settings.key, numbers) if numbers else []
         except OSError as error:
             return [LaneExited(number, f"could not be started: its host cannot connect: {error}") for number in numbers]
         failed: list[LaneDying | LaneExited] = []

@@ -45,7 +45,13 @@ class EndHost(NamedTuple):
 # -- from a host to the driver ---------------------------------------------------------------------------------
 
 
+class HostStarted(NamedTuple):
+    """The first message of a host: where it serves the checkpoints of its machine."""
+
+    checkpoints_at: tuple[str, int]
+
+
 class SharingChanged(NamedTuple):
-    """How lanes that are started now share a GPU; sent first of all, and when it changes."""
+    """How lanes that are started now share a GPU; sent in the beginning, and when it changes."""
 
     sharing: Sharing

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import selectors
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
+from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
 from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
@@ -40,22 +40,6 @@ _LISTENER, _OWN = "listener", "own"
 _Report = LaneConnected | LaneDying | LaneExited
 
 
-class _Accepting:
-    """The listener's connections to be; what the selector watches."""
-
-    wants_to_write = False
-
-    def __init__(self) -> None:
-        self.selector = selectors.EpollSelector()
-
-    def fileno(self) -> int:
-        return self.selector.fileno()
-
-    def turn(self) -> None:
-        for key, _ in self.selector.select(0):
-            key.data()
-
-
 class RayLauncher:
     """Implements :class:`fluid.backends.base.Launcher` over the hosts of a Ray cluster's nodes.
 
@@ -75,11 +59,10 @@ class RayLauncher:
         gpu_tokens: Callable[[str], tuple[str, ...]],
     ) -> None:
         self._devices = devices
-        self._settings = settings
+        self._settings = settings = settings._replace(key=secrets.token_bytes(32))
         self._in_process = in_process
         self._gpu_tokens = gpu_tokens
         self._modules = list(settings.preload)
-        self._key = secrets.token_bytes(32)
         with open(settings.session.marker, "wb"):
             pass
         #: register() of a trial may preload from another thread than the one that polls.
@@ -87,6 +70,8 @@ class RayLauncher:
         self._clock = MonotonicClock()
         self._numbers = itertools.count(-1, -1)
         self._own: Host | None = None
+        #: Serves the checkpoints of the driver's machine, once a lane of another machine needs one.
+        self._checkpoints: CheckpointServer | None = None
         #: By node, and by number. A host that is gone is in neither.
         self._hosts: dict[str, RemoteHost] = {}
         self._remote: dict[int, RemoteHost] = {}
@@ -99,9 +84,8 @@ class RayLauncher:
         self._of_lane: dict[int, Host | RemoteHost] = {}
         self._changes: list[NodeChanges] = []
         self._selector = WakeableSelector()
-        self._accepting = _Accepting()
-        self._listener = LaneListener(self._key, self._accepting.selector)
-        self._selector.watch(_LISTENER, self._accepting)
+        self._listener = LaneListener(settings.key)
+        self._selector.watch(_LISTENER, self._listener)
         self._actors = HostActors(devices, settings.session, self._selector.wake)
 
     # -- the interface of a launcher -----------------------------------------------------------------------
@@ -165,8 +149,7 @@ class RayLauncher:
         """Returns the lanes that have connected, and those that have ended, since the last call."""
         with self._lock:
             self._selector.wait(0.0)
-            self._accepting.turn()
-            reports = [lane for made in self._listener.authenticated() for lane in self._connect(made)]
+            reports = [lane for made in self._listener.accept() for lane in self._connect(made)]
             for host in list(self._remote.values()):
                 reports += self._exchange(host)
             if self._own is not None:
@@ -177,6 +160,17 @@ class RayLauncher:
                 if isinstance(report, LaneExited):
                     self._of_lane.pop(report.lane_id, None)
             return reports
+
+    def checkpoints_at(self, host: str) -> tuple[str, int] | None:
+        """Returns where the checkpoints of a machine are served to lanes of other machines; ``None`` for nowhere."""
+        if host == HERE:
+            if self._checkpoints is None:
+                folders = HostFolders(self._settings.session, HERE)
+                served = ServedFolders(self.run_folder, self.run_folder, folders.memory_folder)
+                folders.leave(clear=False)
+                self._checkpoints = CheckpointServer(self._devices.ip, self._settings.key, served)
+            return self._checkpoints.address
+        return next((remote.checkpoints_at for remote in self._remote.values() if remote.name == host), None)
 
     def look(self) -> None:
         """Continues the fork server of this process if it was stopped, and gives up hosts that are long gone."""
@@ -192,6 +186,8 @@ class RayLauncher:
         finally:
             for host in self._remote.values():
                 host.close()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
             with suppress(OSError):
                 os.unlink(self._settings.session.marker)
             try:
@@ -208,6 +204,8 @@ class RayLauncher:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
         for host in self._remote.values():
             host.close()
+        if self._checkpoints is not None:
+            self._checkpoints.abandon()
         if self._own is not None:
             self._own.abandon()
         self._close_descriptors()
@@ -295,7 +293,7 @@ class RayLauncher:
         host = RemoteHost(next(self._numbers), node, settings.name)
         self._hosts[node] = self._remote[host.number] = host
         folder = os.getcwd() if self._in_process else ""
-        start = HostStart(host.number, address, self._key, settings._replace(driver=address), folder)
+        start = HostStart(host.number, address, settings._replace(driver=address), folder)
         self._actors.start(node, start)
         self._deserted.discard(host.name)
         return host
@@ -380,5 +378,4 @@ class RayLauncher:
 
     def _close_descriptors(self) -> None:
         self._listener.close()
-        self._accepting.selector.close()
         self._selector.close()

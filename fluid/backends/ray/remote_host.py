@@ -8,7 +8,15 @@ from typing import Any
 
 from fluid.backends.base import DeviceBinding, LaneDying, LaneExited, Sharing
 from fluid.backends.hosts.framed_socket import FramedSocket
-from fluid.backends.ray.host_messages import DumpLane, EndHost, EndLane, LaunchLane, PreloadModules, SharingChanged
+from fluid.backends.ray.host_messages import (
+    DumpLane,
+    EndHost,
+    EndLane,
+    HostStarted,
+    LaunchLane,
+    PreloadModules,
+    SharingChanged,
+)
 
 
 class RemoteHost:
@@ -21,6 +29,7 @@ class RemoteHost:
 
     Attributes:
         sharing: how its lanes share a GPU; ``None`` before it has said so.
+        checkpoints_at: where it serves the checkpoints of its machine; ``None`` before it has said so.
         failed: why the host is gone, to be read after "lane 3"; empty while it is there.
         checked: whether the nodes were checked since its connection was lost.
     """
@@ -30,6 +39,7 @@ class RemoteHost:
         self.node = node
         self.name = name
         self.sharing: Sharing | None = None
+        self.checkpoints_at: tuple[str, int] | None = None
         self.failed = ""
         self.checked = False
         self._connection: FramedSocket | None = None
@@ -94,10 +104,12 @@ class RemoteHost:
         for message in [] if self._connection is None else self._connection.receive():
             if isinstance(message, SharingChanged):
                 self.sharing = message.sharing
-                continue
-            if isinstance(message, LaneExited):
-                self._lanes.discard(message.lane_id)
-            reports.append(message)
+            elif isinstance(message, HostStarted):
+                self.checkpoints_at = message.checkpoints_at
+            else:
+                if isinstance(message, LaneExited):
+                    self._lanes.discard(message.lane_id)
+                reports.append(message)
         return reports
 
     def lose(self) -> list[LaneDying | LaneExited]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import selectors
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,10 @@ from fluid.processes.handshake import Address, Hello, authenticate_client, conne
 
 
 class Listening:
-    """A listener and its selector."""
+    """A listener that serves."""
 
     def __init__(self, key: bytes) -> None:
-        self.selector = selectors.EpollSelector()
-        self.listener = LaneListener(key, self.selector)
+        self.listener = LaneListener(key)
         self.address = self.listener.listen("127.0.0.1")
 
     def serve(
@@ -41,14 +40,9 @@ class Listening:
         client.start()
         authenticated: list[AuthenticatedConnection] = []
         while client.is_alive():
-            self.turn(0.01)
-            authenticated += self.listener.authenticated()
-        self.turn(0.0)
-        return authenticated + self.listener.authenticated(), opened, errors
-
-    def turn(self, wait: float) -> None:
-        for key, _ in self.selector.select(wait):
-            key.data()
+            select.select([self.listener], [], [], 0.01)
+            authenticated += self.listener.accept()
+        return authenticated + self.listener.accept(), opened, errors
 
 
 @pytest.fixture
@@ -56,7 +50,6 @@ def listening() -> Iterator[Listening]:
     made = Listening(b"right")
     yield made
     made.listener.close()
-    made.selector.close()
 
 
 def close(authenticated: Sequence[AuthenticatedConnection], opened: Sequence[socket.socket]) -> None:

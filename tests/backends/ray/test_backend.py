@@ -525,6 +525,35 @@ def test_what_joins_later_can_be_used(cluster: Any, make: Callable[..., Drive]) 
         cluster.remove_node(node)
 
 
+#: Both machines of a test have one disk; with this, a lane finds only what is in the folders of its own machine.
+BLIND = """
+import os
+from fluid.lane.locating import CheckpointLocator
+
+def is_here(self, trial_id, path):
+    return any(os.path.isdir(os.path.join(folder, os.path.basename(path))) for folder in self._folders(trial_id))
+
+CheckpointLocator._is_here = is_here
+"""
+
+
+def test_a_checkpoint_goes_straight_to_the_machine_where_its_trial_goes_on(
+    cluster: Any, other_node: Any, make: Callable[..., Drive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blind.py").write_text(BLIND, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    drive = make(None, preload=["blind"])
+    here, there = drive.lanes(0, 4)
+    drive.start("a", here, 2)
+    drive.until(IterationDone, trial_id="a", iteration=2)
+    for old, new, machine, iteration in ((here, there, OTHER_MACHINE, 3), (there, here, HERE, 4)):
+        drive.do(Resize("a", (new,), (old,), iterations=1))
+        name = Path(drive.until(TrialSaved, trial_id="a").checkpoint.path).name
+        assert drive.until(IterationDone, trial_id="a", iteration=iteration).metrics["count"] == iteration
+        (memory,) = [folder for folder in in_host_memory(tmp_path) if folder.endswith(f"-{machine}")]
+        assert Path("/dev/shm", memory, "a", name).is_dir(), "the lane has fetched it"
+
+
 def test_a_trial_whose_checkpoint_is_nowhere_begins_afresh(make: Callable[..., Drive]) -> None:
     drive = make(1)
     (lane,) = drive.lanes(0)
