@@ -191,6 +191,22 @@ def ray_cluster() -> Iterator[str]:
     cluster.shutdown()
 
 
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[Any]:
+    """A Ray cluster of the driver's node, with four CPUs, and another one, with two, at another machine's address.
+
+    Modules connect to it and disconnect from it, and leave the nodes as they are: each takes seconds to start.
+    """
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+    from ray_drive import OTHER_MACHINE
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    cluster.add_node(num_cpus=2, node_ip_address=OTHER_MACHINE)
+    yield cluster
+    cluster.shutdown()
+
+
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stand-in for the control program of MPS, in a folder of its own."""

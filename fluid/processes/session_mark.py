@@ -1,4 +1,4 @@
-"""A session's mark in the environment of its processes, by which those without a living parent are found and killed.
+"""A session's mark in the environment of its processes on a machine: those without a living parent are killed by it.
 
 Processes below a lane inherit the environment. The kernel shows the environment with which a process was executed, so
 neither a new process group or session nor the death of its parents hides a process; an environment of its own does.

@@ -48,6 +48,10 @@ class SessionFolders(NamedTuple):
         """A file that the driver makes; a machine that sees it shares the run's folder."""
         return os.path.join(self.run_folder, f".{_PREFIX}{self.token}")
 
+    def mark(self, host: str) -> str:
+        """Marks the session's processes on a machine; see :mod:`fluid.processes.session_mark`."""
+        return f"{self.token}-{host}"
+
 
 class HostFolders:
     """The folders of a session on this machine, in use by this process.
@@ -59,7 +63,8 @@ class HostFolders:
     """
 
     def __init__(self, session: SessionFolders, host: str) -> None:
-        name = f"{_PREFIX}{session.token}-{host}"
+        mark = session.mark(host)
+        name = f"{_PREFIX}{mark}"
         shared = host == HERE or os.path.exists(session.marker)
         self.run_folder = session.run_folder if shared else folder_of_host(session.run_folder, name)
         #: A run's folder that is shared is the driver's to delete.
@@ -75,7 +80,7 @@ class HostFolders:
         if not os.path.isdir(folder):
             host_memory.sweep()
         with suppress(OSError):
-            self._lock = host_memory.enter(folder, self.run_folder, session.token, temporary=self.temporary)
+            self._lock = host_memory.enter(folder, self.run_folder, mark, temporary=self.temporary)
             self.memory_folder = folder
 
     def note(self, lane_id: int) -> str:
@@ -108,7 +113,7 @@ class HostFolders:
 
 def clear_host(session: SessionFolders, host: str) -> None:
     """Empties a machine's memory after the session, and kills what its trials have left running. Runs there."""
-    kill_marked(session.token)
+    kill_marked(session.mark(host))
     HostFolders(session, host).leave(clear=True)
 
 

@@ -101,7 +101,7 @@ class Host:
             self._server = ForkServerProcess(
                 self.folders.run_folder,
                 memory_folder=self.folders.memory_folder,
-                mark=session.token,
+                mark=session.mark(settings.name),
                 temporary=self.folders.temporary,
                 preload=_with_late(settings.preload),
                 driver_address=settings.driver,

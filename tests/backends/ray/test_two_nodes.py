@@ -1,0 +1,173 @@
+"""Hosts on two nodes of a real cluster: what dies takes its own lanes only, and nothing is left at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_drive import OTHER_MACHINE, Drive, eventually, in_host_memory, is_hanging, parent_of
+
+from fluid.engine.commands import Resize, RunIteration, Save, StartLane, StartTrial
+from fluid.engine.events import (
+    DeviceLost,
+    IterationDone,
+    LaneLost,
+    TrialSaved,
+)
+from fluid.errors import FluidError
+from fluid.trainables.payload import payload_of
+
+ray = pytest.importorskip("ray")
+from fluid.backends.hosts.folders import HERE  # noqa: E402
+
+# Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+class Family:
+    """Tells what its process comes from."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.preloaded = "colorsys" in sys.modules
+
+    def step(self) -> dict[str, Any]:
+        return {"parent": os.getppid(), "preloaded": self.preloaded, "ray": os.environ.get("RAY_ADDRESS")}
+
+
+@pytest.mark.parametrize("device", [0, 4], ids=["driver's node", "other node"])
+def test_a_killed_lane_is_lost_alone(cluster: Any, make: Callable[..., Drive], device: int) -> None:
+    drive = make(None)
+    first, second = drive.lanes(device, device + 1)
+    drive.start("bystander", second, 1)
+    drive.start("victim", first, 2, hang_at=2)
+    pid = drive.until(IterationDone, trial_id="victim").metrics["pid"]
+    eventually(lambda: is_hanging(pid))
+    os.kill(pid, signal.SIGKILL)
+    lost = drive.until(LaneLost)
+    assert (lost.lane_id, lost.culprit, lost.reason) == (first, "victim", "was killed by SIGKILL")
+    drive.do(RunIteration("bystander", (second,), 1))
+    drive.until(IterationDone, trial_id="bystander", iteration=2)
+    (third,) = drive.lanes(device)
+    drive.start("next", third, 1)
+    drive.until(IterationDone, trial_id="next")
+
+
+def test_a_stopped_lane_of_another_node_is_killed_blameless_within_seconds(
+    cluster: Any, make: Callable[..., Drive]
+) -> None:
+    drive = make(None)
+    first, second = drive.lanes(4, 5)
+    drive.start("bystander", second, 1)
+    drive.start("victim", first, 2, hang_at=2)
+    pid = drive.until(IterationDone, trial_id="victim").metrics["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    lost = drive.until(LaneLost)
+    assert lost.lane_id == first and lost.blameless and "was stopped (SIGSTOP) for 5 s" in lost.reason
+    drive.do(RunIteration("bystander", (second,), 1))
+    drive.until(IterationDone, trial_id="bystander", iteration=2)
+
+
+def test_a_killed_host_costs_its_lanes_only_and_another_one_takes_its_place(
+    cluster: Any, make: Callable[..., Drive]
+) -> None:
+    """What the trials of that machine have saved is still there."""
+    drive = make(None)
+    here, there = drive.lanes(0, 4)
+    drive.start("bystander", here, 1)
+    drive.start("a", there, 3)
+    pid = drive.until(IterationDone, trial_id="a", iteration=3).metrics["pid"]
+    drive.do(Save("a", (there,)))
+    checkpoint = drive.until(TrialSaved, trial_id="a").checkpoint
+    assert checkpoint.in_memory and checkpoint.host == OTHER_MACHINE
+    server = parent_of(pid)
+    guardian = parent_of(server)
+    os.kill(parent_of(guardian), signal.SIGKILL)
+    lost = drive.until(LaneLost)
+    assert lost.lane_id == there and lost.blameless
+    assert lost.reason.startswith("lost the host that it came from, which died")
+    assert not any(isinstance(event, DeviceLost) for event in drive.seen)
+    (again,) = drive.lanes(4)
+    drive.start("a", again, 1, checkpoint)
+    assert drive.until(IterationDone, trial_id="a", iteration=4).metrics["count"] == 4
+    drive.do(RunIteration("bystander", (here,), 1))
+    drive.until(IterationDone, trial_id="bystander", iteration=2)
+
+
+def test_a_host_that_cannot_start_says_why(
+    cluster: Any, make: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fluid.backends.hosts.listener.LaneListener.listen", lambda self, ip: (ip, 9))
+    drive = make(None)
+    drive.do(StartLane(0, 4))
+    assert "ConnectionRefusedError" in drive.until(LaneLost, lane_id=0).reason
+
+
+def test_lanes_of_all_nodes_are_forked_with_what_was_preloaded(cluster: Any, make: Callable[..., Drive]) -> None:
+    drive = make(None, preload=["colorsys"])
+    for lane in drive.lanes(0, 1, 4, 5):
+        drive.backend.register(f"t{lane}", payload_of(Family, {}))
+        drive.do(StartTrial(f"t{lane}", (lane,), iterations=1))
+    seen = [drive.until(IterationDone, trial_id=f"t{lane}").metrics for lane in range(4)]
+    assert all(metrics["preloaded"] for metrics in seen)
+    parents = [metrics["parent"] for metrics in seen]
+    assert parents[0] == parents[1] and parents[2] == parents[3] and parents[0] != parents[2]
+    assert {metrics["ray"] for metrics in seen} == {cluster.address}, "a trial can join the cluster"
+
+
+#: Both machines of a test have one disk; with this, a lane finds only what is in the folders of its own machine.
+BLIND = """
+import os
+from fluid.lane.locating import CheckpointLocator
+
+def is_here(self, trial_id, path):
+    return any(os.path.isdir(os.path.join(folder, os.path.basename(path))) for folder in self._folders(trial_id))
+
+CheckpointLocator._is_here = is_here
+"""
+
+
+def test_a_checkpoint_goes_straight_to_the_machine_where_its_trial_goes_on(
+    make: Callable[..., Drive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blind.py").write_text(BLIND, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    drive = make(None, preload=["blind"])
+    here, there = drive.lanes(0, 4)
+    drive.start("a", here, 2)
+    drive.until(IterationDone, trial_id="a", iteration=2)
+    for old, new, machine, iteration in ((here, there, OTHER_MACHINE, 3), (there, here, HERE, 4)):
+        drive.do(Resize("a", (new,), (old,), iterations=1))
+        name = Path(drive.until(TrialSaved, trial_id="a").checkpoint.path).name
+        assert drive.until(IterationDone, trial_id="a", iteration=iteration).metrics["count"] == iteration
+        (memory,) = [folder for folder in in_host_memory(tmp_path) if folder.endswith(f"-{machine}")]
+        assert Path("/dev/shm", memory, "a", name).is_dir(), "the lane has fetched it"
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_closing_leaves_nothing(
+    cluster: Any, make: Callable[..., Drive], processes: Any, tmp_path: Path, busy: bool
+) -> None:
+    drive = make(None, grace=0.2)
+    for lane in drive.lanes(0, 4):
+        drive.start(f"t{lane}", lane, 1 + busy, seconds=0.0)
+        processes.watch(drive.until(IterationDone, trial_id=f"t{lane}").metrics["pid"])
+        if busy:
+            drive.start(f"b{lane}", lane, 1, seconds=1e6)
+    drive.backend.close()
+    assert processes.have_ended()
+    assert ray.is_initialized()
+    eventually(lambda: not groups_left())
+    eventually(lambda: ray.available_resources().get("CPU") == 6)
+    assert not in_host_memory(tmp_path)
+    with pytest.raises(FluidError):
+        drive.backend.poll(0.0)
+    drive.backend.close()
+
+
+def groups_left() -> list[Any]:
+    return [entry for entry in ray.util.placement_group_table().values() if entry["state"] != "REMOVED"]
