@@ -252,8 +252,8 @@ class RayDevices:
                 self._check_slots(nodes, lost, back, probe=probe)
                 drains = draining_nodes()
                 draining = self._drains_to_tell(drains, {device.index for device in back})
-                self._request_new(nodes, drains)
                 joined = self._take_placed(nodes)
+                self._request_new(nodes, drains)
             except Exception as error:  # Ray itself is gone; its lanes will end, and tell.
                 _log.debug("the nodes of the Ray cluster cannot be listed: %s", error)
         return NodeChanges(lost, back, joined, draining)

@@ -29,7 +29,7 @@ class PendingDevices:
         self._placed: list[DeviceSlot] = []
 
     def ask(self, count: int) -> None:
-        """Makes it ``count`` devices that the scaling policy asks for; 0 withdraws what it has asked for."""
+        """Makes it ``count`` devices that the scaling policy asks for; 0 withdraws what Ray has not placed."""
         self._resize(self._asked, count)
 
     def offer(self, count: int) -> None:
@@ -65,12 +65,13 @@ class PendingDevices:
 
     def close(self) -> None:
         """Withdraws all, and gives back what Ray has placed."""
-        self.ask(0)
-        self.offer(0)
-        while self._placed:
-            release(self._placed.pop().group)
+        for group in (*self._asked, *self._offered, *(slot.group for slot in self._placed)):
+            release(group)
 
     def _resize(self, groups: list[Any], count: int) -> None:
-        while len(groups) > count:
-            release(groups.pop())
-        groups += [reserve([Device(0, kind=self._kind)]) for _ in range(count - len(groups))]
+        # One that Ray has just placed is kept: it is no longer seen to be free, nor wanted once more.
+        waiting = [group for group in groups if not is_placed(group)]
+        for group in waiting[count:]:
+            groups.remove(group)
+            release(group)
+        groups += [reserve([Device(0, kind=self._kind)]) for _ in range(count - len(waiting))]
