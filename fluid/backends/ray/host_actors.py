@@ -98,15 +98,19 @@ class HostActors:
         """Returns what has happened since the last call, in order."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
-    def close(self, hosts: Sequence[str]) -> None:
+    def close(self, hosts: Sequence[str]) -> bool:
         """Kills the actors that are left, and ends the thread; waits for it a few seconds, as Ray may not answer.
 
         Args:
             hosts: machines whose host has died: they clear their folders.
+
+        Returns:
+            Whether Ray answers.
         """
         self._requests.put(functools.partial(self._end, hosts))
         self._requests.put(None)
-        self._thread.join(2 * _END_S)
+        self._thread.join(_LOOK_S + _END_S)
+        return not self._thread.is_alive()
 
     # -- in the thread -------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
 from fluid.backends.hosts.selector import WakeableSelector
-from fluid.backends.ray.devices import RayDevices
+from fluid.backends.ray.devices import CLOSE_S, RayDevices
 from fluid.backends.ray.host_actor import HostStart
 from fluid.backends.ray.host_actors import Checked, HostActors
 from fluid.backends.ray.nodes import NodeChanges
@@ -34,6 +34,8 @@ _POST_MORTEM_S = 3.0
 _END_S = 5.0
 #: Seconds for all hosts to say how their lanes share GPUs.
 _START_S = 120.0
+#: Seconds for Ray to take the devices back where it has not answered before.
+_SILENT_S = 1.0
 #: Keys of the selector beside the hosts' numbers.
 _LISTENER, _OWN = "listener", "own"
 
@@ -179,10 +181,14 @@ class RayLauncher:
         self._selector.wake()
 
     def close(self) -> None:
-        """Ends every host with its lanes, clears the folders and gives the devices back."""
+        """Ends every host with its lanes, clears the folders and gives the devices back.
+
+        Where Ray's control store (GCS) is gone it takes at most ten seconds.
+        """
+        answers = False
         try:
             silent = self._end_remote_hosts()
-            self._actors.close(sorted((self._deserted | silent) - {HERE}))
+            answers = self._actors.close(sorted((self._deserted | silent) - {HERE}))
         finally:
             for host in self._remote.values():
                 host.close()
@@ -198,7 +204,7 @@ class RayLauncher:
                     HostFolders(self._settings.session, HERE).leave(clear=True)
             finally:
                 self._close_descriptors()
-                self._devices.close()
+                self._devices.close(CLOSE_S if answers else _SILENT_S)
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""

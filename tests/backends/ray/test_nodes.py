@@ -1,4 +1,4 @@
-"""Nodes of a real cluster that join, drain and are asked for while a session runs, and a cluster that loses its GCS."""
+"""Nodes of a real cluster that join and drain while a session runs, and a cluster that loses its GCS."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 
-from fluid.engine.commands import StartLane, StartTrial, StopLane
-from fluid.engine.events import DeviceAdded, DeviceDraining, Event, IterationDone
-from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 
 ray = pytest.importorskip("ray")
@@ -76,7 +72,7 @@ def make(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayBackend]]:
     made: list[RayBackend] = []
 
     def make(devices: int | None) -> RayBackend:
-        made.append(RayBackend(devices, run_dir=tmp_path / f"run{len(made)}", preload=[], grace=1.0, spares=False))
+        made.append(RayBackend(devices, run_dir=tmp_path / f"run{len(made)}", preload=[], grace=1.0))
         return made[-1]
 
     yield make
@@ -131,47 +127,6 @@ def test_a_node_that_joins_is_used_and_emptied_when_it_drains(
     # What was asked for by number stays as it is.
     assert by_number.poll(0.0) == []
     assert [device.host for device in by_number.devices()] == [HERE]
-
-
-def test_devices_that_are_asked_for_come_with_a_node_and_are_given_back(
-    cluster: Any, make: Callable[..., RayBackend]
-) -> None:
-    backend = make(3)
-    with pytest.raises(InvalidFieldError, match="index=0: Ray takes it back only with the others"):
-        backend.give_back(0)
-    backend.ask(2)
-    groups = ray.util.placement_group_table
-    eventually(lambda: sum(group["state"] == "PENDING" for group in groups().values()) == 2)
-    assert backend.poll(0.0) == []
-    node = cluster.add_node(num_cpus=1, node_ip_address=OTHER_MACHINE)
-    try:
-        (added,) = until(backend, DeviceAdded)
-        assert (added.device.index, added.device.host) == (3, OTHER_MACHINE)
-        # The other one was not there, and is wanted no longer.
-        backend.ask(0)
-        eventually(lambda: not any(group["state"] == "PENDING" for group in groups().values()))
-        backend.execute([StartLane(0, 3)])
-        backend.register("a", payload_of(Recorder, {}))
-        backend.execute([StartTrial("a", (0,), iterations=1)])
-        assert until(backend, IterationDone)[0].metrics["count"] == 1
-        drain(cluster, OTHER_MACHINE)
-        (draining,) = until(backend, DeviceDraining)
-        assert draining.device_id == 3 and 0.0 < draining.deadline - backend.now() <= DRAIN_S
-        backend.execute([StopLane(0)])
-        assert backend.can_give_back(3)
-        backend.give_back(3)
-        # Ray ends a node that drains once all devices of it were given back.
-        eventually(lambda: not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] == node.node_id))
-        assert not backend.can_give_back(3)
-    finally:
-        cluster.remove_node(node)
-
-
-def until(backend: RayBackend, kind: type[Event]) -> list[Any]:
-    """Polls until events of a kind have come; returns them."""
-    found: list[Any] = []
-    eventually(lambda: found.extend(event for event in backend.poll(0.2) if isinstance(event, kind)) or found)
-    return found
 
 
 #: Loses the control store (GCS) of a cluster of its own. Ray ends a process that has been without one for a minute.
