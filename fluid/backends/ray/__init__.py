@@ -1,7 +1,8 @@
-"""The Ray backend: lanes are actors in a placement group, on one machine or on many.
+"""The Ray backend: a host on each node of a cluster, which forks lanes for the devices that Ray gives.
 
-Ray gives devices and starts processes; everything else goes over a socket between each lane and the driver, as on one
-machine: a message takes a tenth of the time of a call, and the end of the connection shows at once that a lane is gone.
+Ray gives devices and starts the hosts; everything else goes over a connection between each lane, or host, and the
+driver: a message takes a tenth of the time of a call to an actor, and the end of a connection shows at once that a
+process is gone.
 """
 
 from fluid.backends.ray.backend import RayBackend

@@ -22,7 +22,7 @@ from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.host_actor import HostStart, run_host
 from fluid.backends.ray.nodes import NodeChanges
 from fluid.backends.ray.placement import PIN_SHARE
-from fluid.backends.ray.remote import call, make_actor_class, pickled
+from fluid.backends.ray.remote import call, make_host_class, pickled
 
 with try_import("Ray", extra="ray"):
     import ray
@@ -73,7 +73,7 @@ class HostActors:
         #: The thread's own.
         self._handles: dict[int, Any] = {}
         self._calls: dict[int, Any] = {}
-        self._actor_class = make_actor_class()
+        self._host_class = make_host_class()
         self._news: deque[Checked | ActorEnded | NodeChanges] = deque()
         self._thread = threading.Thread(target=self._run, name="fluid-ray", daemon=True)
         self._thread.start()
@@ -129,7 +129,7 @@ class HostActors:
 
     def _start(self, node: str, start: HostStart) -> None:
         try:
-            actor = self._actor_class.options(
+            actor = self._host_class.options(
                 num_cpus=0,
                 max_restarts=0,
                 max_task_retries=0,

@@ -17,10 +17,10 @@ with try_import("Ray", extra="ray"):
     import ray
 
 
-def make_actor_class() -> Any:
-    """Returns an actor class whose method ``run`` makes a call, see :func:`pickled`, in its process's main thread."""
+def make_host_class() -> Any:
+    """Returns the class of a host's actor, whose method ``run`` makes a call (:func:`pickled`) in its main thread."""
 
-    class LaneActor:
+    class FluidHost:
         def run(self, call: tuple[list[str], bytes]) -> None:
             import pickle
             import sys
@@ -29,7 +29,7 @@ def make_actor_class() -> Any:
             function, arguments = pickle.loads(call[1])
             function(*arguments)
 
-    return ray.remote(LaneActor)
+    return ray.remote(FluidHost)
 
 
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
