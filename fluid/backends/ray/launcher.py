@@ -77,6 +77,8 @@ class RayLauncher:
         #: By node, and by number. A host that is gone is in neither.
         self._hosts: dict[str, RemoteHost] = {}
         self._remote: dict[int, RemoteHost] = {}
+        #: Numbers of hosts for which something waits to be sent.
+        self._unsent: set[int] = set()
         #: Hosts whose connection was lost: when to give up waiting for what Ray says of them, by number.
         self._lost: dict[int, float] = {}
         self._why: dict[int, str] = {}
@@ -111,7 +113,7 @@ class RayLauncher:
             if isinstance(host, Host):
                 return host.launch(lane_id, binding)
             host.launch(lane_id, binding)
-            self._selector.wake()
+            self._flush_soon(host)
             return None
 
     def kill(self, lane_id: int) -> None:
@@ -120,7 +122,7 @@ class RayLauncher:
             host = self._of_lane.get(lane_id)
             if host is not None:
                 host.kill(lane_id)
-                self._selector.wake()
+                self._flush_soon(host)
 
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
         """Has a lane's stacks written to the log of the trial that runs there, soon, on the lane's machine."""
@@ -128,7 +130,7 @@ class RayLauncher:
             host = self._of_lane.get(lane_id)
             if host is not None:
                 host.dump_stacks(lane_id, trial_id)
-                self._selector.wake()
+                self._flush_soon(host)
 
     def preload(self, modules: Sequence[str]) -> None:
         """Loads what trials are going to import, on every node, before the next lane is forked."""
@@ -141,7 +143,7 @@ class RayLauncher:
                 self._own.preload(new)
             for host in self._remote.values():
                 host.preload(new)
-            self._selector.wake()
+                self._flush_soon(host)
 
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`poll` has something to do."""
@@ -150,10 +152,12 @@ class RayLauncher:
     def poll(self) -> list[_Report]:
         """Returns the lanes that have connected, and those that have ended, since the last call."""
         with self._lock:
-            self._selector.wait(0.0)
+            ready, _ = self._selector.wait(0.0)
             reports = [lane for made in self._listener.accept() for lane in self._connect(made)]
-            for host in list(self._remote.values()):
-                reports += self._exchange(host)
+            unsent, self._unsent = self._unsent, set()
+            for number in unsent.union(one.key for one in ready):
+                if (host := self._remote.get(number)) is not None:
+                    reports += self._exchange(host)
             if self._own is not None:
                 reports += self._own.poll()
                 self._selector.watch(_OWN, self._own)
@@ -312,9 +316,16 @@ class RayLauncher:
                 return [LaneConnected(number, made.socket, host.name)]
         elif (remote := self._remote.get(number)) is not None and not remote.is_connected:
             remote.connect(made.socket)
+            self._unsent.add(number)
             return []
         made.socket.close()
         return []
+
+    def _flush_soon(self, host: Host | RemoteHost) -> None:
+        """Sends what waits for a host, with all else, when this object is polled next."""
+        if isinstance(host, RemoteHost):
+            self._unsent.add(host.number)
+            self._selector.wake()
 
     def _exchange(self, host: RemoteHost) -> list[_Report]:
         """Sends what waits for a host, and takes its reports."""
