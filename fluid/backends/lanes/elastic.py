@@ -56,6 +56,9 @@ class ElasticTrials:
         """Carries out a command that it :meth:`concerns`."""
         trial = self._trials.get(command.trial_id)
         if trial is None:
+            here = command.old_lane_ids if isinstance(command, Resize) else command.lane_ids
+            if not isinstance(command, StartTrial) and not any(map(self._is_up, here)):
+                return []  # It was lost when the engine gave this command; the engine will start it again.
             trial = self._trials[command.trial_id] = self._open(command)
         return self._kept(trial, trial.execute(command))
 

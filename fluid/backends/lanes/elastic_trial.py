@@ -73,6 +73,8 @@ class ElasticTrial:
         self._controller = ElasticController()
         #: The command under way.
         self._pending: StartTrial | Pause | Resize | StopTrial | None = None
+        #: The lanes of the last StartTrial or Resize.
+        self._named: tuple[int, ...] = ()
         #: Commands that came meanwhile.
         self._waiting: list[OfTrial] = []
         #: Whether the members, or the lane, have been told to stand still for the pending command.
@@ -139,6 +141,8 @@ class ElasticTrial:
         self._set_pending(command)
         for lane_id in command.lane_ids:
             self._prepare(lane_id, command)
+        if not all(map(self._is_up, command.lane_ids)):
+            self._fall_apart()
 
     def _run(self, command: RunIteration) -> None:
         self._dismiss_newcomers()  # Of a resize that was called off.
@@ -192,8 +196,8 @@ class ElasticTrial:
 
     def _set_pending(self, command: StartTrial | Pause | Resize | StopTrial) -> None:
         self._pending, self._since = command, self._clock.now()
-        self._halt_sent = self._silent = False
-        self._attempts = 0
+        self._named = command.lane_ids if isinstance(command, (StartTrial, Resize)) else self._named
+        self._halt_sent, self._silent, self._attempts = False, False, 0
 
     def _prepare(self, lane_id: int, command: StartTrial | None = None) -> None:
         if not self._controller.is_member(lane_id):
@@ -216,10 +220,9 @@ class ElasticTrial:
                 self._execute(command)
 
     def _failed(self, event: TrialFailed) -> None:
-        lane_id = event.lane_id
-        newcomer = lane_id not in self._lanes and (self._pending is None or isinstance(self._pending, Pause))
+        newcomer = event.lane_id not in self._lanes and (self._pending is None or isinstance(self._pending, Pause))
         raised = MemberRaised(event.failure.message, event.failure.traceback)
-        self._act(self._controller.receive(lane_id, raised), event.at)
+        self._act(self._controller.receive(event.lane_id, raised), event.at)
         if newcomer:
             self._advance()  # It has not been resized yet: the engine will leave it where it is.
         else:
@@ -229,19 +232,17 @@ class ElasticTrial:
         pending = self._pending
         is_newcomer = lane_id in self._controller.newcomers
         self._act(self._controller.member_lost(lane_id))
-        if isinstance(pending, StartTrial):
-            self._fall_apart()
-            return
+        left = tuple(lane for lane in self._lanes if lane != lane_id)
+        if isinstance(pending, StartTrial) or not (left or isinstance(pending, StopTrial)):
+            return self._fall_apart()
         if not isinstance(pending, StopTrial) and (isinstance(pending, Resize) or not is_newcomer):
-            self._pending, self._lost_a_lane = None, True
-            self._lanes = tuple(lane for lane in self._lanes if lane != lane_id)
+            self._pending, self._lost_a_lane, self._lanes = None, True, left
             self._catch_up()
         self._advance()
 
     def _fall_apart(self) -> None:
         """Gives up a trial that failed, or whose lane is gone: the engine stops it in the lanes it knows of."""
-        known = self._pending.lane_ids if isinstance(self._pending, (StartTrial, Resize)) else self._lanes
-        self._outbox.leave(set(self._controller.members) - set(known))
+        self._outbox.leave(set(self._controller.members) - {*self._lanes, *self._named})
         if isinstance(self._pending, StopTrial):
             self._waiting.insert(0, self._pending)
         self.left = 0
@@ -287,9 +288,8 @@ class ElasticTrial:
                 self._outbox.to_lane(self._alone, m.PauseResident(self.trial_id, may_move=may_move))
             return
         self._pending, self.left, self._since = None, 0, self._clock.now()
-        done, lane_id = self._controller.iteration, self._lanes[0]
-        paused = TrialPaused(self._since, self.trial_id, lane_id, iteration=done, purpose=pending.purpose)
-        self._outbox.report(paused)
+        done, purpose = self._controller.iteration, pending.purpose
+        self._outbox.report(TrialPaused(self._since, self.trial_id, self._lanes[0], iteration=done, purpose=purpose))
         self._catch_up()
 
     def _newcomers_are_ready(self) -> bool:

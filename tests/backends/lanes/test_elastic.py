@@ -217,6 +217,17 @@ def test_a_lane_that_is_killed_in_a_wide_trial_costs_no_iteration(submit: Callab
 
 
 @pytest.mark.slow
+def test_a_wide_trial_that_loses_all_its_lanes_at_once_goes_on_from_its_checkpoint(submit: Callable[..., Any]) -> None:
+    handle = submit("a", MANY)
+    wide = until(handle.results(), lambda result: result.width == 2.0)
+    for pid in wide.metrics["pids"]:
+        os.kill(pid, signal.SIGKILL)
+    after = until(handle.results(), lambda result: result.iteration > wide.iteration + 5)
+    assert not set(after.metrics["pids"]) & set(wide.metrics["pids"])
+    as_alone(stopped(handle))
+
+
+@pytest.mark.slow
 def test_a_wide_trial_can_be_stopped_and_extended(submit: Callable[..., Any]) -> None:
     first = submit("b", MANY)
     until(first.results(), lambda result: result.width == 2.0)

@@ -121,3 +121,37 @@ def test_a_trial_that_fails_is_given_up_in_lanes_the_engine_does_not_know_of(tab
     actions = table.trials.follow(TrialFailed(1.0, "a", 0, Failure("error", "ValueError: on purpose")))
     assert kinds(actions) == [(1, Leave)]
     assert not table.trials.concerns(StopTrial("a", (0,)))
+
+
+@pytest.mark.parametrize("pending", [None, "pause", "resize"])
+def test_a_trial_that_has_lost_all_its_lanes_starts_anew(table: Table, pending: str | None) -> None:
+    table.start(0, 1)
+    if pending == "pause":
+        table.trials.execute(Pause("a", (0, 1), purpose=PausePurpose.RESIZE, next_lane_ids=(0, 1, 2)))
+    elif pending == "resize":
+        table.trials.execute(Resize("a", (2,), (0, 1), iterations=5))
+    for lane in (0, 1):
+        table.up.discard(lane)
+    actions = [action for lane in (0, 1) for action in table.trials.lane_lost(lane)]
+    assert ((2, Leave) in kinds(actions)) == (pending == "pause"), "the engine does not know of that lane"
+    assert not table.trials.concerns(StartTrial("a", (2,), iterations=5)), "like any trial in one lane"
+
+
+def test_commands_for_lanes_that_are_gone_do_not_hold_a_start_elsewhere_up(table: Table) -> None:
+    table.up |= {3, 4}
+    table.start(0, 1, 2)
+    for lane in (0, 1, 2):
+        table.up.discard(lane)
+        table.trials.lane_lost(lane)
+    # The engine gave these before it heard of the last loss.
+    assert table.trials.execute(Resize("a", (1, 2), (1, 2), iterations=5, done=0)) == []
+    assert table.trials.execute(Pause("a", (2,), purpose=PausePurpose.RESIZE, next_lane_ids=(2, 3))) == []
+    start = StartTrial("a", (3, 4), iterations=5)
+    assert table.trials.execute(start) == [SetUpMember(lane, start, m.Membership(2, "torch")) for lane in (3, 4)]
+
+
+def test_a_trial_that_is_started_in_a_lane_that_is_gone_can_be_stopped_in_the_others(table: Table) -> None:
+    table.up.discard(1)
+    actions = table.trials.execute(StartTrial("a", (0, 1), iterations=5))
+    assert all(isinstance(action, SetUpMember) for action in actions)
+    assert not table.trials.concerns(StopTrial("a", (0,))), "lane 0 answers by itself"
