@@ -1,7 +1,8 @@
-"""Nodes of a real cluster that join and go while a session runs."""
+"""Nodes of a real cluster that join, drain and go while a session runs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ from fluid.backends.hosts.folders import HERE  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+#: Seconds until a node that drains is said to go: no test waits for it.
+DRAIN_S = 600
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +156,39 @@ def test_what_joins_later_can_be_used(cluster: Any, make: Callable[..., Drive]) 
         drive.backend.close()
     finally:
         cluster.remove_node(node)
+
+
+def drain(cluster: Any, node: Any) -> None:
+    """Does what ``ray drain-node`` does, as a cloud's agent does before it takes a machine back."""
+    from ray.core.generated import autoscaler_pb2
+
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline_ms = int((time.time() + DRAIN_S) * 1000)
+    accepted, why = ray._raylet.GcsClient(address=cluster.address).drain_node(node.node_id, reason, "spot", deadline_ms)
+    assert accepted, why
+
+
+def test_a_node_that_joins_is_used_and_emptied_when_it_drains(
+    cluster: Any, make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    by_number, backend = make(2, run_dir=tmp_path / "other").backend, make(None).backend
+    assert [device.index for device in backend.devices()] == [0, 1]
+    trials = [Trial(Counter, {"seconds": 0.05}, budget=100_000, trial_id=f"t{index}") for index in range(4)]
+    with FluidExecutor(backend, verbose=0, run_dir=tmp_path / "run", packing="off") as executor:
+        handle = executor.submit_trialgroup(TrialGroup(trials))
+        node = cluster.add_node(num_cpus=2, node_ip_address=OTHER_MACHINE)
+        try:
+            eventually(lambda: [device.host for device in executor.devices] == [HERE] * 2 + [OTHER_MACHINE] * 2)
+            assert next(result for result in handle.results() if {2, 3} & set(result.device_ids))
+            drain(cluster, node)
+            eventually(lambda: [device.host for device in executor.devices] == [HERE] * 2)
+            for trial in trials:
+                handle.stop(trial.id)
+            assert handle.wait(PATIENCE)
+        finally:
+            cluster.remove_node(node)
+    for trial in trials:
+        steps = (tmp_path / "run" / "trials" / trial.id / "output.log").read_text(encoding="utf-8").splitlines()
+        assert steps == [f"step {number}" for number in range(1, len(steps) + 1)], "each iteration was run once"
+    assert by_number.poll(0.0) == [], "what was asked for by number stays as it is"
+    assert [device.host for device in by_number.devices()] == [HERE] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,12 @@ pytestmark = pytest.mark.ray
 @pytest.mark.parametrize(("module", "name"), private_api.NAMES)
 def test_the_installed_release_has_it(module: str, name: str) -> None:
     assert callable(private_api.find(module, name)), f"ray has no {module}.{name} any more"
+
+
+def test_no_other_module_uses_a_private_name() -> None:
+    modules = sorted(Path(private_api.__file__).parent.glob("*.py"))
+    using = [path.name for path in modules if re.search(r"\bray(\.\w+)*\._[a-z]", path.read_text(encoding="utf-8"))]
+    assert using == ["private_api.py"]
 
 
 def test_a_release_without_them_is_used_without(monkeypatch: pytest.MonkeyPatch) -> None:
