@@ -149,10 +149,13 @@ class ScalableBackend(Backend, Protocol):
         """
         ...
 
-    def release(self, device_id: int) -> None:
+    def give_back(self, device_id: int) -> None:
         """Gives back a device that no command will name again, or that was lost, once its lanes have ended.
 
-        Never waits. A device that cannot be given back alone stays reserved.
+        Never waits.
+
+        Raises:
+            InvalidFieldError: it was not taken later, and cannot be given back alone.
         """
         ...
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 
 from fluid.engine.core import SessionState
+from fluid.engine.drains import is_only_in_memory
+from fluid.engine.records import TrialRecord
 from fluid.planning.runtime_model import TOLERANCE
 from fluid.trialgroup import TrialState
 
@@ -44,15 +46,24 @@ class DeviceDemand:
         """Since when each idle device is idle, seconds; one that drains is left out."""
         return self._core.occupancy.idle_since
 
-    def may_release(self, device_id: int) -> bool:
+    def may_give_back(self, device_id: int) -> bool:
         """Whether an idle device can go without loss.
 
-        It cannot while it keeps the state of a trial that is called, or of one that cannot be saved and may run again.
+        It cannot while it keeps the state of a trial that is called, or of one that may run again and cannot be saved.
+        The last device of a machine cannot, either, while that machine alone has the state of a trial that may run
+        again.
         """
         core = self._core
+        host = core.occupancy.device(device_id).host
+        is_last = all(device.host != host for device in core.occupancy.devices if device.index != device_id)
         for _, trial_id in core.lanes.kept_on(device_id):
             trial = core.trials[trial_id]
-            runs_again = trial.state is TrialState.QUEUED or trial.progress.follow_up_iterations > 0
-            if trial.calls or (runs_again and not trial.spec.can_save):
+            if trial.calls or (_may_run_again(trial) and (is_last or not trial.spec.can_save)):
                 return False
-        return True
+        trials = core.trials.values() if is_last else ()
+        return not any(_may_run_again(trial) and is_only_in_memory(trial, {host}) for trial in trials)
+
+
+def _may_run_again(trial: TrialRecord) -> bool:
+    """Whether a trial has not ended, or its search algorithm has said that it may be extended."""
+    return not trial.state.ended or (trial.state is TrialState.DONE and trial.progress.follow_up_iterations > 0)

@@ -205,7 +205,7 @@ class Drains:
         lost = [
             trial.trial_id
             for trial in self._core.trials.values()
-            if _is_only_in_memory(trial, hosts) or (trial.residence.device in devices and _is_stuck(trial))
+            if is_only_in_memory(trial, hosts) or (trial.residence.device in devices and _is_stuck(trial))
         ]
         return tuple(dict.fromkeys([*drain.unsaved, *lost]))
 
@@ -225,7 +225,7 @@ class Drains:
             checkpoint = trial.residence.checkpoint
             if checkpoint is None or trial.trial_id in drain.asked or checkpoint.path in drain.failed:
                 continue
-            if not _is_only_in_memory(trial, hosts):
+            if not is_only_in_memory(trial, hosts):
                 continue
             # A trial that is about to be saved in its own lane waits for an idle one.
             at_rest = not trial.state.holds_devices and trial.residence.lane is None
@@ -256,7 +256,7 @@ def _is_settled(trial: TrialRecord) -> bool:
     return saved or not trial.spec.can_save
 
 
-def _is_only_in_memory(trial: TrialRecord, hosts: set[str] | None) -> bool:
+def is_only_in_memory(trial: TrialRecord, hosts: set[str] | None) -> bool:
     """Whether a trial that may go on would lose its newest checkpoint with these machines; ``None`` for all."""
     checkpoint, durable = trial.residence.checkpoint, trial.residence.durable
     if checkpoint is None or not checkpoint.in_memory or trial.state in (TrialState.STOPPED, TrialState.FAILED):

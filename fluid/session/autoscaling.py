@@ -150,7 +150,7 @@ class Autoscaler:
         for command in commands:
             if isinstance(command, NoteDeviceLost) and command.device_id in self._later:
                 self._later.remove(command.device_id)
-                self._backend.release(command.device_id)
+                self._backend.give_back(command.device_id)
 
     def act(self, now: float) -> float | None:
         """Asks for devices and gives idle ones back; returns when to be called again at the latest, if ever."""
@@ -163,7 +163,7 @@ class Autoscaler:
             self._told = told
             self._backend.ask(asked)
         for device in self._scaling.idle(now, self._later, demand.idle_since, trials_wait=demand.trials_wait):
-            if demand.may_release(device):
+            if demand.may_give_back(device):
                 _log.info("device %d has been idle for long, and is given back", device)
                 self._handle(DeviceDraining(now, device, now + SAVING_S))
         return self._scaling.wake_at

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known
 
+from fluid.engine.commands import StartLane
 from fluid.engine.events import DeviceDraining, SessionDraining
 
 
@@ -104,7 +105,34 @@ def test_a_device_may_go_unless_it_keeps_what_cannot_be_saved_and_may_run_again(
     hand.submit("a", budget=1, **spec)
     hand.started("a")
     hand.iterate("a")
-    assert list(hand.state.lanes.kept_on(0)) and hand.state.demand.may_release(0) is may_go
+    assert list(hand.state.lanes.kept_on(0)) and hand.state.demand.may_give_back(0) is may_go
+
+
+@pytest.mark.parametrize("hosts", [("elsewhere", "elsewhere"), ("localhost", "elsewhere")])
+@pytest.mark.parametrize("follow_up", [0, 2])
+def test_the_last_device_of_a_machine_stays_while_only_that_has_a_state_that_is_needed(
+    hosts: tuple[str, str], follow_up: int
+) -> None:
+    hand = Hand(0)
+    for index, host in enumerate(hosts):
+        for command in hand.add_device(index, host=host):
+            if isinstance(command, StartLane):
+                hand.ready(command.lane_id)
+    hand.submit("other", budget=9, max_width=1)
+    hand.submit("a", budget=1, max_width=1, follow_up_iterations=follow_up)
+    hand.started("other")
+    hand.started("a")
+    lane_id = hand.lane("a")
+    assert hand.state.lanes[lane_id].device_id == 1
+    hand.iterate("a")
+    assert list(hand.state.lanes.kept_on(1))
+    is_needed = follow_up > 0 and hosts[0] != hosts[1]
+    assert hand.state.demand.may_give_back(1) is not is_needed
+    hand.saved("a", lane_id, 1, dropped=True, host="elsewhere", in_memory=True)
+    assert not list(hand.state.lanes.kept_on(1))
+    assert hand.state.demand.may_give_back(1) is not is_needed
+    hand.saved("a", lane_id, 1, host="elsewhere")
+    assert hand.state.demand.may_give_back(1), "it is on a disk that stays"
 
 
 def test_a_device_whose_lane_is_called_may_not_go() -> None:
@@ -114,6 +142,6 @@ def test_a_device_whose_lane_is_called_may_not_go() -> None:
     hand.iterate("a")
     lane_id = next(iter(hand.state.lanes.kept_on(0)))[0]
     hand.call("a")
-    assert not hand.state.demand.may_release(0)
+    assert not hand.state.demand.may_give_back(0)
     hand.called("a", lane_id)
-    assert hand.state.demand.may_release(0)
+    assert hand.state.demand.may_give_back(0)

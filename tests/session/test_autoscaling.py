@@ -145,8 +145,8 @@ class Watched(SimulatedBackend):
         self.asks.append((seconds(self.now()), devices))
         super().ask(devices)
 
-    def release(self, device_id: int) -> None:
-        super().release(device_id)
+    def give_back(self, device_id: int) -> None:
+        super().give_back(device_id)
         self.released.put((seconds(self.now()), device_id))
 
 

@@ -9,14 +9,9 @@ from typing import Any, NamedTuple
 from fluid.backends.base import LaneConnected, Launcher
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.hosts.selector import WakeableSelector
-from fluid.engine.deadlines import Deadlines
-from fluid.lane import messages as m
-from fluid.processes.open_files import allow_open_files
 
 #: Stands for the launcher among the numbers of the lanes.
 _LAUNCHER = "launcher"
-#: Descriptors of the driver for a lane, the connection and one while it starts; and for all else.
-_FILES_PER_LANE, _OTHER_FILES = 2, 256
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +23,8 @@ class LaneConnection:
         outbox: messages not yet given to the socket.
         known: keys of the trainables it has been sent.
         offset: seconds by which its clock is behind the driver's.
-        leaving: whether it was told to end; its end is then no loss to report. Written by :class:`LaneConnections`.
-        kill_at: when to kill it if it has not ended, seconds; ``None`` for never. Written by :class:`LaneConnections`.
+        leaving: whether it was told to end; its end is then no loss to report.
+        kill_at: when to kill it if it has not ended, seconds.
         killed_because: why the engine had it killed; empty if it did not.
     """
 
@@ -70,12 +65,6 @@ class LaneConnections:
         self._connections: dict[int, LaneConnection] = {}
         #: Those with messages in their outbox.
         self._dirty: dict[int, LaneConnection] = {}
-        #: The lanes of each machine that were not told to end; no empty ones.
-        self._by_host: dict[str, dict[int, LaneConnection]] = {}
-        #: By when lanes are to have ended, by their connection.
-        self._deadlines = Deadlines()
-        #: The lanes that were sent each trainable, by its key; no empty ones.
-        self._knowing: dict[int, set[int]] = {}
         self._selector = WakeableSelector()
 
     def __contains__(self, lane_id: object) -> bool:
@@ -97,53 +86,7 @@ class LaneConnections:
     def add(self, lane_id: int) -> LaneConnection:
         """Adds a lane that is being started; messages for it wait until it has connected."""
         connection = self._connections[lane_id] = LaneConnection(lane_id)
-        self._by_host.setdefault(connection.host, {})[lane_id] = connection
-        allow_open_files(_FILES_PER_LANE * len(self._connections) + _OTHER_FILES)
         return connection
-
-    def leave(self, connection: LaneConnection, kill_at: float) -> None:
-        """Tells a lane to end, by a time in seconds."""
-        self._leave_host(connection)
-        connection.leaving = True
-        self.kill_at(connection, kill_at)
-        self.put(connection, m.Shutdown())
-
-    def kill_at(self, connection: LaneConnection, at: float | None) -> None:
-        """Sets when to kill a lane if it has not ended, seconds; ``None`` for never."""
-        connection.kill_at = at
-        if at is None:
-            self._deadlines.clear(connection)
-        elif self._connections.get(connection.lane_id) is connection:
-            self._deadlines.set(connection, at)
-
-    @property
-    def earliest_kill(self) -> float | None:
-        """When the next lane is to be killed, seconds; ``None`` for none."""
-        return self._deadlines.earliest
-
-    def pop_overdue(self, now: float) -> list[LaneConnection]:
-        """The lanes that should have ended by now, each once, the most overdue first."""
-        return [lane for lane in self._deadlines.pop_due(now) if isinstance(lane, LaneConnection)]
-
-    def one_per_host(self) -> list[LaneConnection]:
-        """A lane of each machine that was not told to end."""
-        return [next(iter(lanes.values())) for lanes in self._by_host.values()]
-
-    def learns(self, connection: LaneConnection, key: int) -> bool:
-        """Records that a lane is sent a trainable; returns whether that is new to it."""
-        knowing = self._knowing.setdefault(key, set())
-        if connection.lane_id in knowing:
-            return False
-        connection.known.add(key)
-        knowing.add(connection.lane_id)
-        return True
-
-    def drop_trainable(self, key: int) -> None:
-        """Tells the lanes that know a trainable to drop it."""
-        for lane_id in sorted(self._knowing.pop(key, ())):
-            connection = self._connections[lane_id]
-            connection.known.discard(key)
-            self.put(connection, m.DropTrainable(key))
 
     def connect(self, connected: LaneConnected) -> None:
         """Takes the connection of a lane; closes it if the lane is gone."""
@@ -152,9 +95,6 @@ class LaneConnections:
             connected.socket.close()
             return
         connection.socket = FramedSocket(connected.socket)
-        if not connection.leaving:
-            self._leave_host(connection)
-            self._by_host.setdefault(connected.host, {})[connection.lane_id] = connection
         connection.host = connected.host
         self._selector.watch(connection.lane_id, connection.socket)
         self._dirty[connection.lane_id] = connection
@@ -168,22 +108,9 @@ class LaneConnections:
 
     def remove(self, connection: LaneConnection) -> None:
         """Removes a lane that is gone."""
-        lane_id = connection.lane_id
-        if self._connections.pop(lane_id, None) is not None:
-            self._leave_host(connection)
-            for key in connection.known:
-                self._knowing[key].discard(lane_id)
-                if not self._knowing[key]:
-                    del self._knowing[key]
-        self._deadlines.clear(connection)
-        self._dirty.pop(lane_id, None)
+        self._connections.pop(connection.lane_id, None)
+        self._dirty.pop(connection.lane_id, None)
         self.disconnect(connection)
-
-    def _leave_host(self, connection: LaneConnection) -> None:
-        lanes = self._by_host.get(connection.host, {})
-        lanes.pop(connection.lane_id, None)
-        if not lanes:
-            self._by_host.pop(connection.host, None)
 
     def is_up(self, lane_id: int) -> bool:
         """Whether a lane runs, or is being started, and was not told to end."""

@@ -108,9 +108,12 @@ class LanePool:
         """Drops a trial that no command will name again, and deletes its checkpoints."""
         dropped = self._registry.forget(trial_id)
         self._router.forget(trial_id)
-        if dropped is not None:
-            self._lanes.drop_trainable(dropped)
-        for lane in self._lanes.one_per_host():
+        for lane in self._lanes:
+            if dropped in lane.known:
+                lane.known.discard(dropped)
+                self._lanes.put(lane, m.DropTrainable(dropped))
+        one_per_host = {lane.host: lane for lane in self._lanes if not lane.leaving}
+        for lane in one_per_host.values():
             self._lanes.put(lane, m.DeleteCheckpoints(trial_id))
         self._lanes.flush()
 
@@ -222,13 +225,8 @@ class LanePool:
 
     def _kill_soon(self, lane: LaneConnection) -> None:
         """Kills a lane, whose end the launcher will report."""
-        self._expect_end(lane)
+        lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
         self._launcher.kill(lane.lane_id)
-
-    def _expect_end(self, lane: LaneConnection) -> None:
-        """Kills a lane unless the launcher reports its end soon."""
-        at = self._clock.now() + _POST_MORTEM_S
-        self._lanes.kill_at(lane, at if lane.kill_at is None else min(lane.kill_at, at))
 
     def _persist(self, command: Persist) -> None:
         lane, checkpoint = self._lanes.get(command.lane_id), command.checkpoint
@@ -237,7 +235,9 @@ class LanePool:
 
     def _let_go(self, lane: LaneConnection) -> None:
         if not lane.leaving:
-            self._lanes.leave(lane, self._clock.now() + self._grace)
+            lane.leaving = True
+            lane.kill_at = self._clock.now() + self._grace
+            self._lanes.put(lane, m.Shutdown())
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class LanePool:
             if lane is None:
                 continue
             if isinstance(report, LaneDying):
-                self._lanes.kill_at(lane, None)  # The launcher reports its end without fail.
+                lane.kill_at = None  # The launcher reports its end without fail.
             else:
                 self._drain(lane)
                 self._lost(lane, report.reason, blameless=report.blameless, culprit=report.culprit)
@@ -283,8 +283,9 @@ class LanePool:
         for message in messages:
             self._take_in(lane, message)
         if sock.ended and lane.socket is not None:
+            # The launcher will report soon how it ended.
             self._lanes.disconnect(lane)
-            self._expect_end(lane)
+            lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
 
     def _drain(self, lane: LaneConnection) -> None:
         """Reads all that a lane wrote before it died: results it had finished count."""
@@ -320,14 +321,16 @@ class LanePool:
     # -- waiting -------------------------------------------------------------------------------------------
 
     def _until_next_look(self, wait: float | None) -> float:
-        kill_at = self._lanes.earliest_kill
-        left = (self._look_at if kill_at is None else min(self._look_at, kill_at)) - self._clock.now()
+        at = min([self._look_at, *(lane.kill_at for lane in self._lanes if lane.kill_at is not None)])
+        left = at - self._clock.now()
         return max(0.0, left if wait is None else min(wait, left))
 
     def _kill_overdue(self) -> None:
-        for lane in self._lanes.pop_overdue(self._clock.now()):
-            self._launcher.kill(lane.lane_id)
-            self._lost(lane, "closed its connection")
+        now = self._clock.now()
+        for lane in self._lanes:
+            if lane.kill_at is not None and now >= lane.kill_at:
+                self._launcher.kill(lane.lane_id)
+                self._lost(lane, "closed its connection")
 
     def _check_open(self) -> None:
         if self._closed:

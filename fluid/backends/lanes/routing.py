@@ -133,7 +133,8 @@ class TrialRouter:
         if self._lanes.is_up(lane_id):
             lane = self._lanes[lane_id]
             key, config = self._registry.look_up(command.trial_id)
-            if self._lanes.learns(lane, key):
+            if key not in lane.known:
+                lane.known.add(key)
                 self._lanes.put(lane, self._registry.shipment(key))
             host = lane.host if command.checkpoint is None else command.checkpoint.host
             source = None if host == lane.host else self._checkpoints_at(host)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fluid.backends.base import DeviceBinding, Sharing
+from fluid.backends.base import DeviceBinding, ScalingLimits, Sharing
 from fluid.backends.hosts.folders import HERE, new_session
 from fluid.backends.hosts.gpu_sharing import WAYS
 from fluid.backends.hosts.host import HostSettings
@@ -58,6 +58,13 @@ class RayBackend(LaneBackend):
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
         process_group: what the devices of one trial communicate through: see :class:`fluid.executor.FluidExecutor`.
+        autoscale: most devices that the session may hold: while trials wait, it asks Ray for further ones, for which
+            Ray's autoscaler starts nodes; ``None``, the default, if it never asks.
+        idle_timeout_s: seconds after which an idle device that was taken after the start is given back; ``None``, the
+            default, if it is kept.
+
+    Attributes:
+        scaling_limits: the latter two.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or the cluster cannot give as many devices.
@@ -87,12 +94,15 @@ class RayBackend(LaneBackend):
         sharing: str = "timeslice",
         lane_policy: str = DEFAULT_POLICY,
         process_group: str = DEFAULT_PROCESS_GROUP,
+        autoscale: int | None = None,
+        idle_timeout_s: float | None = None,
         _mps_program: str | None = None,
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
         require_number("timeout", timeout, at_least=0.0)
         require_one_of("sharing", sharing, WAYS)
-        self._devices = RayDevices(devices, timeout)
+        self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s)
+        self._devices = RayDevices(devices, timeout, autoscale)
         bindings = _RayBindings(self._devices, stand_ins=_mps_program is not None)
         try:
             settings = HostSettings(
@@ -157,30 +167,31 @@ class RayBackend(LaneBackend):
                 raise InvalidFieldError("devices", device, "Ray has not reserved it; see discover()")
         super().add_devices(chosen)
 
-    def ask(self, count: int) -> None:
+    def ask(self, devices: int) -> None:
         """Asks Ray for devices, and waits for none: :meth:`poll` reports each as added when Ray gives it.
 
         This is also what makes Ray's autoscaler start nodes.
 
         Args:
-            count: devices still wanted beside those that have been added; 0 withdraws what Ray has not given yet.
+            devices: how many to hold in all; 0 withdraws what Ray has not given yet.
         """
-        require_integer("count", count, at_least=0)
-        self._launcher.request(functools.partial(self._devices.ask, count))
+        require_integer("devices", devices, at_least=0)
+        self._launcher.request(functools.partial(self._devices.ask, devices))
 
     def can_give_back(self, index: int) -> bool:
         """Whether a device was taken after the start, so that it can be given back alone."""
         return self._devices.can_give_back(index)
 
-    def give_back(self, index: int) -> None:
-        """Gives Ray a device back that the engine no longer uses, soon.
+    def give_back(self, device_id: int) -> None:
+        """Gives Ray a device back that the engine no longer uses, once its lanes have ended.
 
         Raises:
             InvalidFieldError: it can be given back only with all others.
         """
-        if not self.can_give_back(index):
-            raise InvalidFieldError("index", index, "Ray takes it back only with the others of its placement group")
-        self._launcher.request(functools.partial(self._devices.give_back, index))
+        if not self.can_give_back(device_id):
+            reason = "Ray takes it back only with the others of its placement group"
+            raise InvalidFieldError("device_id", device_id, reason)
+        self._launcher.leaving.give_back(device_id)
 
     def execute(self, commands: Sequence[Command]) -> None:
         """Carries commands out: see :meth:`fluid.backends.base.Backend.execute`."""
@@ -192,6 +203,8 @@ class RayBackend(LaneBackend):
         if self._devices.hosts != {HERE}:
             events = [_bound_to_machine(event) for event in events]
         changes = NodeChanges.merged(self._launcher.take_changes())
+        back = [device for device in changes.back if device.index not in self._launcher.leaving]
+        changes = changes._replace(back=back)
         if not any(changes):
             return not_before(events, self._floor)
         self._floor = now = max(self.now(), events[-1].at if events else 0.0)

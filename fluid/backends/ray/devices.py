@@ -30,15 +30,13 @@ from fluid.backends.ray.nodes import (
 from fluid.backends.ray.pending import PendingDevices
 from fluid.backends.ray.placement import DeviceSlot, places, release, reserve
 from fluid.backends.ray.private_api import draining_nodes
-from fluid.errors import FluidError, InvalidFieldError, require_integer
+from fluid.errors import InvalidFieldError, require_integer
 from fluid.resources import Cluster, Device, DeviceKind
 
 with try_import("Ray", extra="ray"):
     import ray
 
 _log = logging.getLogger(__name__)
-#: Share of its device's bundle that a lane takes: Fluid, not Ray, decides how many share a device.
-_LANE_SHARE = 0.001
 #: Seconds for a process to start and report its GPU.
 _LOOK_S = 60.0
 #: Seconds left to a node that drains without a deadline.
@@ -59,6 +57,7 @@ class RayDevices:
     Args:
         devices: see :class:`fluid.backends.ray.backend.RayBackend`.
         timeout: seconds to wait for devices that other jobs use.
+        most: most devices to hold if the session scales, so that nodes may still come; ``None`` if it does not.
 
     Attributes:
         node: id of the driver's node.
@@ -69,12 +68,16 @@ class RayDevices:
         FluidError: Ray cannot be reached.
     """
 
-    def __init__(self, devices: int | Iterable[Device] | None, timeout: float) -> None:
+    def __init__(self, devices: int | Iterable[Device] | None, timeout: float, most: int | None = None) -> None:
         if isinstance(devices, int):
             require_integer("devices", devices, at_least=1)
         elif devices is not None:
             devices = list(Cluster.of(devices).devices)
+        count = devices if isinstance(devices, int) else len(devices or ())
+        if most is not None and count > most:
+            raise InvalidFieldError("autoscale", most, f"is less than the {count} devices to begin with")
         self._timeout = timeout
+        self._most = most
         #: Held by what calls Ray.
         self._lock = threading.Lock()
         #: Replaced as a whole when a device comes or goes, as other threads may iterate over it.
@@ -82,12 +85,12 @@ class RayDevices:
         self._groups: list[Any] = []
         self._nodes: dict[str, Node] = {}
         self._kind: DeviceKind = "cpu"
-        self._pending = PendingDevices(self._kind)
+        self._pending = PendingDevices(self._kind, most)
         #: The index of the next device; none is given twice.
         self._next = 0
         self._takes_new = devices is None
         self._closed = False
-        connection.connect(devices if isinstance(devices, int) else len(devices or ()))
+        connection.connect(count)
         try:
             self.node = str(ray.get_runtime_context().get_node_id())
             self._nodes = list_nodes()
@@ -95,7 +98,7 @@ class RayDevices:
             self._new_nodes = NewNodes(self._nodes)
             chosen = self._choose(devices)
             self._kind = chosen[0].kind
-            self._pending = PendingDevices(self._kind)
+            self._pending = PendingDevices(self._kind, most)
             self._next = 1 + max(device.index for device in chosen)
             self._take(chosen)
         except BaseException:
@@ -114,11 +117,6 @@ class RayDevices:
         """Names of the machines that hold them."""
         return {slot.device.host for slot in self._slots.values()}
 
-    @property
-    def spread(self) -> bool:
-        """Whether they are on other nodes than the driver's, which can go while it goes on."""
-        return any(slot.node != self.node for slot in self._slots.values())
-
     def __contains__(self, index: object) -> bool:
         return index in self._slots
 
@@ -132,11 +130,6 @@ class RayDevices:
     def address_of(self, node: str) -> str:
         """Returns the IP address of a node, given its id, also of one that is gone."""
         return self._nodes[node].ip
-
-    def place_of(self, index: int) -> str:
-        """Names what a lane is bound to: lanes in one place are as good as each other."""
-        slot = self._slots[index]
-        return f"gpu {index}" if slot.device.kind == "gpu" else slot.node
 
     def gpu_token(self, index: int) -> str | None:
         """Returns the UUID of a GPU, as its node's NVML names it; ``None`` for a CPU, or without NVML."""
@@ -164,18 +157,6 @@ class RayDevices:
         sharers = sum(slot.node == mine.node for slot in self._slots.values())
         return max(1, self._nodes[mine.node].count("cpu") // sharers)
 
-    def options_for(self, index: int) -> dict[str, Any]:
-        """Returns the options of an actor or task on a device.
-
-        Raises:
-            FluidError: the device is gone.
-        """
-        slot = self._slots[index]
-        if slot.lost:
-            raise FluidError(f"its node {slot.device.host} is gone")
-        share = {"num_gpus": _LANE_SHARE, "num_cpus": 0} if slot.device.kind == "gpu" else {"num_cpus": _LANE_SHARE}
-        return {**share, "scheduling_strategy": slot.strategy}
-
     def is_gone(self, host: str) -> bool:
         """Whether a machine is gone, or all its devices are lost, and with them what it kept in memory."""
         here = [slot for slot in self._slots.values() if slot.device.host == host]
@@ -201,18 +182,18 @@ class RayDevices:
                 found += self._take([Device(0, kind=self._kind)], alone=True)
         return found
 
-    def ask(self, count: int) -> None:
+    def ask(self, total: int) -> None:
         """Asks Ray for devices, and waits for none: each joins when Ray gives it, see :meth:`check`.
 
         This is also what makes Ray's autoscaler start nodes.
 
         Args:
-            count: devices still wanted beside those that have joined; 0 withdraws what Ray has not given yet.
+            total: devices to hold in all; lost ones count, as Ray tries to replace them. What was asked for before and
+                is not among them is withdrawn.
         """
-        require_integer("count", count, at_least=0)
         with self._lock:
             if not self._closed:
-                self._pending.ask(count)
+                self._pending.ask(total, len(self._slots))
 
     def give_back(self, index: int) -> None:
         """Gives Ray a device back that was taken alone, by a call to Ray. Its lanes must have ended.
@@ -299,7 +280,8 @@ class RayDevices:
             most = node.count(self._kind) - held - self._pending.count_on(node.node_id)
             unreserved += most if there is None else min(most, there.get(node.node_id, 0))
         # Ray places the bundles first that were on nodes which are gone.
-        self._pending.offer(max(0, unreserved - sum(slot.lost for slot in self._slots.values())))
+        lost = sum(slot.lost for slot in self._slots.values())
+        self._pending.offer(max(0, unreserved - lost), len(self._slots))
 
     def _take_placed(self, nodes: Mapping[str, Node]) -> list[Device]:
         """Takes over the devices that Ray has given since."""
@@ -361,7 +343,7 @@ class RayDevices:
         kind: DeviceKind = "gpu" if total("gpu") else "cpu"
         if devices is None and not (devices := wait_for_free(kind, 1)):
             raise InvalidFieldError("devices", None, describe(kind, 0))
-        return list(Cluster.of(devices, kind=kind).devices)
+        return list(Cluster.of(devices, kind=kind).devices[: self._most])
 
     def _take(self, devices: list[Device], *, alone: bool = False) -> list[Device]:
         """Reserves devices in one group, and looks up where they are.
@@ -373,7 +355,7 @@ class RayDevices:
         Raises:
             InvalidFieldError: there are not as many, or other jobs do not give them back in time.
         """
-        for kind in ("gpu", "cpu"):
+        for kind in ("gpu", "cpu") if self._most is None else ():
             asked = sum(device.kind == kind for device in devices)
             if asked and asked + sum(slot.device.kind == kind for slot in self._slots.values()) > total(kind):
                 raise InvalidFieldError("devices", asked, describe(kind, free(kind)))

@@ -23,15 +23,14 @@ from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.devices import CLOSE_S, RayDevices
 from fluid.backends.ray.host_actor import HostStart
 from fluid.backends.ray.host_actors import Checked, HostActors
+from fluid.backends.ray.leaving import LeavingDevices
 from fluid.backends.ray.nodes import NodeChanges
-from fluid.backends.ray.remote_host import RemoteHost
+from fluid.backends.ray.remote_host import RemoteHost, end_hosts
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError, InvalidFieldError
 
 #: Seconds to wait for Ray to say how a host ended whose connection was lost.
 _POST_MORTEM_S = 3.0
-#: Seconds for hosts to end their lanes.
-_END_S = 5.0
 #: Seconds for all hosts to say how their lanes share GPUs.
 _START_S = 120.0
 #: Seconds for Ray to take the devices back where it has not answered before.
@@ -50,6 +49,9 @@ class RayLauncher:
         settings: of a host; each gets the name of its machine, its GPUs and the modules known by then, too.
         in_process: whether the driver's node has its host in this process.
         gpu_tokens: returns the UUIDs of the GPUs of a node.
+
+    Attributes:
+        leaving: the devices that go back to Ray.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class RayLauncher:
         self._listener = LaneListener(settings.key)
         self._selector.watch(_LISTENER, self._listener)
         self._actors = HostActors(devices, settings.session, self._selector.wake)
+        self.leaving = LeavingDevices(devices, self._actors.request, self._end_host)
 
     # -- the interface of a launcher -----------------------------------------------------------------------
 
@@ -110,6 +113,7 @@ class RayLauncher:
                 raise FluidError(f"its node {self._devices.address_of(binding.node)} is gone")
             host = self.start_host(binding.node)
             self._of_lane[lane_id] = host
+            self.leaving.started(lane_id, binding.device_id)
             if isinstance(host, Host):
                 return host.launch(lane_id, binding)
             host.launch(lane_id, binding)
@@ -165,6 +169,7 @@ class RayLauncher:
             for report in reports:
                 if isinstance(report, LaneExited):
                     self._of_lane.pop(report.lane_id, None)
+                    self.leaving.ended(report.lane_id)
             return reports
 
     def checkpoints_at(self, host: str) -> tuple[str, int] | None:
@@ -191,7 +196,7 @@ class RayLauncher:
         """
         answers = False
         try:
-            silent = self._end_remote_hosts()
+            silent = end_hosts(self._remote.values(), self._selector, self._clock)
             answers = self._actors.close(sorted((self._deserted | silent) - {HERE}))
         finally:
             for host in self._remote.values():
@@ -308,6 +313,13 @@ class RayLauncher:
         self._deserted.discard(host.name)
         return host
 
+    def _end_host(self, node: str) -> None:
+        with self._lock:
+            host = self._hosts.pop(node, None)
+            if host is not None:
+                host.end()
+                self._flush_soon(host)
+
     def _connect(self, made: AuthenticatedConnection) -> list[_Report]:
         number = made.hello.number
         if number >= 0:
@@ -341,7 +353,8 @@ class RayLauncher:
         """The connection has ended: before the lanes' end is reported, the nodes are checked, so that the engine
         hears first of devices that are lost with them."""
         self._lost[host.number] = self._clock.now() + _POST_MORTEM_S
-        self._hosts.pop(host.node, None)
+        if self._hosts.get(host.node) is host:  # There may be a new one.
+            del self._hosts[host.node]
         self._actors.check(host.number)
         return [*host.lose()]
 
@@ -374,24 +387,6 @@ class RayLauncher:
                 reports += host.fail(f"lost the host that it came from, which {why}")
                 self._actors.kill(number)
         return reports
-
-    # -- the end -------------------------------------------------------------------------------------------
-
-    def _end_remote_hosts(self) -> set[str]:
-        """Tells the hosts to end, and waits until they close their connections; returns the names of those left."""
-        hosts = [host for host in self._remote.values() if host.is_connected]
-        for host in hosts:
-            host.end()
-        deadline = self._clock.now() + _END_S
-        while hosts and self._clock.now() < deadline:
-            for host in hosts:
-                host.flush()
-                host.receive()
-                self._selector.watch(host.number, host)
-            hosts = [host for host in hosts if host.is_connected]
-            if hosts:
-                self._selector.wait(max(0.0, deadline - self._clock.now()))
-        return {host.name for host in hosts}
 
     def _close_descriptors(self) -> None:
         self._listener.close()

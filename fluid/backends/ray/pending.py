@@ -18,23 +18,42 @@ class PendingDevices:
 
     Args:
         kind: of the devices.
+        most: most devices that the session may hold; ``None`` for no limit.
     """
 
-    def __init__(self, kind: DeviceKind) -> None:
+    def __init__(self, kind: DeviceKind, most: int | None = None) -> None:
         self._kind: DeviceKind = kind
+        self._most = most
         #: Those that the scaling policy has asked for, and those for what was seen to be free on new nodes.
         self._asked: list[Any] = []
         self._offered: list[Any] = []
         #: Those that Ray has placed, while a task looks at the GPU.
         self._placed: list[DeviceSlot] = []
 
-    def ask(self, count: int) -> None:
-        """Makes it ``count`` devices that the scaling policy asks for; 0 withdraws what Ray has not placed."""
-        self._resize(self._asked, count)
+    def ask(self, total: int, held: int) -> None:
+        """Asks for the devices that the scaling policy misses, and withdraws those that it does not miss any more.
 
-    def offer(self, count: int) -> None:
-        """Asks for ``count`` devices that are free on new nodes, less those that the scaling policy asks for."""
-        self._resize(self._offered, max(0, count - len(self._asked)))
+        Args:
+            total: devices to hold in all.
+            held: those that have joined.
+        """
+        waiting = _unplaced(self._asked)
+        coming = len(self._placed) + len(self._offered) + len(self._asked) - len(waiting)
+        self._resize(self._asked, waiting, max(0, total - held - coming))
+
+    def offer(self, count: int, held: int) -> None:
+        """Asks for devices that are free on new nodes, less those that the scaling policy asks for.
+
+        Args:
+            count: how many are free there.
+            held: devices that have joined.
+        """
+        waiting = _unplaced(self._offered)
+        count -= len(self._asked)
+        if self._most is not None:
+            coming = len(self._placed) + len(self._asked) + len(self._offered) - len(waiting)
+            count = min(count, self._most - held - coming)
+        self._resize(self._offered, waiting, max(0, count))
 
     def count_on(self, node: str) -> int:
         """Returns how many devices Ray has placed on a node that cannot be used yet."""
@@ -68,10 +87,14 @@ class PendingDevices:
         for group in (*self._asked, *self._offered, *(slot.group for slot in self._placed)):
             release(group)
 
-    def _resize(self, groups: list[Any], count: int) -> None:
-        # One that Ray has just placed is kept: it is no longer seen to be free, nor wanted once more.
-        waiting = [group for group in groups if not is_placed(group)]
+    def _resize(self, groups: list[Any], waiting: list[Any], count: int) -> None:
+        """Makes it ``count`` groups that wait; those that Ray has just placed are kept."""
         for group in waiting[count:]:
             groups.remove(group)
             release(group)
         groups += [reserve([Device(0, kind=self._kind)]) for _ in range(count - len(waiting))]
+
+
+def _unplaced(groups: list[Any]) -> list[Any]:
+    """The groups that Ray has not placed."""
+    return [group for group in groups if not is_placed(group)]

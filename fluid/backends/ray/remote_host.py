@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fluid._clock import Clock
 from fluid.backends.base import DeviceBinding, LaneDying, LaneExited, Sharing
 from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
     DumpLane,
     EndHost,
@@ -17,6 +19,9 @@ from fluid.backends.ray.host_messages import (
     PreloadModules,
     SharingChanged,
 )
+
+#: Seconds for hosts to end their lanes.
+_END_S = 5.0
 
 
 class RemoteHost:
@@ -131,3 +136,26 @@ class RemoteHost:
         """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
+
+
+def end_hosts(all_hosts: Iterable[RemoteHost], selector: WakeableSelector, clock: Clock) -> set[str]:
+    """Tells hosts to end, and waits until they close their connections; returns the names of those left.
+
+    Args:
+        all_hosts: the hosts; those that have not connected are left out.
+        selector: that watches them.
+        clock: of the driver.
+    """
+    hosts = [host for host in all_hosts if host.is_connected]
+    for host in hosts:
+        host.end()
+    deadline = clock.now() + _END_S
+    while hosts and clock.now() < deadline:
+        for host in hosts:
+            host.flush()
+            host.receive()
+            selector.watch(host.number, host)
+        hosts = [host for host in hosts if host.is_connected]
+        if hosts:
+            selector.wait(max(0.0, deadline - clock.now()))
+    return {host.name for host in hosts}

@@ -149,7 +149,7 @@ class SimulatedBackend:
         """Asks for the devices that are missing to so many in all."""
         self._booting.ask(devices - len(self._devices), self.now())
 
-    def release(self, device_id: int) -> None:
+    def give_back(self, device_id: int) -> None:
         """Gives a device back."""
         self._devices.remove(device_id)
 
