@@ -219,6 +219,18 @@ class DeviceBinding(NamedTuple):
     bounded: bool = False
 
 
+class CheckpointSource(NamedTuple):
+    """Where the checkpoints of a machine are served to lanes of other machines.
+
+    Attributes:
+        address: and port; ``None`` if there is no other machine, or the machine does not serve them.
+        is_coming: whether the machine will serve them soon, as its host is being started.
+    """
+
+    address: tuple[str, int] | None = None
+    is_coming: bool = False
+
+
 class Launcher(Protocol):
     """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, except for ``close``."""
 
@@ -255,12 +267,8 @@ class Launcher(Protocol):
         """Returns the lanes that have connected or ended since the last call."""
         ...
 
-    def checkpoints_at(self, host: str) -> tuple[str, int] | None:
-        """Returns where the checkpoints of a machine, given its name, are served to lanes of other machines.
-
-        Returns:
-            Address and port; ``None`` if there is no other machine, or the machine does not serve them.
-        """
+    def checkpoints_at(self, host: str) -> CheckpointSource:
+        """Returns where the checkpoints of a machine, given its name, are served to lanes of other machines."""
         ...
 
     def look(self) -> None:

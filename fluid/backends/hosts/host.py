@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
+from fluid.backends.base import CheckpointSource, DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.device_faults import DeviceFaults
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
@@ -202,9 +202,9 @@ class Host:
         reports, self._reports = self._reports, []
         return [*reports]
 
-    def checkpoints_at(self, host: str) -> tuple[str, int] | None:
+    def checkpoints_at(self, host: str) -> CheckpointSource:
         """Nowhere, as the driver's machine is the only one where a host is the launcher."""
-        return None
+        return CheckpointSource()
 
     def look(self) -> None:
         """Continues the fork server if it was stopped; it looks at the lanes itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,6 +37,16 @@ class LaneConnection:
     leaving: bool = False
     kill_at: float | None = None
     killed_because: str = ""
+
+
+class Deferred(NamedTuple):
+    """Stands for a message in an outbox; it, and those behind it, wait until it is known.
+
+    Attributes:
+        resolve: returns the message for a lane; ``None`` if it is not known yet.
+    """
+
+    resolve: Callable[[LaneConnection], Any | None]
 
 
 class Waited(NamedTuple):
@@ -130,8 +140,7 @@ class LaneConnections:
     def flush(self) -> None:
         """Sends what waits in the outboxes of lanes that have connected."""
         for connection in self._dirty.values():
-            if connection.socket is not None and connection.outbox:
-                batch, connection.outbox = connection.outbox, []
+            if connection.socket is not None and (batch := _take_known(connection)):
                 connection.socket.send(batch)
                 self._selector.watch(connection.lane_id, connection.socket)
         self._dirty = {lane_id: connection for lane_id, connection in self._dirty.items() if connection.outbox}
@@ -163,3 +172,15 @@ class LaneConnections:
                 connection.socket.close()
         self._connections.clear()
         self._selector.close()
+
+
+def _take_known(connection: LaneConnection) -> list[Any]:
+    """Takes the messages out of an outbox up to the first one that is not known yet."""
+    batch = []
+    for message in connection.outbox:
+        known = message.resolve(connection) if isinstance(message, Deferred) else message
+        if known is None:
+            break
+        batch.append(known)
+    del connection.outbox[: len(batch)]
+    return batch

@@ -6,20 +6,25 @@ A trial is in one lane, or between two of them (:mod:`fluid.backends.lanes.migra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from fluid._clock import Clock
-from fluid.backends.lanes.connections import LaneConnection, LaneConnections
+from fluid.backends.base import CheckpointSource
+from fluid.backends.lanes.connections import Deferred, LaneConnection, LaneConnections
 from fluid.backends.lanes.elastic import ElasticTrials
 from fluid.backends.lanes.elastic_actions import PoolAction, SetUpMember, ToLane
 from fluid.backends.lanes.migration import Migrations, OfTrial
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.translate import message_of, start_message, to_event
 from fluid.engine.commands import Resize, StartTrial, StopTrial
-from fluid.engine.events import Event
+from fluid.engine.events import Checkpoint, Event
 from fluid.errors import FluidError
 from fluid.lane import messages as m
+
+#: Seconds for a host to be started on a machine that has a checkpoint; then the trial starts without it.
+_SOURCE_S = 30.0
 
 
 class TrialRouter:
@@ -39,7 +44,7 @@ class TrialRouter:
         registry: Registry,
         clock: Clock,
         process_group: str,
-        checkpoints_at: Callable[[str], tuple[str, int] | None],
+        checkpoints_at: Callable[[str], CheckpointSource],
     ) -> None:
         self._checkpoints_at = checkpoints_at
         self._lanes = lanes
@@ -136,9 +141,20 @@ class TrialRouter:
             if key not in lane.known:
                 lane.known.add(key)
                 self._lanes.put(lane, self._registry.shipment(key))
-            host = lane.host if command.checkpoint is None else command.checkpoint.host
-            source = None if host == lane.host else self._checkpoints_at(host)
-            self._lanes.put(lane, start_message(command, key, config, membership, source))
+            start = functools.partial(start_message, command, key, config, membership)
+            self._lanes.put(lane, start() if command.checkpoint is None else self._deferred(command.checkpoint, start))
+
+    def _deferred(self, checkpoint: Checkpoint, start: Callable[..., m.StartResident]) -> Deferred:
+        """The message that starts a trial from a checkpoint, once it is known where another machine's are served."""
+        deadline = self._clock.now() + _SOURCE_S
+
+        def resolve(lane: LaneConnection) -> m.StartResident | None:
+            if checkpoint.host == lane.host:
+                return start()
+            source = self._checkpoints_at(checkpoint.host)
+            return None if source.is_coming and self._clock.now() < deadline else start(source.address)
+
+        return Deferred(resolve)
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []

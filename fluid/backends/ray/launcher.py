@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
-from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
-from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
+from fluid.backends.base import CheckpointSource, DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
 from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
 from fluid.backends.hosts.selector import WakeableSelector
+from fluid.backends.ray.checkpoint_sources import CheckpointSources
 from fluid.backends.ray.devices import CLOSE_S, RayDevices
 from fluid.backends.ray.host_actor import HostStart
 from fluid.backends.ray.host_actors import Checked, HostActors
@@ -74,8 +74,7 @@ class RayLauncher:
         self._clock = MonotonicClock()
         self._numbers = itertools.count(-1, -1)
         self._own: Host | None = None
-        #: Serves the checkpoints of the driver's machine, once a lane of another machine needs one.
-        self._checkpoints: CheckpointServer | None = None
+        self._checkpoints = CheckpointSources(devices, settings, self.start_host)
         #: By node, and by number. A host that is gone is in neither.
         self._hosts: dict[str, RemoteHost] = {}
         self._remote: dict[int, RemoteHost] = {}
@@ -172,16 +171,10 @@ class RayLauncher:
                     self.leaving.ended(report.lane_id)
             return reports
 
-    def checkpoints_at(self, host: str) -> tuple[str, int] | None:
-        """Returns where the checkpoints of a machine are served to lanes of other machines; ``None`` for nowhere."""
-        if host == HERE:
-            if self._checkpoints is None:
-                folders = HostFolders(self._settings.session, HERE)
-                served = ServedFolders(self.run_folder, self.run_folder, folders.memory_folder)
-                folders.leave(clear=False)
-                self._checkpoints = CheckpointServer(self._devices.ip, self._settings.key, served)
-            return self._checkpoints.address
-        return next((remote.checkpoints_at for remote in self._remote.values() if remote.name == host), None)
+    def checkpoints_at(self, host: str) -> CheckpointSource:
+        """Returns where the checkpoints of a machine are served to lanes of others; starts a host there if need be."""
+        with self._lock:
+            return self._checkpoints.find(host)
 
     def look(self) -> None:
         """Continues the fork server of this process if it was stopped, and gives up hosts that are long gone."""
@@ -201,8 +194,7 @@ class RayLauncher:
         finally:
             for host in self._remote.values():
                 host.close()
-            if self._checkpoints is not None:
-                self._checkpoints.close()
+            self._checkpoints.close()
             with suppress(OSError):
                 os.unlink(self._settings.session.marker)
             try:
@@ -219,8 +211,7 @@ class RayLauncher:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
         for host in self._remote.values():
             host.close()
-        if self._checkpoints is not None:
-            self._checkpoints.abandon()
+        self._checkpoints.abandon()
         if self._own is not None:
             self._own.abandon()
         self._close_descriptors()

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,8 @@ import pytest
 from ray_drive import OTHER_MACHINE, Drive, eventually, in_host_memory, is_hanging, parent_of
 
 from fluid.engine.commands import Resize, RunIteration, Save, StartLane, StartTrial
-from fluid.engine.events import (
-    DeviceLost,
-    IterationDone,
-    LaneLost,
-    TrialSaved,
-)
+from fluid.engine.events import Checkpoint, DeviceLost, IterationDone, LaneLost, TrialSaved
+from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError
 from fluid.trainables.payload import payload_of
 
@@ -146,6 +143,30 @@ def test_a_checkpoint_goes_straight_to_the_machine_where_its_trial_goes_on(
         assert drive.until(IterationDone, trial_id="a", iteration=iteration).metrics["count"] == iteration
         (memory,) = [folder for folder in in_host_memory(tmp_path) if folder.endswith(f"-{machine}")]
         assert Path("/dev/shm", memory, "a", name).is_dir(), "the lane has fetched it"
+
+
+def test_a_trial_waits_for_another_host_on_the_machine_that_has_its_checkpoint(make: Callable[..., Drive]) -> None:
+    drive = make(None)
+    here, there = drive.lanes(0, 4)
+    drive.start("a", there, 3)
+    pid = drive.until(IterationDone, trial_id="a", iteration=3).metrics["pid"]
+    drive.do(Save("a", (there,)))
+    checkpoint = drive.until(TrialSaved, trial_id="a").checkpoint
+    os.kill(parent_of(parent_of(parent_of(pid))), signal.SIGKILL)
+    drive.until(LaneLost)
+    # As lanes see it that do not share that machine's memory.
+    drive.start("a", here, 1, replace(checkpoint, path=f"/not/here{checkpoint.path}"))
+    drive.do(RunIteration("a", (here,), 1))
+    assert drive.until(IterationDone, trial_id="a", iteration=5).metrics["count"] == 5
+    assert not any(isinstance(event, TrialSetBack) for event in drive.seen)
+
+
+def test_a_trial_does_not_wait_for_a_machine_that_the_session_does_not_use(make: Callable[..., Drive]) -> None:
+    drive = make(1)
+    (lane,) = drive.lanes(0)
+    path = "/dev/shm/fluid-0d0d0d0d0d0d0d0d-10.0.0.7/a/00000003-0-1"
+    drive.start("a", lane, 1, Checkpoint(3, path, "10.0.0.7", True))
+    assert drive.until(TrialSetBack, trial_id="a").reason == "the checkpoint of iteration 3 is gone"
 
 
 @pytest.mark.parametrize("busy", [False, True])

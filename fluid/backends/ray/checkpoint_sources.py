@@ -1,0 +1,61 @@
+"""Where the checkpoints of each machine of a session are served to lanes of other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fluid.backends.base import CheckpointSource
+from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
+from fluid.backends.hosts.folders import HERE, HostFolders
+from fluid.backends.hosts.host import Host, HostSettings
+from fluid.backends.ray.devices import RayDevices
+from fluid.backends.ray.remote_host import RemoteHost
+
+
+class CheckpointSources:
+    """Knows where the checkpoints of each machine are served; serves those of the driver's machine itself.
+
+    Args:
+        devices: the session's.
+        settings: of its hosts.
+        start_host: returns the host of a node, which is started if there is none.
+    """
+
+    def __init__(
+        self, devices: RayDevices, settings: HostSettings, start_host: Callable[[str], Host | RemoteHost]
+    ) -> None:
+        self._devices = devices
+        self._settings = settings
+        self._start_host = start_host
+        #: Once a lane of another machine needs a checkpoint of the driver's.
+        self._server: CheckpointServer | None = None
+
+    def find(self, machine: str) -> CheckpointSource:
+        """Returns where the checkpoints of a machine are served, given its name; starts a host there if need be."""
+        if machine == HERE:
+            return CheckpointSource(self._serve().address)
+        devices = self._devices
+        node = next((devices.node_of(device.index) for device in devices.devices if device.host == machine), None)
+        host = None if node is None else self._start_host(node)
+        if not isinstance(host, RemoteHost):
+            return CheckpointSource()
+        return CheckpointSource(host.checkpoints_at, is_coming=host.checkpoints_at is None)
+
+    def close(self) -> None:
+        """Ends the driver's server."""
+        if self._server is not None:
+            self._server.close()
+
+    def abandon(self) -> None:
+        """Called in a process forked from the driver: closes descriptors that are the driver's."""
+        if self._server is not None:
+            self._server.abandon()
+
+    def _serve(self) -> CheckpointServer:
+        if self._server is None:
+            session = self._settings.session
+            folders = HostFolders(session, HERE)
+            served = ServedFolders(session.run_folder, session.run_folder, folders.memory_folder)
+            folders.leave(clear=False)
+            self._server = CheckpointServer(self._devices.ip, self._settings.key, served)
+        return self._server
