@@ -120,6 +120,37 @@ class StartQueue:
         """Removes a row."""
         self._remove(row, self._where[row])
 
+    def set_widths(self, width_of: Mapping[int, float], kind_of: Callable[[int], Hashable]) -> bool:
+        """Gives all rows new widths where they stay in line as they are; returns whether they do.
+
+        They do not, and nothing changes, if rows of one class get different widths, or classes change places or become
+        one, or a line has another kind now.
+
+        Args:
+            width_of: the new width of each row.
+            kind_of: the present kind of a row, which is that of its line.
+        """
+        moved: dict[_Class, dict[Hashable, _QueueLine]] = {}
+        latest: _Class | None = None
+        for key in sorted(self._classes):
+            lines = self._classes[key]
+            widths = {width_of[row] for line in lines.values() for row in line.rows}
+            new_key = (key[0], key[1], -widths.pop())
+            if widths or (latest is not None and new_key <= latest):
+                return False
+            if any(kind_of(line.first[0]) != kind for kind, line in lines.items()):
+                return False
+            moved[new_key], latest = lines, new_key
+        self._classes = moved
+        self._unbound.clear()
+        for key, lines in moved.items():
+            for line in lines.values():
+                line.key = key
+                count = len(line.rows) - sum(row in line.rows for row in self._bound)
+                if count:
+                    self._unbound[-key[2]] = self._unbound.get(-key[2], 0) + count
+        return True
+
     def clear(self) -> None:
         """Removes all rows."""
         self._classes.clear()

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,3 +107,33 @@ def test_a_row_that_was_first_before_is_so_again() -> None:
     assert list(queue) == [2, 8, 7, 0, 1]
     queue.remove(8)
     assert queue.start(lambda _: True) == [2, 7, 0, 1]
+
+
+def test_rows_that_stay_in_line_get_new_widths_where_they_are() -> None:
+    queue = StartQueue()
+    for row, width in ((1, 1.0), (2, 0.5), (3, 0.5), (4, 1.0)):
+        queue.push(row, width, kind="a")
+    before = list(queue)
+    assert queue.set_widths({1: 0.5, 4: 0.5, 2: 0.25, 3: 0.25}, lambda row: "a")
+    assert list(queue) == before and [queue.width(row) for row in before] == [0.5, 0.5, 0.25, 0.25]
+    assert queue.unbound == {0.5: 2, 0.25: 2}
+    queue.push(5, 0.5, kind="a")
+    queue.remove(4)
+    assert list(queue) == [1, 5, 2, 3] and queue.unbound == {0.5: 2, 0.25: 2}
+
+
+@pytest.mark.parametrize(
+    ("width_of", "kind"),
+    [
+        pytest.param({1: 0.5, 2: 0.25, 3: 0.2}, "a", id="rows of one class part"),
+        pytest.param({1: 0.25, 2: 0.5, 3: 0.5}, "a", id="classes change places"),
+        pytest.param({1: 0.5, 2: 0.5, 3: 0.5}, "a", id="classes become one"),
+        pytest.param({1: 0.5, 2: 0.25, 3: 0.25}, "b", id="another kind"),
+    ],
+)
+def test_rows_that_do_not_stay_in_line_keep_their_widths(width_of: dict[int, float], kind: str) -> None:
+    queue = StartQueue()
+    for row, width in ((1, 1.0), (2, 0.5), (3, 0.5)):
+        queue.push(row, width, kind="a")
+    assert not queue.set_widths(width_of, lambda row: kind)
+    assert [queue.width(row) for row in queue] == [1.0, 0.5, 0.5] and queue.unbound == {1.0: 1, 0.5: 2}
