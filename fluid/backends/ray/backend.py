@@ -130,6 +130,7 @@ class RayBackend(LaneBackend):
         super().__init__(
             LanePool(self._devices.devices, self._launcher, bindings.bind, grace=grace, process_group=process_group)
         )
+        self._launcher.notify_of_changes(self._pool.wake)
         #: No event may be older than this: lanes may report what happened before a device was lost.
         self._floor = 0.0
         # Exit handlers run last in, first out: this one runs before that of Ray, which was imported before.

@@ -74,7 +74,9 @@ class HostActors:
         self._handles: dict[int, Any] = {}
         self._calls: dict[int, Any] = {}
         self._host_class = make_host_class()
-        self._news: deque[Checked | ActorEnded | NodeChanges] = deque()
+        self._news: deque[Checked | ActorEnded] = deque()
+        self._changes: deque[NodeChanges] = deque()
+        self._notify: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="fluid-ray", daemon=True)
         self._thread.start()
 
@@ -94,9 +96,19 @@ class HostActors:
         """Makes a call to Ray in the thread; an error that it raises is logged only."""
         self._requests.put(work)
 
-    def take(self) -> list[Checked | ActorEnded | NodeChanges]:
-        """Returns what has happened since the last call, in order."""
+    def take(self) -> list[Checked | ActorEnded]:
+        """Returns what has become of hosts since the last call, in order."""
         return [self._news.popleft() for _ in range(len(self._news))]
+
+    def take_changes(self) -> list[NodeChanges]:
+        """Returns what has become of the nodes since the last call."""
+        return [self._changes.popleft() for _ in range(len(self._changes))]
+
+    def notify_of_changes(self, notify: Callable[[], None]) -> None:
+        """Sets what is called, in another thread, when there is something to :meth:`take_changes`."""
+        self._notify = notify
+        if self._changes:
+            notify()
 
     def close(self, hosts: Sequence[str]) -> bool:
         """Kills the actors that are left, and ends the thread; waits for it a few seconds, as Ray may not answer.
@@ -156,7 +168,8 @@ class HostActors:
     def _look(self, *, probe: bool = False) -> None:
         changes = self._devices.check(probe=probe)
         if any(changes):
-            self._tell(changes)
+            self._changes.append(changes)
+            self._notify()
 
     def _end(self, hosts: Sequence[str]) -> None:
         if not ray.is_initialized():
@@ -182,7 +195,7 @@ class HostActors:
         # Its work is over, but its process would wait for more.
         self.kill(number)
 
-    def _tell(self, news: Checked | ActorEnded | NodeChanges) -> None:
+    def _tell(self, news: Checked | ActorEnded) -> None:
         self._news.append(news)
         self._wake()
 

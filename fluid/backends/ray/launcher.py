@@ -87,7 +87,6 @@ class RayLauncher:
         self._deserted: set[str] = set()
         #: Host of every lane that may still run.
         self._of_lane: dict[int, Host | RemoteHost] = {}
-        self._changes: list[NodeChanges] = []
         self._selector = WakeableSelector()
         self._listener = LaneListener(settings.key)
         self._selector.watch(_LISTENER, self._listener)
@@ -267,8 +266,11 @@ class RayLauncher:
 
     def take_changes(self) -> list[NodeChanges]:
         """Returns what has become of the nodes since the last call."""
-        changes, self._changes = self._changes, []
-        return changes
+        return self._actors.take_changes()
+
+    def notify_of_changes(self, notify: Callable[[], None]) -> None:
+        """Sets what is called, in another thread, when there is something to :meth:`take_changes`."""
+        self._actors.notify_of_changes(notify)
 
     def request(self, work: Callable[[], None]) -> None:
         """Makes a call to Ray in the thread for such calls."""
@@ -353,9 +355,7 @@ class RayLauncher:
         reports: list[_Report] = []
         checked: set[int] = set()
         for news in self._actors.take():
-            if isinstance(news, NodeChanges):
-                self._changes.append(news)
-            elif isinstance(news, Checked):
+            if isinstance(news, Checked):
                 checked.add(news.number)
             elif (host := self._remote.get(news.number)) is not None:
                 self._why[news.number] = news.reason
