@@ -197,12 +197,27 @@ def two_nodes() -> Iterator[Any]:
 
     Modules connect to it and disconnect from it, and leave the nodes as they are: each takes seconds to start.
     """
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
     from ray_drive import OTHER_MACHINE
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
-    cluster.add_node(num_cpus=2, node_ip_address=OTHER_MACHINE)
+    yield from _cluster(4, (OTHER_MACHINE, 2))
+
+
+@pytest.fixture(scope="session")
+def four_nodes() -> Iterator[Any]:
+    """The same, of four nodes with a CPU each: two at the driver's address, and two at other machines'."""
+    from ray_drive import OTHER_MACHINE, THIRD_MACHINE, THIS_MACHINE
+
+    yield from _cluster(1, (THIS_MACHINE, 1), (OTHER_MACHINE, 1), (THIRD_MACHINE, 1))
+
+
+def _cluster(cpus: int, *others: tuple[str, int]) -> Iterator[Any]:
+    """A Ray cluster: so many CPUs on the driver's node, and the address and the CPUs of each other one."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
+    for address, count in others:
+        cluster.add_node(num_cpus=count, node_ip_address=address)
     yield cluster
     cluster.shutdown()
 

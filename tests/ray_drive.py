@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # It loads Ray, which lanes are not to load.
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
-#: Address of a node that stands for another machine.
-OTHER_MACHINE = "127.0.0.3"
+#: Addresses of Ray's nodes: this machine's, and of nodes that stand for other machines.
+THIS_MACHINE, OTHER_MACHINE, THIRD_MACHINE = "127.0.0.1", "127.0.0.3", "127.0.0.4"
 ROOT = str(Path(__file__).resolve().parents[1])
 
 

@@ -1,6 +1,10 @@
 """One suite for every backend: the same engine drives each, and the same must hold.
 
 On the simulated backend time is virtual; on the others trials run in processes and sleep for their iterations.
+
+The two devices of the Ray backend are on two nodes, the driver's and another machine's. Part of the suite also runs on
+four nodes, two of them at the driver's address: what starts many trials, moves them, or ends a lane. The rest would
+show there what it shows on two, and four nodes cost memory and time.
 """
 
 from __future__ import annotations
@@ -111,13 +115,33 @@ def local(folder: Path) -> Backend:
 
 
 def ray(folder: Path) -> Backend:
-    pytest.importorskip("ray")
+    """One device on the driver's node, one on the other."""
+    from ray_drive import OTHER_MACHINE, THIS_MACHINE
+
     from fluid.backends.ray import RayBackend
 
-    return RayBackend(2, run_dir=folder)
+    places = (THIS_MACHINE, OTHER_MACHINE)
+    return RayBackend([Device(index, host=place) for index, place in enumerate(places)], run_dir=folder, preload=[])
 
 
-BACKENDS: dict[str, Callable[[Path], Backend]] = {"simulated": simulated, "local": local, "ray": ray}
+def ray_on_four(folder: Path) -> Backend:
+    """One device on each node."""
+    from fluid.backends.ray import RayBackend
+
+    return RayBackend(4, run_dir=folder, preload=[])
+
+
+BACKENDS: dict[str, Callable[[Path], Backend]] = {
+    "simulated": simulated,
+    "local": local,
+    "ray": ray,
+    "ray-4": ray_on_four,
+}
+#: The cluster of each backend that has one.
+CLUSTERS = {"ray": "two_nodes", "ray-4": "four_nodes"}
+_RAY = [pytest.mark.ray, pytest.mark.slow]
+KINDS = ["simulated", "local", pytest.param("ray", marks=_RAY)]
+on_four_nodes_too = pytest.mark.parametrize("kind", [*KINDS, pytest.param("ray-4", marks=_RAY)], indirect=True)
 
 
 class Session:
@@ -137,6 +161,10 @@ class Session:
         self.commands += commands
         self.backend.execute([command for command in commands if not isinstance(command, Notice)])
         return commands
+
+    def warm_up(self) -> None:
+        """Waits until the lanes have started: on another node they take longer than here."""
+        self.run(lambda: all(lane.ready for lane in self.state.lanes))
 
     def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None:
         """Registers a trial whose iterations take so many seconds."""
@@ -183,27 +211,30 @@ class Session:
         return {c.trial_id: c.state for c in self.commands if isinstance(c, ReportEnd)}
 
 
-@pytest.fixture(scope="module")
-def connected(ray_cluster: str) -> Iterator[None]:
-    """This process is connected to a Ray cluster."""
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A kind of backend; this process is connected to its cluster, if it has one."""
+    if request.param not in CLUSTERS:
+        yield request.param
+        return
     import ray
 
-    ray.init(ray_cluster, log_to_driver=False, logging_level="ERROR")
-    yield
+    cluster = request.getfixturevalue(CLUSTERS[request.param])
+    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield request.param
     ray.shutdown()
 
 
-@pytest.fixture(params=["simulated", "local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
-def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
-    if request.param == "ray":
-        request.getfixturevalue("connected")
-    backend = BACKENDS[request.param](tmp_path)
+@pytest.fixture
+def session(kind: str, tmp_path: Path) -> Iterator[Session]:
+    backend = BACKENDS[kind](tmp_path)
     assert isinstance(backend, Backend)
     yield Session(backend)
     backend.close()
     backend.close()  # Harmless.
 
 
+@on_four_nodes_too
 def test_all_trials_run_to_the_end(session: Session) -> None:
     session.submit("g", **{f"t{x}": (x + 1, 0.001) for x in range(7)})
     session.run_to_the_end()
@@ -213,6 +244,7 @@ def test_all_trials_run_to_the_end(session: Session) -> None:
 
 
 def test_reports_carry_width_devices_and_times(session: Session) -> None:
+    session.warm_up()
     session.submit("g", a=(3, 0.02), b=(3, 0.02))
     session.run_to_the_end()
     reports = [command for command in session.commands if isinstance(command, Report)]
@@ -234,6 +266,7 @@ def test_a_trial_that_is_stopped_reports_no_more(session: Session) -> None:
     assert session.ends() == {"a": "STOPPED", "b": "DONE"}
 
 
+@on_four_nodes_too
 def test_a_trial_in_an_endless_iteration_is_stopped_at_once(session: Session) -> None:
     session.submit("g", a=(2, 1e6), b=(3, 0.01))
     session.run(lambda: session.state.trials["a"].state == "RUNNING" and session.ends().get("b") == "DONE")
@@ -290,6 +323,7 @@ def test_trials_and_groups_arrive_while_others_run(session: Session) -> None:
 
 
 def test_a_lost_devices_trial_goes_on_elsewhere(session: Session) -> None:
+    session.warm_up()
     session.submit("g", a=(12, 0.02), b=(12, 0.02))
     session.run(lambda: min(len(session.iterations("a")), len(session.iterations("b"))) >= 2)
     session.tell(DeviceLost(session.backend.now(), 1))
@@ -300,7 +334,9 @@ def test_a_lost_devices_trial_goes_on_elsewhere(session: Session) -> None:
     assert reports[-1].device_ids == (0,)
 
 
+@on_four_nodes_too
 def test_a_killed_lane_is_lost_and_its_trial_goes_on(session: Session) -> None:
+    session.warm_up()
     session.submit("g", a=(12, 0.05), b=(12, 0.05))
     session.run(lambda: min(len(session.iterations("a")), len(session.iterations("b"))) >= 2)
     (lane_id,) = session.state.trials["a"].placement.lanes
@@ -315,6 +351,7 @@ def test_a_killed_lane_is_lost_and_its_trial_goes_on(session: Session) -> None:
     assert session.ends() == {"a": "DONE", "b": "DONE"}
 
 
+@on_four_nodes_too
 def test_more_trials_than_a_device_keeps_resident_can_all_be_extended(session: Session) -> None:
     names = [f"t{x}" for x in range(24)]
     session.submit("g", **dict.fromkeys(names, (1, 0.001)))
@@ -324,6 +361,7 @@ def test_more_trials_than_a_device_keeps_resident_can_all_be_extended(session: S
     assert all(session.iterations(name) == [1, 2] for name in names)
 
 
+@on_four_nodes_too
 def test_methods_are_called_while_a_trial_runs_and_after(session: Session) -> None:
     session.submit("g", a=(10**6, 0.01), b=(2, 0.01))
     session.run(lambda: len(session.iterations("a")) >= 2 and session.ends().get("b") == "DONE")
@@ -349,6 +387,7 @@ def test_methods_are_called_while_a_trial_runs_and_after(session: Session) -> No
     assert pickle.loads(answers[done].result) == (2, 3), "before it went on"
 
 
+@on_four_nodes_too
 def test_a_trial_that_left_its_lane_is_brought_back_to_be_called(session: Session) -> None:
     names = [f"t{x}" for x in range(24)]
     session.submit("g", **dict.fromkeys(names, (2, 0.001)))
@@ -429,21 +468,17 @@ def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_decisions_come_in_the_same_order_as_simulated(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+def test_decisions_come_in_the_same_order_as_simulated(kind: str, tmp_path: Path) -> None:
     """Ends on the two devices are most of a second apart, so that no noise can swap them."""
-    if name == "ray":
-        request.getfixturevalue("connected")
     lengths = {"a": 9, "b": 5, "c": 12, "d": 3, "e": 8, "f": 20, "g": 2}
 
-    def decisions(kind: str) -> list[tuple[str, str]]:
-        backend = BACKENDS[kind](tmp_path / kind)
+    def decisions(name: str) -> list[tuple[str, str]]:
+        backend = BACKENDS[name](tmp_path / name)
         try:
             session = Session(backend)
             # All lanes are warm, so that starting them takes no part in the order.
-            session.run(lambda: all(lane.ready for lane in session.state.lanes))
+            session.warm_up()
             session.submit("g", **{trial_id: (2, 0.3 * length / 2) for trial_id, length in lengths.items()})
             session.run_to_the_end()
         finally:
@@ -453,4 +488,4 @@ def test_decisions_come_in_the_same_order_as_simulated(
 
     simulated = decisions("simulated")
     assert [trial_id for kind, trial_id in simulated if kind == "start"][:2] == ["a", "b"]
-    assert decisions(name) == simulated
+    assert decisions(kind) == simulated
