@@ -6,6 +6,7 @@ import json
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from fluid.backends.base import Sharing
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
-from fluid.engine.events import BudgetExtended, Event, Failure, GroupSubmitted
+from fluid.engine.events import BudgetExtended, DeviceAdded, DeviceDraining, DeviceLost, Event, Failure, GroupSubmitted
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
@@ -38,6 +39,7 @@ class IdleBackend:
 
     def __init__(self) -> None:
         self.registered: list[str] = []
+        self.reported: list[Event] = []
         self.closed = 0
         self.close_error: BaseException | None = None
         self.execute_error: BaseException | None = None
@@ -64,7 +66,8 @@ class IdleBackend:
 
     def poll(self, timeout: float | None = None) -> list[Event]:
         self._woken.get()
-        return []
+        reported, self.reported = self.reported, []
+        return reported
 
     def wake(self) -> None:
         self._woken.put(None)
@@ -109,6 +112,21 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 
 def submit(executor: FluidExecutor, *names: str, listener: Any = None, **config: Any) -> TrialGroupHandle:
     return executor.submit_trialgroup(TrialGroup([Trial(endless, config, trial_id=name) for name in names]), listener)
+
+
+# -- devices that come and go ---------------------------------------------------------------------------------------
+
+
+def test_devices_may_go_come_back_and_drain_at_one_time(executor: FluidExecutor, backend: IdleBackend) -> None:
+    seen: list[Event] = [DeviceLost(0.0, 0), DeviceAdded(0.0, Device(0)), DeviceAdded(0.0, Device(1))]
+    # The user may have removed a device that drains.
+    backend.reported = [*seen, DeviceDraining(0.0, 7, 60.0), DeviceDraining(0.0, 0, 60.0)]
+    backend.wake()
+    deadline = time.monotonic() + PATIENCE
+    while [device.index for device in executor.devices] != [1]:
+        assert time.monotonic() < deadline, "the devices are not as they were reported"
+    submit(executor, "a")
+    assert backend.registered == ["a"], "the session goes on"
 
 
 # -- a backend that cannot be closed --------------------------------------------------------------------------------
