@@ -65,7 +65,7 @@ class FluidExecutor:
         0.1
 
     Args:
-        backend: ``"local"`` for processes on this machine; ``"ray"`` for actors of a Ray cluster; ``"auto"``, the
+        backend: ``"local"`` for processes on this machine; ``"ray"`` for those of a Ray cluster; ``"auto"``, the
             default, for the Ray cluster that this process is connected to, and local processes if there is none; or a
             backend object.
         devices: how many devices to use, or which; ``None``, the default, for all: GPUs if there are any, else CPU
