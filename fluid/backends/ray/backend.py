@@ -255,9 +255,11 @@ class _RayBindings:
         """Returns how a lane is bound to a device.
 
         Raises:
-            FluidError: it is a GPU, and which one is not known.
+            FluidError: its node is gone, or it is a GPU, and which one is not known.
         """
         devices, index = self._devices, device.index
+        if devices.is_lost(index):
+            raise FluidError(f"its node {device.host} is gone")
         token, visible = self.token(index), devices.visible_for(index)
         if device.kind == "gpu" and not token and visible is None:
             raise FluidError("Ray has not said which GPU it is")
@@ -268,7 +270,7 @@ class _RayBindings:
             token=token,
             visible=visible or "",
             threads=devices.threads_for(index),
-            memory_share=1.0 / max(1, sum(other.host == device.host for other in devices.devices)),
+            memory_share=1.0 / max(1, devices.count_on(device.host)),
             bounded=device.memory_bytes is not None,
         )
 

@@ -28,7 +28,7 @@ from fluid.backends.ray.nodes import (
     wait_for_free,
 )
 from fluid.backends.ray.pending import PendingDevices
-from fluid.backends.ray.placement import DeviceSlot, places, release, reserve
+from fluid.backends.ray.placement import DeviceCounts, DeviceSlot, places, release, reserve
 from fluid.backends.ray.private_api import draining_nodes
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.resources import Cluster, Device, DeviceKind
@@ -82,6 +82,7 @@ class RayDevices:
         self._lock = threading.Lock()
         #: Replaced as a whole when a device comes or goes, as other threads may iterate over it.
         self._slots: dict[int, DeviceSlot] = {}
+        self._counted: DeviceCounts | None = None
         self._groups: list[Any] = []
         self._nodes: dict[str, Node] = {}
         self._kind: DeviceKind = "cpu"
@@ -115,7 +116,18 @@ class RayDevices:
     @property
     def hosts(self) -> set[str]:
         """Names of the machines that hold them."""
-        return {slot.device.host for slot in self._slots.values()}
+        return set(self._counts.on_machine)
+
+    def count_on(self, host: str) -> int:
+        """Returns how many devices a machine holds, given its name."""
+        return self._counts.on_machine[host]
+
+    @property
+    def _counts(self) -> DeviceCounts:
+        # Made anew only if devices have come, gone or moved: it is asked for at every turn of the driver.
+        if self._counted is None or self._counted.slots is not self._slots:
+            self._counted = DeviceCounts.of(self._slots)
+        return self._counted
 
     def __contains__(self, index: object) -> bool:
         return index in self._slots
@@ -154,8 +166,11 @@ class RayDevices:
         mine = self._slots[index]
         if mine.device.kind == "cpu":
             return 1
-        sharers = sum(slot.node == mine.node for slot in self._slots.values())
-        return max(1, self._nodes[mine.node].count("cpu") // sharers)
+        return max(1, self._nodes[mine.node].count("cpu") // self._counts.on_node[mine.node])
+
+    def is_lost(self, index: int) -> bool:
+        """Whether a device's node is gone."""
+        return self._slots[index].lost
 
     def is_gone(self, host: str) -> bool:
         """Whether a machine is gone, or all its devices are lost, and with them what it kept in memory."""
@@ -268,6 +283,7 @@ class RayDevices:
             return False
         slot.settle(node, self.ip)
         slot.lost = False
+        self._slots = dict(self._slots)
         return True
 
     def _request_new(self, nodes: Mapping[str, Node], drains: Container[str]) -> None:

@@ -107,8 +107,6 @@ class RayLauncher:
             FluidError, OSError: it cannot be started.
         """
         with self._lock:
-            if binding.node not in self._nodes_in_use():
-                raise FluidError(f"its node {self._devices.address_of(binding.node)} is gone")
             host = self.start_host(binding.node)
             self._of_lane[lane_id] = host
             self.leaving.started(lane_id, binding.device_id)
@@ -277,9 +275,6 @@ class RayLauncher:
         self._actors.request(work)
 
     # -- hosts ---------------------------------------------------------------------------------------------
-
-    def _nodes_in_use(self) -> set[str]:
-        return {self._devices.node_of(device.index) for device in self._devices.devices}
 
     def _settings_of(self, node: str) -> HostSettings:
         here = [device for device in self._devices.devices if self._devices.node_of(device.index) == node]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -98,6 +99,26 @@ class DeviceSlot:
             memory = self.view.memory_bytes
         # By address: nodes of one machine share its memory and its disk.
         self.device = replace(self.device, host=HERE if node.ip == driver_ip else node.ip, memory_bytes=memory)
+
+
+class DeviceCounts(NamedTuple):
+    """How many devices there are on each node and each machine.
+
+    Attributes:
+        slots: what was counted.
+        on_node: by id of the node.
+        on_machine: by name of the machine, which may have several nodes.
+    """
+
+    slots: Mapping[int, DeviceSlot]
+    on_node: Counter[str]
+    on_machine: Counter[str]
+
+    @classmethod
+    def of(cls, slots: Mapping[int, DeviceSlot]) -> DeviceCounts:
+        """Counts devices."""
+        on_node = Counter(slot.node for slot in slots.values())
+        return cls(slots, on_node, Counter(slot.device.host for slot in slots.values()))
 
 
 def reserve(devices: Sequence[Device]) -> Any:
