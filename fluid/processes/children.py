@@ -83,19 +83,6 @@ def is_stopped(process: int) -> bool:
         return False
 
 
-def process_start_time(pid: int) -> int:
-    """Returns when a process was started, in clock ticks since boot; -1 without such a process.
-
-    It tells apart processes that had the same number one after the other.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in brackets, may hold anything.
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return -1
-
-
 def kill(processes: Iterable[int]) -> None:
     """Kills processes, if they are there."""
     for process in processes:

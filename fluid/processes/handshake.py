@@ -22,12 +22,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fluid._clock import Clock, MonotonicClock
-from fluid.processes.children import process_start_time
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-#: Number of the client, its process, when that was started, and a challenge for the server.
-_HELLO = struct.Struct(f"!qqq{_NONCE_BYTES}s")
+#: Number of the client, and a challenge for the server.
+_HELLO = struct.Struct(f"!q{_NONCE_BYTES}s")
 #: Bytes that a client sends: its hello and its proof.
 HELLO_BYTES = _HELLO.size + _PROOF_BYTES
 #: Seconds that both sides have.
@@ -41,14 +40,10 @@ class Hello(NamedTuple):
 
     Attributes:
         number: chosen by the client.
-        pid: its process, in its own machine's or container's count.
-        start_time: when the process was started, see :func:`fluid.processes.children.process_start_time`.
         nonce: its challenge for the server.
     """
 
     number: int
-    pid: int
-    start_time: int
     nonce: bytes
 
 
@@ -182,8 +177,7 @@ class _ClientHandshake:
     def send_hello(self) -> None:
         self._challenge = self._receive(_NONCE_BYTES)
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        pid = os.getpid()
-        hello = _HELLO.pack(self._number, pid, process_start_time(pid), self._nonce)
+        hello = _HELLO.pack(self._number, self._nonce)
         self.socket.sendall(hello + _prove(self._key, b"client", self._challenge, hello))
 
     def check_server(self) -> socket.socket:
