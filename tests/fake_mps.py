@@ -1,7 +1,7 @@
 """A stand-in for ``nvidia-cuda-mps-control``: real processes and a real socket, but no GPU.
 
 It takes ``-f`` and the commands that Fluid gives, and fails as it is told to, by files in the folder that FAKE_MPS
-names:
+names, without which it is the daemon's own:
 
 refuses           the daemon says so and ends with status 1
 never_answers     the daemon opens no socket
@@ -25,8 +25,12 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def told() -> Path:
+    return Path(os.environ.get("FAKE_MPS") or os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+
+
 def is_told(name: str) -> bool:
-    return Path(os.environ["FAKE_MPS"], name).exists()
+    return (told() / name).exists()
 
 
 def serve(pipe: Path, log: Path) -> int:
@@ -35,7 +39,7 @@ def serve(pipe: Path, log: Path) -> int:
     if is_told("refuses"):
         (log / "control.log").write_text("[Control] Failed to start : operation not permitted\n")
         return 1
-    Path(os.environ["FAKE_MPS"], "environment.json").write_text(json.dumps(dict(os.environ)))
+    (told() / "environment.json").write_text(json.dumps(dict(os.environ)))
     if is_told("never_answers"):
         signal.pause()
     (pipe / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
@@ -67,12 +71,12 @@ def answer(words: list[str], servers: list[subprocess.Popen[bytes]]) -> str:
         return f"Invalid command {command}\n"
     if command == "start_server":
         assert arguments == ["-uid", str(os.getuid())]
-        Path(os.environ["FAKE_MPS"], "fault").unlink(missing_ok=True)
+        (told() / "fault").unlink(missing_ok=True)
         servers.append(subprocess.Popen([sys.executable, __file__, "--server"]))
         if is_told("no_server"):
             servers[-1].kill()
             servers[-1].wait()
-        Path(os.environ["FAKE_MPS"], command).touch()
+        (told() / command).touch()
         return ""
     if command == "get_server_list":
         return "".join(f"{server.pid}\n" for server in servers)
@@ -81,7 +85,7 @@ def answer(words: list[str], servers: list[subprocess.Popen[bytes]]) -> str:
     if command == "get_client_list":
         return f"{os.getpid()}\n"
     if command in ("set_default_active_thread_percentage", "set_default_device_pinned_mem_limit", "quit"):
-        Path(os.environ["FAKE_MPS"], command).write_text(" ".join(arguments))
+        (told() / command).write_text(" ".join(arguments))
         return ""
     return f"Invalid command {command}\n"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluid.engine.commands import Command, StartLane, StartTrial
-from fluid.engine.events import Checkpoint, Event, LaneReady
+from fluid.engine.events import Checkpoint, Event, IterationDone, LaneReady
 from fluid.trainables.payload import payload_of
 
 if TYPE_CHECKING:  # It loads Ray, which lanes are not to load.
@@ -55,6 +56,16 @@ class Counter:
         self.count = int((Path(folder) / "count").read_text(encoding="utf-8"))
 
 
+class Evaluator:
+    """Evaluates the expressions of its configuration in a lane."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def step(self) -> dict[str, Any]:
+        return {name: eval(code, {"os": os, "sys": sys}) for name, code in self.config.items()}
+
+
 class Drive:
     """A backend, and what it has reported so far."""
 
@@ -62,6 +73,7 @@ class Drive:
         self.backend = backend
         self.seen: list[Event] = []
         self._lanes = 0
+        self._evaluations = 0
 
     def do(self, *commands: Command) -> None:
         self.backend.execute(commands)
@@ -80,6 +92,14 @@ class Drive:
         self.backend.register(trial_id, payload_of(Counter, config))
         restored = checkpoint[0] if checkpoint else None
         self.do(StartTrial(trial_id, (lane,), iterations=iterations, checkpoint=restored))
+
+    def evaluate(self, lane: int, **expressions: str) -> dict[str, Any]:
+        """The values of expressions in a lane."""
+        self._evaluations += 1
+        trial_id = f"evaluation-{self._evaluations}"
+        self.backend.register(trial_id, payload_of(Evaluator, expressions))
+        self.do(StartTrial(trial_id, (lane,), iterations=1))
+        return dict(self.until(IterationDone, trial_id=trial_id).metrics)
 
     def until(self, kind: Any, **fields: Any) -> Any:
         """The first event of a kind, with these fields, that was not returned before."""

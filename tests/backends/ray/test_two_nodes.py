@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,27 +12,16 @@ from typing import Any
 import pytest
 from ray_drive import OTHER_MACHINE, Drive, eventually, in_host_memory, is_hanging, parent_of
 
-from fluid.engine.commands import Resize, RunIteration, Save, StartLane, StartTrial
+from fluid.engine.commands import Resize, RunIteration, Save, StartLane
 from fluid.engine.events import Checkpoint, DeviceLost, IterationDone, LaneLost, TrialSaved
 from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError
-from fluid.trainables.payload import payload_of
 
 ray = pytest.importorskip("ray")
 from fluid.backends.hosts.folders import HERE  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
-
-class Family:
-    """Tells what its process comes from."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.preloaded = "colorsys" in sys.modules
-
-    def step(self) -> dict[str, Any]:
-        return {"parent": os.getppid(), "preloaded": self.preloaded, "ray": os.environ.get("RAY_ADDRESS")}
 
 
 @pytest.mark.parametrize("device", [0, 4], ids=["driver's node", "other node"])
@@ -106,14 +94,20 @@ def test_a_host_that_cannot_start_says_why(
 
 def test_lanes_of_all_nodes_are_forked_with_what_was_preloaded(cluster: Any, make: Callable[..., Drive]) -> None:
     drive = make(None, preload=["colorsys"])
-    for lane in drive.lanes(0, 1, 4, 5):
-        drive.backend.register(f"t{lane}", payload_of(Family, {}))
-        drive.do(StartTrial(f"t{lane}", (lane,), iterations=1))
-    seen = [drive.until(IterationDone, trial_id=f"t{lane}").metrics for lane in range(4)]
+    asked = {"parent": "os.getppid()", "preloaded": "'colorsys' in sys.modules", "ray": "os.environ['RAY_ADDRESS']"}
+    seen = [drive.evaluate(lane, **asked) for lane in drive.lanes(0, 1, 4, 5)]
     assert all(metrics["preloaded"] for metrics in seen)
     parents = [metrics["parent"] for metrics in seen]
     assert parents[0] == parents[1] and parents[2] == parents[3] and parents[0] != parents[2]
-    assert {metrics["ray"] for metrics in seen} == {cluster.address}, "a trial can join the cluster"
+    assert {metrics["ray"] for metrics in seen} == {cluster.address}
+
+
+def test_a_trial_on_another_node_can_join_the_cluster(make: Callable[..., Drive]) -> None:
+    drive = make(None)
+    (lane,) = drive.lanes(4)
+    joined = drive.evaluate(lane, joined="__import__('ray').init(logging_level='ERROR').address_info['gcs_address']")
+    assert joined == {"joined": ray.get_runtime_context().gcs_address}
+    assert drive.evaluate(lane, got="__import__('ray').get(__import__('ray').put(1))") == {"got": 1}
 
 
 #: Both machines of a test have one disk; with this, a lane finds only what is in the folders of its own machine.
