@@ -236,7 +236,10 @@ def memory(devices: int, trials: int, *, traced: bool) -> dict[str, float]:
     rng = np.random.default_rng(0)
     seconds = np.exp(0.5 * rng.standard_normal(trials)).tolist()
     backend = SimulatedBackend(
-        lambda trial_id, _: Truth(seconds[int(trial_id[1:])], ALPHA, BETA), map(Device, range(devices)), epsilon=0.2
+        lambda trial_id, _: Truth(seconds[int(trial_id[1:])], ALPHA, BETA),
+        map(Device, range(devices)),
+        epsilon=0.2,
+        record=False,
     )
     budgets = rng.integers(1, 6, trials).tolist()
     with tempfile.TemporaryDirectory() as folder, FluidExecutor(backend, run_dir=folder, verbose=0) as executor:

@@ -169,7 +169,7 @@ class Scheduling:
         )
         if len(first) == len(trials):
             return instance, heights
-        return instance.take(kind_of, [trial.trial_id for trial in trials]), [heights[kind] for kind in kind_of]
+        return instance.take(kind_of, [trial.spec.trial_id for trial in trials]), [heights[kind] for kind in kind_of]
 
     def _height(self, trial: TrialRecord) -> float:
         """Seconds of work left, more than 0: a trial that is queued for a call has run its budget."""
@@ -331,8 +331,9 @@ class Scheduling:
 
 def _plans_as(trial: TrialRecord) -> Hashable:
     """Equal for trials that are alike to planners: only one that has run has a pace, and a state, of its own."""
-    spec, limits = trial.spec, trial.limits
     if trial.pace.seconds is not None or trial.residence.lane is not None:
         return trial.row
-    left, caps = trial.progress.left, (limits.packing_cap, limits.width_cap)
+    spec, progress, limits = trial.spec, trial.progress, trial.limits
+    left = progress.budget - progress.done
+    caps = limits.packing_cap, limits.width_cap
     return spec.profile_key, left, spec.priority, spec.max_width, spec.memory, caps

@@ -62,6 +62,7 @@ class SimulatedBackend:
         epsilon: seconds a resize really costs.
         saves: whether every iteration is saved, at no cost, so that a trial that loses its lane loses no more than the
             iteration in flight.
+        record: whether to keep :attr:`segments`.
         autoscale, idle_timeout_s: see :class:`fluid.backends.base.ScalingLimits`.
         boot_s: seconds until a device that was asked for comes; it is like the first one.
 
@@ -94,6 +95,7 @@ class SimulatedBackend:
         *,
         epsilon: float = 0.0,
         saves: bool = False,
+        record: bool = True,
         autoscale: int | None = None,
         idle_timeout_s: float | None = None,
         boot_s: float = 0.0,
@@ -104,7 +106,7 @@ class SimulatedBackend:
         self._truth = truth
         self._epsilon = epsilon
         self._saves = saves
-        self._devices = VirtualDevices(self.clock)
+        self._devices = VirtualDevices(self.clock, record=record)
         self._devices.add(devices)
         self._booting = BootingDevices(require_number("boot_s", boot_s, at_least=0.0), self._devices.all())
         #: trial -> its config, pickled

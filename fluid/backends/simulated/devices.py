@@ -80,12 +80,14 @@ class VirtualDevices:
 
     Args:
         clock: tells the virtual time.
+        record: whether to keep :attr:`segments`.
 
     Attributes:
         segments: stretches of time in which a trial held devices, as they end.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, record: bool = True) -> None:
+        self._records = record
         self.segments: list[Segment] = []
         self._clock = clock
         self._devices: dict[int, Device] = {}
@@ -200,7 +202,7 @@ class VirtualDevices:
 
     def _record(self, trial: SimulatedTrial) -> None:
         now = self._clock.now()
-        if now > trial.opened:
+        if self._records and now > trial.opened:
             devices = tuple(self._devices_of(trial))
             width = float(len(devices)) if len(devices) > 1 else 1.0 / trial.company
             pause = min(trial.pause, now - trial.opened)
