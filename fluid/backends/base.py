@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from fluid.engine.commands import Command
@@ -231,6 +232,14 @@ class CheckpointSource(NamedTuple):
     is_coming: bool = False
 
 
+class Keeping(Enum):
+    """How far a launcher is with keeping a payload for the lanes of a host."""
+
+    DONE = "done"
+    UNDER_WAY = "under way"
+    REFUSED = "refused"
+
+
 class Launcher(Protocol):
     """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, except for ``close``."""
 
@@ -257,6 +266,24 @@ class Launcher(Protocol):
 
     def preload(self, modules: Sequence[str]) -> None:
         """Loads modules ahead, so that lanes launched later need not."""
+        ...
+
+    def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
+        """Keeps a payload where every lane on a lane's host can read it; may be called again, to see how that went.
+
+        Args:
+            lane_id: a lane that is to read it.
+            name: the payload's, and a file name; there is no other payload of that name.
+            data: the payload.
+
+        Returns:
+            ``DONE`` if the lane can be sent :class:`fluid.lane.messages.KeptPayload` in place of the payload;
+            ``UNDER_WAY`` if not yet: :meth:`fileno` becomes readable then; ``REFUSED`` if it has to be sent whole.
+        """
+        ...
+
+    def drop(self, name: str) -> None:
+        """Drops a payload on every host that keeps it, if any does."""
         ...
 
     def fileno(self) -> int:

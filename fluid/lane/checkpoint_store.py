@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from fluid.lane.checkpoint_paths import checkpoints_folder
 from fluid.lane.checkpoint_seal import is_of_the_process, seal
+from fluid.lane.kept_payloads import payloads_on_disk
 from fluid.lane.messages import folder_name
 
 #: Checkpoints of a trial that are kept.
@@ -209,6 +210,8 @@ class CheckpointStore:
 def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
     """Empties host memory after the last lane has ended: the last two checkpoints of each trial move to disk.
 
+    Payloads that lanes read are deleted, also on disk.
+
     Args:
         memory_folder: the run's folder in host memory; empty if it has none.
         run_folder: the run's folder on disk.
@@ -225,6 +228,7 @@ def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool)
                     with suppress(OSError, shutil.Error):
                         _copy(checkpoint, checkpoints_folder(run_folder, name))
     if memory_folder:
+        shutil.rmtree(payloads_on_disk(run_folder, os.path.basename(memory_folder)), ignore_errors=True)
         _clear(memory_folder)
 
 

@@ -40,6 +40,7 @@ class LaneOptions(NamedTuple):
         idle_save_after: an idle trial is checkpointed earlier, so that another lane can continue it at once, if its
             iterations take at least this many seconds, and at least ``save_ratio`` times what its last save took.
         policy: which trial runs next if several have iterations left; see :mod:`fluid.lane.policy`.
+        payload_folders: where the lane's host keeps payloads; see :class:`KeptPayload`.
         environment: variables that make the lane a client of MPS, whose clients on a GPU fail together; empty
             without MPS.
         bounded: whether the device's memory is limited and so must be measured on a CPU, too.
@@ -61,6 +62,7 @@ class LaneOptions(NamedTuple):
     save_ratio: float = 20.0
     idle_save_after: float = 0.1
     policy: str = DEFAULT_POLICY
+    payload_folders: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     bounded: bool = False
     session_key: bytes = b""
@@ -84,11 +86,17 @@ class Membership(NamedTuple):
 # -- from the driver to a lane -------------------------------------------------------------------------------
 
 
+class KeptPayload(NamedTuple):
+    """Stands for the bytes of a large payload, which the lane's host keeps in a file of that name for its lanes."""
+
+    name: str
+
+
 class ShipTrainable(NamedTuple):
     """A pickled trainable, sent once per lane, and the entries of ``sys.path`` that it needs."""
 
     key: int
-    payload: bytes
+    payload: bytes | KeptPayload
     sys_path: tuple[str, ...]
 
 
@@ -107,7 +115,7 @@ class StartResident(NamedTuple):
 
     trial_id: str
     key: int
-    config: bytes
+    config: bytes | KeptPayload
     iterations: int
     checkpoint: str | None = None
     iteration: int = 0

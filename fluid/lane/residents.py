@@ -20,10 +20,12 @@ from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import BusyMeter, MemoryMeter
 from fluid.lane.errors import causes, is_out_of_memory
+from fluid.lane.kept_payloads import load_payload
 from fluid.lane.locating import CheckpointLocator
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     DropTrainable,
+    KeptPayload,
     LaneOptions,
     PersistCheckpoint,
     ResidentIterated,
@@ -83,7 +85,8 @@ class Residents:
         self._home = os.getcwd()
         self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
         self._locator = CheckpointLocator(options)
-        self._payloads: dict[int, bytes] = {}
+        #: Of trainables that no trial has used here yet.
+        self._payloads: dict[int, bytes | KeptPayload] = {}
         self._trainables: dict[int, Any] = {}
         self._by_id: dict[str, ResidentTrial] = {}
         #: Seconds of the last save, by trainable.
@@ -135,7 +138,8 @@ class Residents:
             folder = trial_folder(self._options.run_folder, message.trial_id)
             resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
             joins = message.membership is not None and message.membership.takes_over
-            set_up(resident.body, pickle.loads(message.config), joins=joins)
+            config = load_payload(message.config, self._options.payload_folders)
+            set_up(resident.body, config, joins=joins)
 
         def renew() -> None:
             self._clean_up(resident)
@@ -183,7 +187,8 @@ class Residents:
 
     def _trainable(self, key: int) -> Any:
         if key not in self._trainables:
-            self._trainables[key] = pickle.loads(self._payloads[key])
+            self._trainables[key] = load_payload(self._payloads[key], self._options.payload_folders)
+            del self._payloads[key]
         return self._trainables[key]
 
     # -- iterations left -----------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from fluid.trainables.trainable import elastic_class_of, is_elastic, kind_of
 
 #: Most trainables in the cache. A search submits one trainable many times; a loop may make one for each trial.
 _KEPT = 64
+#: Least size of a payload that a host keeps for all its lanes, bytes; smaller ones reach a lane sooner in a message.
+LARGE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class TrainablePayload:
     digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", hashlib.blake2b(self.pickled, digest_size=16).digest())
+        object.__setattr__(self, "digest", _digest_of(self.pickled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,16 @@ class TrialPayload:
 
     Attributes:
         shown_config: the config that reports show, in its JSON form.
+        config_digest: stands for a config of at least :data:`LARGE_BYTES`; empty for a smaller one.
     """
 
     trainable: TrainablePayload
     config: bytes
     shown_config: Any = None
+    config_digest: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config_digest", _digest_of(self.config) if len(self.config) >= LARGE_BYTES else b"")
 
 
 def payload_of(
@@ -94,6 +101,10 @@ class PayloadCache:
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return payload
+
+
+def _digest_of(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _trial_payload(

@@ -19,6 +19,7 @@ from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import (
     CallResident,
     DeleteCheckpoints,
+    KeptPayload,
     LaneWarm,
     PauseResident,
     ReleaseResident,
@@ -618,3 +619,18 @@ def test_a_lane_has_the_environment_it_is_given(make_lane: Callable[..., Any]) -
     lane = make_lane(environment=(("CUDA_MPS_PIPE_DIRECTORY", "/x"), ("CUDA_VISIBLE_DEVICES", "GPU-1")), visible="")
     asked = lane.ask(pipe="os.environ['CUDA_MPS_PIPE_DIRECTORY']", gpu="os.environ['CUDA_VISIBLE_DEVICES']")
     assert asked == {"pipe": "/x", "gpu": "GPU-1"}
+
+
+def test_a_lane_reads_payloads_that_its_host_keeps(make_lane: Callable[..., Any], tmp_path: Path) -> None:
+    folders = (str(tmp_path / "memory"), str(tmp_path / "disk"))
+    lane = make_lane(payload_folders=folders)
+    for folder, name, data in zip(folders, ("t", "c"), (dump_trainable(Timed), dump_config({})), strict=True):
+        os.makedirs(folder)
+        Path(folder, name).write_bytes(data)
+    lane.send(ShipTrainable(0, KeptPayload("t"), ()), StartResident("a", 0, KeptPayload("c"), 1))
+    lane.receive(ResidentIterated, "a")
+    os.unlink(os.path.join(folders[0], "t"))  # It was read.
+    lane.send(StartResident("b", 0, KeptPayload("none"), 1), StartResident("c", 0, dump_config({}), 1))
+    failed = lane.receive(ResidentFailed, "b")
+    assert "FileNotFoundError: none is in none of" in failed.message
+    lane.receive(ResidentIterated, "c")

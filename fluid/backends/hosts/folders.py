@@ -19,6 +19,7 @@ from fluid.backends.hosts import host_memory
 from fluid.lane.checkpoint_paths import FOLDER_PREFIX, checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.checkpoint_store import checkpoints_like, locked_for_reading, persist_checkpoints
+from fluid.lane.kept_payloads import payloads_in_memory, payloads_on_disk
 from fluid.lane.messages import folder_name, folder_of_host
 from fluid.processes.session_mark import kill_marked
 
@@ -59,7 +60,8 @@ class HostFolders:
     Attributes:
         run_folder: for trials' output and checkpoints on disk.
         memory_folder: for checkpoints in host memory; empty if there can be none.
-        temporary: whether both are deleted after the session.
+        payloads: for payloads that lanes read, in host memory, if there is any, and on disk.
+        temporary: whether they are deleted after the session.
     """
 
     def __init__(self, session: SessionFolders, host: str) -> None:
@@ -82,6 +84,9 @@ class HostFolders:
         with suppress(OSError):
             self._lock = host_memory.enter(folder, self.run_folder, mark, temporary=self.temporary)
             self.memory_folder = folder
+        self.payloads: tuple[str, ...] = (payloads_on_disk(self.run_folder, name),)
+        if self.memory_folder:
+            self.payloads = (payloads_in_memory(self.memory_folder), *self.payloads)
 
     def note(self, lane_id: int) -> str:
         """The file that names the trial whose code a lane runs."""
@@ -107,7 +112,8 @@ class HostFolders:
             os.close(self._lock)
             self._lock = -1
         elif clear:
-            shutil.rmtree(os.path.join(self.run_folder, _NOTES), ignore_errors=True)
+            for folder in (os.path.join(self.run_folder, _NOTES), *self.payloads):
+                shutil.rmtree(folder, ignore_errors=True)
             persist_checkpoints("", self.run_folder, temporary=self.temporary)
 
 

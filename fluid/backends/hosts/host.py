@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fluid.backends.base import CheckpointSource, DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
+from fluid.backends.base import CheckpointSource, DeviceBinding, Keeping, LaneConnected, LaneDying, LaneExited, Sharing
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.device_faults import DeviceFaults
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
@@ -22,6 +22,7 @@ from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS
 from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.payload_store import PayloadStore
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.hosts.stack_copies import request_stacks
 from fluid.elastic.messages import LOOPBACK
@@ -84,6 +85,7 @@ class Host:
 
     Attributes:
         folders: of the session on this machine.
+        payloads: that it keeps for its lanes.
 
     Raises:
         InvalidFieldError: MPS was asked for and cannot be had.
@@ -92,6 +94,7 @@ class Host:
     def __init__(self, settings: HostSettings) -> None:
         self._settings = settings
         self.folders = HostFolders(settings.session, settings.name)
+        self.payloads = PayloadStore(self.folders)
         self._selector = WakeableSelector()
         self._running: set[int] = set()
         self._waiting: list[_Launch] = []
@@ -192,6 +195,15 @@ class Host:
         self._server.preload(_with_late(modules))
         self._selector.wake()
 
+    def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
+        """Keeps a payload for the lanes: see :meth:`fluid.backends.base.Launcher.keep`. Never under way here."""
+        is_kept = name in self.payloads or self.payloads.write(name, data, size=len(data))
+        return Keeping.DONE if is_kept else Keeping.REFUSED
+
+    def drop(self, name: str) -> None:
+        """Drops a payload, if it is kept."""
+        self.payloads.drop(name)
+
     def poll(self) -> list[LaneConnected | LaneDying | LaneExited]:
         """Returns the lanes that have ended since the last call."""
         self._selector.wait(0.0)  # Empties the pipe.
@@ -225,6 +237,7 @@ class Host:
             try:
                 self._faults.close()
             finally:
+                self.payloads.close()
                 # On the driver's machine the driver clears them, after all hosts there.
                 self.folders.leave(clear=clear and (self._settings.driver is None or self._settings.name != HERE))
                 self._selector.close()
@@ -232,6 +245,7 @@ class Host:
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
         self._server.abandon()
+        self.payloads.abandon()
         self.folders.leave(clear=False)
         self._selector.close()
 
@@ -249,6 +263,7 @@ class Host:
             memory_bytes=host_memory.checkpoint_bytes(self.folders.memory_folder) * binding.memory_share,
             note=self.folders.note(lane_id),
             policy=self._settings.policy,
+            payload_folders=self.payloads.folders,
             environment=self._sharing.lane_environment(binding.token),
             bounded=binding.bounded,
             session_key=self._settings.key,

@@ -12,6 +12,7 @@ from typing import Any
 from fluid._clock import Clock, MonotonicClock
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
+from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import (
@@ -73,9 +74,12 @@ class LanePool:
         self._bind = bind
         self._grace = grace
         self._clock = clock or MonotonicClock()
-        self._registry = Registry(launcher.preload)
+        payloads = HostPayloads(launcher)
+        self._registry = Registry(launcher.preload, payloads)
         self._lanes = LaneConnections(launcher)
-        self._router = TrialRouter(self._lanes, self._registry, self._clock, process_group, launcher.checkpoints_at)
+        self._router = TrialRouter(
+            self._lanes, self._registry, payloads, self._clock, process_group, launcher.checkpoints_at
+        )
         #: Every lane there ever was.
         self._lane_ids: set[int] = set()
         self._events: list[Event] = []
@@ -106,12 +110,12 @@ class LanePool:
 
     def forget(self, trial_id: str) -> None:
         """Drops a trial that no command will name again, and deletes its checkpoints."""
-        dropped = self._registry.forget(trial_id)
+        for dropped in self._registry.forget(trial_id):
+            for lane in self._lanes:
+                if dropped in lane.known:
+                    lane.known.discard(dropped)
+                    self._lanes.put(lane, m.DropTrainable(dropped))
         self._router.forget(trial_id)
-        for lane in self._lanes:
-            if dropped in lane.known:
-                lane.known.discard(dropped)
-                self._lanes.put(lane, m.DropTrainable(dropped))
         one_per_host = {lane.host: lane for lane in self._lanes if not lane.leaving}
         for lane in one_per_host.values():
             self._lanes.put(lane, m.DeleteCheckpoints(trial_id))

@@ -7,11 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.lane.messages import ShipTrainable
-from fluid.trainables.payload import TrainablePayload, TrialPayload
+from fluid.trainables.payload import LARGE_BYTES, TrainablePayload, TrialPayload
 
 #: Most trainables that are kept though no trial uses them: more trials of one are often to come.
 _KEPT = 64
+#: Most bytes of those, unless it is a single one.
+_KEPT_BYTES = 1 << 28
 
 
 @dataclass(slots=True)
@@ -21,16 +24,28 @@ class _Known:
     payload: TrainablePayload
     trials: int = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes of the pickled trainable."""
+        return len(self.payload.pickled)
+
+    @property
+    def name(self) -> str | None:
+        """Its name where hosts keep it, if it is large."""
+        return f"trainable-{self.payload.digest.hex()}" if self.size >= LARGE_BYTES else None
+
 
 class Registry:
     """Keeps what lanes are to be sent.
 
     Args:
         preload: called with the modules that a new trainable imports.
+        payloads: told which large payloads there are.
     """
 
-    def __init__(self, preload: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, preload: Callable[[Sequence[str]], None], payloads: HostPayloads) -> None:
         self._preload = preload
+        self._payloads = payloads
         self._trials: dict[str, tuple[int, bytes]] = {}
         #: Key of each trainable, by its digest. A key is not used again.
         self._keys: dict[bytes, int] = {}
@@ -38,6 +53,9 @@ class Registry:
         self._trainables: dict[int, _Known] = {}
         #: Keys of those that no trial uses, in the order in which they fell idle.
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle_bytes = 0
+        #: Names of large configs, by trial.
+        self._large_configs: dict[str, str] = {}
 
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._trials
@@ -45,28 +63,46 @@ class Registry:
     def register(self, trial_id: str, payload: TrialPayload) -> None:
         """Takes in a trial, which is new."""
         key = self._key_of(payload.trainable)
-        self._trainables[key].trials += 1
-        self._idle.pop(key, None)
+        known = self._trainables[key]
+        known.trials += 1
+        if key in self._idle:
+            del self._idle[key]
+            self._idle_bytes -= known.size
         self._trials[trial_id] = (key, payload.config)
+        if payload.config_digest:
+            name = self._large_configs[trial_id] = f"config-{payload.config_digest.hex()}"
+            self._payloads.add(name)
 
-    def forget(self, trial_id: str) -> int | None:
+    def forget(self, trial_id: str) -> list[int]:
         """Drops a trial.
 
         Returns:
-            The key of a trainable that was dropped, as no trial has used it for long; ``None`` if none was.
+            The keys of trainables that were dropped, as no trial has used them for long.
         """
         trial = self._trials.pop(trial_id, None)
         if trial is None:
-            return None
+            return []
+        name = self._large_configs.pop(trial_id, None)
+        if name is not None:
+            self._payloads.remove(name)
         known = self._trainables[trial[0]]
         known.trials -= 1
         if not known.trials:
             self._idle[trial[0]] = None
-        if len(self._idle) <= _KEPT:
-            return None
-        dropped, _ = self._idle.popitem(last=False)
-        del self._keys[self._trainables.pop(dropped).payload.digest]
+            self._idle_bytes += known.size
+        dropped = []
+        while len(self._idle) > _KEPT or (len(self._idle) > 1 and self._idle_bytes > _KEPT_BYTES):
+            dropped.append(self._drop_idle())
         return dropped
+
+    @property
+    def has_large_configs(self) -> bool:
+        """Whether a trial's config is large."""
+        return bool(self._large_configs)
+
+    def large_config(self, trial_id: str) -> str | None:
+        """Returns the name of a trial's config, if that is large."""
+        return self._large_configs.get(trial_id)
 
     def look_up(self, trial_id: str) -> tuple[int, bytes]:
         """Returns the key of a trial's trainable, and its pickled config."""
@@ -76,14 +112,30 @@ class Registry:
         """Whether a trial can span several devices."""
         return trial_id in self._trials and self._trainables[self._trials[trial_id][0]].payload.elastic
 
+    def large_trainable(self, key: int) -> str | None:
+        """Returns the name of a trainable's payload, if that is large."""
+        return self._trainables[key].name
+
     def shipment(self, key: int) -> ShipTrainable:
         """Returns the message that makes a trainable known to a lane."""
         return ShipTrainable(key, self._trainables[key].payload.pickled, tuple(sys.path))
+
+    def _drop_idle(self) -> int:
+        """Drops the trainable that has been idle longest; returns its key."""
+        key, _ = self._idle.popitem(last=False)
+        known = self._trainables.pop(key)
+        self._idle_bytes -= known.size
+        del self._keys[known.payload.digest]
+        if known.name is not None:
+            self._payloads.remove(known.name)
+        return key
 
     def _key_of(self, trainable: TrainablePayload) -> int:
         key = self._keys.setdefault(trainable.digest, self._next_key)
         if key == self._next_key:
             self._next_key += 1
-            self._trainables[key] = _Known(trainable)
+            known = self._trainables[key] = _Known(trainable)
+            if known.name is not None:
+                self._payloads.add(known.name)
             self._preload(trainable.imports)
         return key

@@ -15,11 +15,12 @@ from fluid.backends.base import CheckpointSource
 from fluid.backends.lanes.connections import Deferred, LaneConnection, LaneConnections
 from fluid.backends.lanes.elastic import ElasticTrials
 from fluid.backends.lanes.elastic_actions import PoolAction, SetUpMember, ToLane
+from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.migration import Migrations, OfTrial
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.translate import message_of, start_message, to_event
 from fluid.engine.commands import Resize, StartTrial, StopTrial
-from fluid.engine.events import Checkpoint, Event
+from fluid.engine.events import Event, TrialFailed, TrialReleased
 from fluid.errors import FluidError
 from fluid.lane import messages as m
 
@@ -33,6 +34,7 @@ class TrialRouter:
     Args:
         lanes: the connections.
         registry: what the trials are.
+        payloads: their large ones.
         clock: the driver's.
         process_group: what the lanes of one trial communicate through: ``"torch"`` or ``"horovod"``.
         checkpoints_at: tells where the checkpoints of a machine, given its name, are served to others.
@@ -42,6 +44,7 @@ class TrialRouter:
         self,
         lanes: LaneConnections,
         registry: Registry,
+        payloads: HostPayloads,
         clock: Clock,
         process_group: str,
         checkpoints_at: Callable[[str], CheckpointSource],
@@ -49,6 +52,7 @@ class TrialRouter:
         self._checkpoints_at = checkpoints_at
         self._lanes = lanes
         self._registry = registry
+        self._payloads = payloads
         self._clock = clock
         self._migrations = Migrations()
         self._elastic = ElasticTrials(lanes.is_up, registry.is_elastic, clock, process_group)
@@ -73,6 +77,7 @@ class TrialRouter:
 
     def hear(self, lane: LaneConnection, message: Any) -> list[Event]:
         """Takes a message of a lane; returns what the engine is to know. A lane that was told to end is not heard."""
+        self._payloads.hear(lane.lane_id, message)
         at = message.at + lane.offset
         if isinstance(message, m.FromMember):
             if not lane.leaving:
@@ -94,6 +99,7 @@ class TrialRouter:
     def lane_is_gone(self, lane_id: int) -> None:
         """Gives up migrations from or to a lane of which no message will come any more."""
         self._migrations.lane_lost(lane_id)
+        self._payloads.lane_is_gone(lane_id)
 
     def forget(self, trial_id: str) -> None:
         """Forgets a trial that no command will name again."""
@@ -140,22 +146,45 @@ class TrialRouter:
             key, config = self._registry.look_up(command.trial_id)
             if key not in lane.known:
                 lane.known.add(key)
-                self._lanes.put(lane, self._registry.shipment(key))
+                self._ship(lane, key)
+            name = self._registry.large_config(command.trial_id)
+            if name is not None:
+                self._payloads.starting(lane_id, command.trial_id, name)
             start = functools.partial(start_message, command, key, config, membership)
-            self._lanes.put(lane, start() if command.checkpoint is None else self._deferred(command.checkpoint, start))
+            is_known = command.checkpoint is None and name is None
+            self._lanes.put(lane, start() if is_known else self._deferred(command, start, name))
 
-    def _deferred(self, checkpoint: Checkpoint, start: Callable[..., m.StartResident]) -> Deferred:
-        """The message that starts a trial from a checkpoint, once it is known where another machine's are served."""
+    def _ship(self, lane: LaneConnection, key: int) -> None:
+        """Makes a trainable known to a lane."""
+        message, name = self._registry.shipment(key), self._registry.large_trainable(key)
+        if name is None:
+            self._lanes.put(lane, message)
+        else:
+            self._lanes.put(lane, Deferred(functools.partial(self._payloads.shipment, name=name, whole=message)))
+
+    def _deferred(self, command: StartTrial, start: Callable[..., m.StartResident], name: str | None) -> Deferred:
+        """The message that starts a trial, once it is known where another machine's checkpoints are served, and the
+        host has the config, if that is large and so has a name."""
         deadline = self._clock.now() + _SOURCE_S
+        checkpoint = command.checkpoint
 
-        def resolve(lane: LaneConnection) -> m.StartResident | None:
-            if checkpoint.host == lane.host:
-                return start()
-            source = self._checkpoints_at(checkpoint.host)
-            return None if source.is_coming and self._clock.now() < deadline else start(source.address)
+        def resolve(lane: LaneConnection) -> m.ShipTrainable | m.StartResident | None:
+            address = None
+            if checkpoint is not None and checkpoint.host != lane.host:
+                source = self._checkpoints_at(checkpoint.host)
+                if source.is_coming and self._clock.now() < deadline:
+                    return None
+                address = source.address
+            return start(address) if name is None else self._payloads.shipment(lane, name, start(address))
 
         return Deferred(resolve)
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
+        if self._registry.has_large_configs:
+            for event in events:
+                if isinstance(event, (TrialReleased, TrialFailed)):
+                    name = self._registry.large_config(event.trial_id)
+                    if name is not None:  # The trial has probably ended.
+                        self._payloads.drop_unread(name)
         return events

@@ -20,13 +20,16 @@ from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
+    DropPayload,
     DumpLane,
     EndHost,
     EndLane,
     HostStarted,
     LaunchLane,
+    PayloadStored,
     PreloadModules,
     SharingChanged,
+    StorePayload,
 )
 from fluid.errors import FluidError
 from fluid.processes.handshake import Address, connect_all
@@ -130,7 +133,10 @@ class HostService:
         messages = self._connection.receive()
         reports: list[Any] = self._launch([message for message in messages if isinstance(message, LaunchLane)])
         for message in messages:
-            self._serve(message)
+            if isinstance(message, StorePayload):
+                reports += self._store(message)
+            else:
+                self._serve(message)
         reports += self._host.poll()
         if self._host.sharing != self._sharing:
             self._sharing = self._host.sharing
@@ -145,8 +151,15 @@ class HostService:
             self._host.dump_stacks(message.lane_id, message.trial_id)
         elif isinstance(message, PreloadModules):
             self._host.preload(message.modules)
+        elif isinstance(message, DropPayload):
+            self._host.drop(message.name)
         elif isinstance(message, EndHost):
             self._is_over = True
+
+    def _store(self, message: StorePayload) -> list[PayloadStored]:
+        number, name, size, offset, data = message
+        is_kept = self._host.payloads.write(name, data, size=size, offset=offset)
+        return [] if is_kept is None else [PayloadStored(number, name, is_kept)]
 
     def _launch(self, requests: Sequence[LaunchLane]) -> list[LaneDying | LaneExited]:
         """Launches lanes, whose connections are all opened at once; returns those that cannot be launched."""

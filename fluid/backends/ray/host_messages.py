@@ -38,6 +38,30 @@ class PreloadModules(NamedTuple):
     modules: tuple[str, ...]
 
 
+class StorePayload(NamedTuple):
+    """Keep a payload for the lanes: a part of it, in order. The last one is answered by PayloadStored.
+
+    Attributes:
+        number: of the transfer.
+        name: the payload's.
+        size: of the whole payload, bytes.
+        offset: where the part begins.
+        data: the part.
+    """
+
+    number: int
+    name: str
+    size: int
+    offset: int
+    data: bytes
+
+
+class DropPayload(NamedTuple):
+    """Delete a payload, or the part of one that has arrived."""
+
+    name: str
+
+
 class EndHost(NamedTuple):
     """The session is over: end every lane, clear the folders, and end."""
 
@@ -55,3 +79,11 @@ class SharingChanged(NamedTuple):
     """How lanes that are started now share a GPU; sent in the beginning, and when it changes."""
 
     sharing: Sharing
+
+
+class PayloadStored(NamedTuple):
+    """A payload has arrived; whether the host keeps it."""
+
+    number: int
+    name: str
+    is_kept: bool

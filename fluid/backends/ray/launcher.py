@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
-from fluid.backends.base import CheckpointSource, DeviceBinding, LaneConnected, LaneDying, LaneExited, Sharing
+from fluid.backends.base import CheckpointSource, DeviceBinding, Keeping, LaneConnected, LaneDying, LaneExited, Sharing
 from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
@@ -137,12 +137,25 @@ class RayLauncher:
         with self._lock:
             new = [name for name in dict.fromkeys(modules) if name not in self._modules]
             self._modules += new
-            if not new:
-                return
-            if self._own is not None:
-                self._own.preload(new)
-            for host in self._remote.values():
-                host.preload(new)
+            if new:
+                for host in self._all_hosts():
+                    host.preload(new)
+                    self._flush_soon(host)
+
+    def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
+        """Keeps a payload on the node of a lane: see :meth:`fluid.backends.base.Launcher.keep`."""
+        with self._lock:
+            host = self._of_lane.get(lane_id)
+            keeping = Keeping.REFUSED if host is None else host.keep(lane_id, name, data)
+            if isinstance(host, RemoteHost):
+                self._selector.watch(host.number, host)  # poll() sends it.
+            return keeping
+
+    def drop(self, name: str) -> None:
+        """Drops a payload on every node."""
+        with self._lock:
+            for host in self._all_hosts():
+                host.drop(name)
                 self._flush_soon(host)
 
     def fileno(self) -> int:
@@ -275,6 +288,9 @@ class RayLauncher:
         self._actors.request(work)
 
     # -- hosts ---------------------------------------------------------------------------------------------
+
+    def _all_hosts(self) -> list[Host | RemoteHost]:
+        return [*([] if self._own is None else [self._own]), *self._remote.values()]
 
     def _settings_of(self, node: str) -> HostSettings:
         here = [device for device in self._devices.devices if self._devices.node_of(device.index) == node]

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fluid._clock import Clock
-from fluid.backends.base import DeviceBinding, LaneDying, LaneExited, Sharing
+from fluid.backends.base import DeviceBinding, Keeping, LaneDying, LaneExited, Sharing
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
+    DropPayload,
     DumpLane,
     EndHost,
     EndLane,
     HostStarted,
     LaunchLane,
+    PayloadStored,
     PreloadModules,
     SharingChanged,
+    StorePayload,
 )
 
 #: Seconds for hosts to end their lanes.
 _END_S = 5.0
+#: Bytes of a payload that are sent at once: no other message, and no other lane, waits for more.
+_PART = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """A payload on its way to a host, or there.
+
+    Attributes:
+        number: tells it from an earlier one of the same payload.
+        data: the payload; empty once it was sent.
+        sent: bytes sent.
+        keeping: how far it is.
+    """
+
+    number: int
+    data: bytes
+    sent: int = 0
+    keeping: Keeping = Keeping.UNDER_WAY
 
 
 class RemoteHost:
@@ -49,13 +73,20 @@ class RemoteHost:
         self.checked = False
         self._connection: FramedSocket | None = None
         self._outbox: list[Any] = []
+        self._numbers = itertools.count()
+        #: By name of the payload.
+        self._transfers: dict[str, _Transfer] = {}
+        #: Those of which parts are still to be sent, in order.
+        self._unsent: dict[str, _Transfer] = {}
         self._lanes: set[int] = set()
         self._dying: set[int] = set()
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether the host has not yet taken all that was sent."""
-        return self._connection is not None and self._connection.wants_to_write
+        """Whether the host has not yet taken all that is to be sent."""
+        return self._connection is not None and (
+            self._connection.wants_to_write or (bool(self._unsent) and not self._connection.ended)
+        )
 
     def fileno(self) -> int:
         """Descriptor of the connection; -1 while there is none."""
@@ -89,17 +120,43 @@ class RemoteHost:
         """Loads modules before the next lane is forked."""
         self._outbox.append(PreloadModules(tuple(modules)))
 
+    def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
+        """Keeps a payload for its lanes: see :meth:`fluid.backends.base.Launcher.keep`."""
+        transfer = self._transfers.get(name)
+        if transfer is None:
+            transfer = _Transfer(next(self._numbers), data)
+            self._transfers[name] = self._unsent[name] = transfer
+        return transfer.keeping
+
+    def drop(self, name: str) -> None:
+        """Drops a payload, or stops sending it."""
+        if self._transfers.pop(name, None) is not None:
+            self._unsent.pop(name, None)
+            self._outbox.append(DropPayload(name))
+
     def end(self) -> None:
         """Ends the host, which closes the connection when no process of its lanes is left."""
         self._outbox.append(EndHost())
 
     def flush(self) -> None:
-        """Sends what waits, once the host has connected."""
+        """Sends what waits, once the host has connected; of payloads one part, once it has taken all else."""
         if self._connection is not None:
             self._connection.flush()
-            if self._outbox:
-                batch, self._outbox = self._outbox, []
+            batch, self._outbox = self._outbox, []
+            if self._unsent and not self._connection.wants_to_write:
+                batch.append(self._next_part())
+            if batch:
                 self._connection.send(batch)
+
+    def _next_part(self) -> StorePayload:
+        name, transfer = next(iter(self._unsent.items()))
+        offset, size = transfer.sent, len(transfer.data)
+        part = StorePayload(transfer.number, name, size, offset, transfer.data[offset : offset + _PART])
+        transfer.sent += len(part.data)
+        if transfer.sent >= size:
+            del self._unsent[name]
+            transfer.data = b""
+        return part
 
     # -- reports ---------------------------------------------------------------------------------------------
 
@@ -111,6 +168,10 @@ class RemoteHost:
                 self.sharing = message.sharing
             elif isinstance(message, HostStarted):
                 self.checkpoints_at = message.checkpoints_at
+            elif isinstance(message, PayloadStored):
+                transfer = self._transfers.get(message.name)
+                if transfer is not None and transfer.number == message.number:
+                    transfer.keeping = Keeping.DONE if message.is_kept else Keeping.REFUSED
             else:
                 if isinstance(message, LaneExited):
                     self._lanes.discard(message.lane_id)

@@ -12,6 +12,7 @@ from fluid._clock import VirtualClock
 from fluid.backends.base import CheckpointSource, LaneConnected
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.lanes.connections import Deferred, LaneConnection, LaneConnections
+from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import StartTrial
@@ -82,9 +83,11 @@ def start(
     lanes: Lanes, clock: VirtualClock, checkpoint: Checkpoint | None, sources: dict[str, CheckpointSource]
 ) -> Callable[[], Any]:
     """Tells a lane on 10.0.0.8 to start a trial; returns a function that returns the message once it has arrived."""
-    registry = Registry(lambda modules: None)
+    unused: Any = None  # No payload is large.
+    payloads = HostPayloads(unused)
+    registry = Registry(lambda modules: None, payloads)
     registry.register("a", payload_of(train, {}))
-    router = TrialRouter(lanes.connections, registry, clock, "torch", sources.__getitem__)
+    router = TrialRouter(lanes.connections, registry, payloads, clock, "torch", sources.__getitem__)
     lanes.add(1, "10.0.0.8")
     router.execute(StartTrial("a", (1,), iterations=1, checkpoint=checkpoint))
 
