@@ -95,8 +95,8 @@ class Lane:
 
 #: Folders and files whose tests do not run beside each other.
 _GROUPS = {
-    # They look for what is left of a session on Ray.
-    "ray": ("backends/lanes/test_host_memory.py", "backends/ray/", "conformance/", "trainables/test_trainable.py"),
+    # They share clusters, and look for what is left of a session on Ray.
+    "ray": ("backends/ray/", "conformance/", "trainables/test_trainable.py"),
     # They look for what is left of a daemon of MPS.
     "mps": ("backends/hosts/test_mps_sharing.py", "gpu/test_mps", "test_packing_benchmarks.py"),
 }
