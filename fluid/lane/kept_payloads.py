@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from fluid.lane.messages import KeptPayload
 
 _PAYLOADS = ".payloads"
+#: How often to look for a payload that was lost, and seconds between two looks: ten seconds in all.
+_LOOKS = 2000
+_LOOK_S = 0.005
 
 
 def payloads_in_memory(memory_folder: str) -> str:
@@ -27,26 +31,40 @@ def payloads_on_disk(run_folder: str, name: str) -> str:
     return os.path.join(run_folder, f"{_PAYLOADS}-{name}")
 
 
-def load_payload(payload: bytes | KeptPayload, folders: Sequence[str]) -> Any:
+def load_payload(payload: bytes | KeptPayload, folders: Sequence[str], tell_missing: Callable[[str], None]) -> Any:
     """Unpickles a payload.
 
     Args:
         payload: as it came in a message.
         folders: those in which the host keeps payloads.
+        tell_missing: called with the name of one that is not there, as host memory was emptied: the driver sends it
+            again.
 
     Raises:
-        FileNotFoundError: the host does not keep it.
+        FileNotFoundError: it did not come within seconds.
     """
     if isinstance(payload, bytes):
         return pickle.loads(payload)
-    with _open(payload.name, folders) as file:
+    with _find(payload.name, folders, tell_missing) as file:
         return pickle.load(file)  # Arrays are read straight into their place.
 
 
-def _open(name: str, folders: Sequence[str]) -> BinaryIO:
+def _find(name: str, folders: Sequence[str], tell_missing: Callable[[str], None]) -> BinaryIO:
+    file = _open(name, folders)
+    if file is None:
+        tell_missing(name)
+        for _ in range(_LOOKS):
+            if (file := _open(name, folders)) is not None:
+                return file
+            threading.Event().wait(_LOOK_S)
+        raise FileNotFoundError(f"{name} is in none of {list(folders)}")
+    return file
+
+
+def _open(name: str, folders: Sequence[str]) -> BinaryIO | None:
     for folder in folders:
         try:
             return open(os.path.join(folder, name), "rb")
         except FileNotFoundError:
             continue
-    raise FileNotFoundError(f"{name} is in none of {list(folders)}")
+    return None

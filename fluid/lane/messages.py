@@ -195,6 +195,13 @@ class Shutdown(NamedTuple):
 # -- from a lane to the driver -------------------------------------------------------------------------------
 
 
+class PayloadMissing(NamedTuple):
+    """A payload that the host kept is not there any more; the lane waits for it a few seconds."""
+
+    at: float
+    name: str
+
+
 class LaneWarm(NamedTuple):
     """The lane is ready for trials. ``own_bytes`` is the device memory of its context; 0 where not measured."""
 

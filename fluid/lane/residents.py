@@ -63,6 +63,7 @@ class Residents:
         output: switched to the log of the trial whose code runs.
         note: names the trial whose code runs.
         meter: of the device's memory.
+        tell_missing: called with the name of a payload that the host has lost.
 
     Attributes:
         queue: those with iterations left.
@@ -71,7 +72,13 @@ class Residents:
     """
 
     def __init__(
-        self, options: LaneOptions, clock: Clock, output: Output, note: RunningTrialNote, meter: MemoryMeter
+        self,
+        options: LaneOptions,
+        clock: Clock,
+        output: Output,
+        note: RunningTrialNote,
+        meter: MemoryMeter,
+        tell_missing: Callable[[str], None],
     ) -> None:
         self.queue = WorkQueue()
         self.current: ResidentTrial | None = None
@@ -81,6 +88,7 @@ class Residents:
         self._output = output
         self._note = note
         self._meter = meter
+        self._tell_missing = tell_missing
         self._busy = BusyMeter(options.kind, options.threads)
         self._home = os.getcwd()
         self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
@@ -138,7 +146,7 @@ class Residents:
             folder = trial_folder(self._options.run_folder, message.trial_id)
             resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
             joins = message.membership is not None and message.membership.takes_over
-            config = load_payload(message.config, self._options.payload_folders)
+            config = self._load(message.config)
             set_up(resident.body, config, joins=joins)
 
         def renew() -> None:
@@ -187,9 +195,12 @@ class Residents:
 
     def _trainable(self, key: int) -> Any:
         if key not in self._trainables:
-            self._trainables[key] = load_payload(self._payloads[key], self._options.payload_folders)
+            self._trainables[key] = self._load(self._payloads[key])
             del self._payloads[key]
         return self._trainables[key]
+
+    def _load(self, payload: bytes | KeptPayload) -> Any:
+        return load_payload(payload, self._options.payload_folders, self._tell_missing)
 
     # -- iterations left -----------------------------------------------------------------------------------
 

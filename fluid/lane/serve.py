@@ -34,6 +34,7 @@ from fluid.lane.messages import (
     LaneWarm,
     Membership,
     PauseResident,
+    PayloadMissing,
     PersistCheckpoint,
     Raised,
     ReleaseResident,
@@ -140,7 +141,7 @@ class _Lane:
         self._output = output
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
-        self._residents = Residents(options, clock, output, self._note, self._meter)
+        self._residents = Residents(options, clock, output, self._note, self._meter, self._tell_missing)
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ShipTrainable: self._residents.add_trainable,
@@ -327,6 +328,9 @@ class _Lane:
             traceback.print_exc()
             return
         self._send(saved)
+
+    def _tell_missing(self, name: str) -> None:
+        self._channel.send(PayloadMissing(self._clock.now(), name))
 
     def _send(self, message: Any, *, at_once: bool = True) -> None:
         # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.

@@ -22,6 +22,7 @@ from fluid.lane.messages import (
     KeptPayload,
     LaneWarm,
     PauseResident,
+    PayloadMissing,
     ReleaseResident,
     ResidentCalled,
     ResidentFailed,
@@ -631,6 +632,7 @@ def test_a_lane_reads_payloads_that_its_host_keeps(make_lane: Callable[..., Any]
     lane.receive(ResidentIterated, "a")
     os.unlink(os.path.join(folders[0], "t"))  # It was read.
     lane.send(StartResident("b", 0, KeptPayload("none"), 1), StartResident("c", 0, dump_config({}), 1))
+    assert lane.receive(PayloadMissing).name == "none"
     failed = lane.receive(ResidentFailed, "b")
     assert "FileNotFoundError: none is in none of" in failed.message
     lane.receive(ResidentIterated, "c")

@@ -34,15 +34,15 @@ class HostPayloads:
         self._uses[name] -= 1
         if not self._uses[name]:
             del self._uses[name]
-            self._launcher.drop(name)
+            self.drop_unread(name)
 
     def shipment(
         self, lane: LaneConnection, name: str, whole: m.ShipTrainable | m.StartResident
-    ) -> m.ShipTrainable | m.StartResident | None:
+    ) -> m.ShipTrainable | m.StartResident | m.ReleaseResident | None:
         """Returns the message by which a lane gets a payload; ``None`` while the lane's host does not have it yet.
 
         Args:
-            lane: the lane. If it was told to end, it need not wait.
+            lane: the lane. If it was told to end, it neither waits nor gets the payload.
             name: the payload's.
             whole: the message with the payload.
         """
@@ -50,12 +50,19 @@ class HostPayloads:
         assert isinstance(data, bytes)
         is_used = name in self._uses  # If not, all that has it was forgotten before the message could leave.
         keeping = self._launcher.keep(lane.lane_id, name, data) if is_used else Keeping.REFUSED
-        if keeping is Keeping.UNDER_WAY and not lane.leaving:
+        if keeping is Keeping.UNDER_WAY and lane.leaving:
+            return m.ReleaseResident("")  # It does nothing: the lane would only drop the trial again.
+        if keeping is Keeping.UNDER_WAY:
             return None
         if keeping is Keeping.REFUSED:
             return whole
         kept = m.KeptPayload(name)
         return whole._replace(payload=kept) if isinstance(whole, m.ShipTrainable) else whole._replace(config=kept)
+
+    def renew(self, lane_id: int, name: str, data: bytes) -> None:
+        """Has a payload kept again that a lane did not find on its host."""
+        self._launcher.drop(name)
+        self._launcher.keep(lane_id, name, data)
 
     # -- configs: their lanes read them once ---------------------------------------------------------------
 
@@ -74,11 +81,19 @@ class HostPayloads:
             for start in self._starts:
                 if start[:2] == (lane_id, message.trial_id):
                     self._starts.remove(start)
+                    self._drop_unused(start[2])
                     return
 
     def lane_is_gone(self, lane_id: int) -> None:
         """Forgets the starts in a lane of which no message will come any more."""
+        gone = [start for start in self._starts if start[0] == lane_id]
         self._starts = [start for start in self._starts if start[0] != lane_id]
+        for _, _, name in gone:
+            self._drop_unused(name)
+
+    def _drop_unused(self, name: str) -> None:
+        if name not in self._uses:
+            self.drop_unread(name)
 
     def drop_unread(self, name: str) -> None:
         """Drops a config that no lane is going to read; where a trial starts again, hosts get it again."""

@@ -116,6 +116,13 @@ class Registry:
         """Returns the name of a trainable's payload, if that is large."""
         return self._trainables[key].name
 
+    def payload(self, name: str) -> bytes | None:
+        """Returns a large payload; ``None`` if all that has it was forgotten."""
+        for known in self._trainables.values():
+            if known.name == name:
+                return known.payload.pickled
+        return next((self._trials[each][1] for each, found in self._large_configs.items() if found == name), None)
+
     def shipment(self, key: int) -> ShipTrainable:
         """Returns the message that makes a trainable known to a lane."""
         return ShipTrainable(key, self._trainables[key].payload.pickled, tuple(sys.path))

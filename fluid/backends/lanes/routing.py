@@ -78,6 +78,11 @@ class TrialRouter:
     def hear(self, lane: LaneConnection, message: Any) -> list[Event]:
         """Takes a message of a lane; returns what the engine is to know. A lane that was told to end is not heard."""
         self._payloads.hear(lane.lane_id, message)
+        if isinstance(message, m.PayloadMissing):
+            data = self._registry.payload(message.name)
+            if data is not None:
+                self._payloads.renew(lane.lane_id, message.name, data)
+            return []
         at = message.at + lane.offset
         if isinstance(message, m.FromMember):
             if not lane.leaving:
@@ -168,7 +173,7 @@ class TrialRouter:
         deadline = self._clock.now() + _SOURCE_S
         checkpoint = command.checkpoint
 
-        def resolve(lane: LaneConnection) -> m.ShipTrainable | m.StartResident | None:
+        def resolve(lane: LaneConnection) -> Any | None:
             address = None
             if checkpoint is not None and checkpoint.host != lane.host:
                 source = self._checkpoints_at(checkpoint.host)

@@ -104,7 +104,7 @@ def test_a_lane_that_is_to_end_does_not_wait_for_payloads(driver: Driver) -> Non
     driver.put(driver.large("c", START))
     driver.lane.leaving = True
     driver.put(m.Shutdown())
-    assert driver.sent() == [START._replace(config=m.KeptPayload("c")), m.Shutdown()]
+    assert driver.sent() == [m.ReleaseResident(""), m.Shutdown()]
 
 
 @pytest.mark.parametrize(
@@ -136,3 +136,18 @@ def test_a_config_is_needed_until_every_lane_has_answered(answer: Any) -> None:
     payloads.hear(0, answer)
     assert is_dropped()
     payloads.hear(0, answer)
+
+
+def test_the_config_of_a_forgotten_trial_is_dropped_once_no_lane_is_to_read_it() -> None:
+    keeper = Keeper()
+    keeper.kept = {"c": b"", "d": b""}
+    payloads = HostPayloads(cast(Launcher, keeper))
+    for lane_id, name in enumerate("cd"):
+        payloads.add(name)
+        payloads.starting(lane_id, name, name)
+        payloads.remove(name)
+    assert keeper.kept.keys() == {"c", "d"}
+    payloads.hear(0, m.ResidentStarted(0.0, "c", 0, 0.0))
+    assert keeper.kept.keys() == {"d"}
+    payloads.lane_is_gone(1)
+    assert not keeper.kept

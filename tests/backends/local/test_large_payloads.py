@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,19 @@ def test_small_payloads_are_not_kept(make_drive: Any, ram: Path) -> None:
     drive.do(StartTrial("a", (lane,), iterations=1))
     drive.of(IterationDone, "a")
     assert list(ram.glob("*/.payloads")) == []
+
+
+def test_payloads_that_were_lost_with_host_memory_are_kept_again(make_drive: Any, ram: Path) -> None:
+    drive = make_drive(3)
+    lanes = drive.lanes(0, 1, 2)
+    payload = payload_of(tail_of(bytes(SIZE) + b"\x07"), {"data": bytes(SIZE) + b"\x08"})
+    for lane in lanes:
+        drive.backend.register(f"t{lane}", payload)
+    drive.do(StartTrial("t0", (0,), iterations=1))
+    drive.of(IterationDone, "t0")
+    (folder,) = ram.glob("*/.payloads")
+    shutil.rmtree(folder)
+    drive.do(StartTrial("t1", (1,), iterations=1), StartTrial("t2", (2,), iterations=1))
+    for trial_id in ("t1", "t2"):
+        assert drive.of(IterationDone, trial_id).metrics == {"data": 7, "config": 8}
+    assert kept(ram) == ["config", "trainable"]
