@@ -45,7 +45,7 @@ def connect(cpus: int) -> None:
                 try:
                     ray.init(address=address, **options)
                 except (ConnectionError, OSError, RuntimeError) as error:
-                    raise FluidError(f"Ray at {address!r} cannot be reached: {error}") from error
+                    raise FluidError(f"Ray at {address!r} cannot be reached: {error}{_token_hint()}") from error
             _our_job = str(ray.get_runtime_context().get_job_id())
         _users += 1
 
@@ -75,3 +75,11 @@ def disconnect() -> None:
             if ray.is_initialized() and str(ray.get_runtime_context().get_job_id()) == _our_job:
                 ray.shutdown()
             _our_job = None
+
+
+def _token_hint() -> str:
+    """What to try where Ray has made a token for this user: without it a cluster that asks for it does not answer."""
+    has_token = os.path.exists(os.path.expanduser("~/.ray/auth_token"))
+    if not has_token or os.environ.get("RAY_AUTH_MODE"):
+        return ""
+    return "; if the cluster was started with token authentication, set RAY_AUTH_MODE=token"
