@@ -61,12 +61,12 @@ class FreeMemory:
 class NoteWaiting(Notice):
     """Trials of one line wait. Trials of a line are alike to placement: they wait for the same.
 
-    Written when trials join a line, and when the reason changes. A trial is in the line that it joined last.
+    Written when trials join a line, and when its reason or width changes. A trial is in the line that it joined last.
 
     Attributes:
         line: number of the line.
         trial_ids: the trials that join it now.
-        width: the width that they wait for.
+        width: the width that the trials of the line wait for.
         reason: why the first of the line could not start.
         need_bytes: device memory that each needs; ``None`` if unknown.
         memory: for the reason MEMORY, the devices with an open slot, at most four, those with the most memory first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 
 #: Paths that are gone stay in the heap until there are as many of them as others, and so many more.
 _SLACK = 64
@@ -36,6 +37,12 @@ class RemainingWork:
         """Sets the work that a trial has left."""
         self._total += seconds - self.by_row.get(row, 0.0)
         self.by_row[row] = seconds
+
+    def set_all(self, rows: Collection[int], seconds: float) -> None:
+        """Sets the work that each of these trials has left, which was the same for all."""
+        before = self.by_row[next(iter(rows))]
+        self._total += (seconds - before) * len(rows)
+        self.by_row.update(dict.fromkeys(rows, seconds))
 
     def set_path(self, row: int, seconds: float) -> None:
         """Sets the length of the critical path that begins with a trial."""

@@ -6,8 +6,8 @@ The link between the state machine and the pure planners: it turns records of tr
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from operator import gt
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from operator import gt, lt
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fluid.engine import tuning
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
 from fluid.engine.lanes import Lanes
+from fluid.engine.queue_kinds import PlannedTrials, QueueKinds, kinds_of
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
@@ -43,6 +44,7 @@ class Scheduling:
     Attributes:
         replanner: the planner's re-planner of the latest arrival.
         joined: trials queued since this was last emptied, for :class:`fluid.engine.waits.Waits`.
+        renamed: queue lines that got another width since this was last emptied, from old to new, for the same.
         refused: trials that did not fit at the latest :meth:`dispatch`, one of those that are alike to placement.
     """
 
@@ -60,6 +62,9 @@ class Scheduling:
         self.replanner: Replanner = planner.replanner()
         self.joined: list[TrialRecord] = []
         self.refused: list[TrialRecord] = []
+        self.renamed: list[Mapping[Hashable, Hashable]] = []
+        #: The kinds of the queued trials; ``None`` where trials were queued since all were planned at once.
+        self._kinds: QueueKinds | None = None
         self._queue = queue
         self._planner = planner
         self._trials = trials
@@ -76,23 +81,37 @@ class Scheduling:
     def arrive(self, trials: Sequence[TrialRecord]) -> None:
         """Gives trials widths and queues them."""
         if trials:
-            self._enqueue_all(trials, *self._plan(trials))
+            is_whole, plan = not self._queue, self._plan(trials)
+            self._enqueue_all(trials, plan)
+            if is_whole:
+                self._kinds = self._kinds_of(trials, plan)
+
+    def forget_kinds(self) -> None:
+        """Has to be called when a queued trial may no longer be like those that it was queued with."""
+        self._kinds = None
 
     def plan_queue_again(self) -> None:
         """Gives queued trials widths by the present estimates."""
+        if self._plan_kinds_again():
+            return
         waiting = [self._trials.by_row[row] for row in self._queue]
         for trial in waiting:
             self._work.forget(trial.row)
         if not waiting:
             return
-        order, widths, heights = self._plan(waiting)
-        if not self._stay_in_line(waiting, order, widths, heights):
+        plan = self._plan(waiting)
+        if not self._stay_in_line(waiting, plan):
             self._queue.clear()
-            self._enqueue_all(waiting, order, widths, heights)
+            self._enqueue_all(waiting, plan)
+        self._kinds = self._kinds_of(waiting, plan)
 
-    def _plan(self, trials: Sequence[TrialRecord]) -> tuple[list[int], list[float], list[float]]:
-        """The starting order of trials, and the width and the seconds of work left of each."""
-        instance, heights = self._instance(trials)
+    def _plan(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
+        # Most trials of a long queue are alike to the planner: what it sees is computed once for all of these.
+        first, kind_of = kinds_of(trials)
+        instance, heights = self._instance(first)
+        if len(first) < len(trials):
+            instance = instance.take(kind_of, [trial.spec.trial_id for trial in trials])
+            heights = [heights[kind] for kind in kind_of]
         if self._work.by_row:
             others = np.array([self._work.total])
             arrangement = self._planner.join(instance, others, self._occupancy.free_count)
@@ -104,38 +123,84 @@ class Scheduling:
             # If all trials start and leave devices idle, they get those before anything runs, without epsilon.
             started = start(instance, arrangement)
             widths = [float(started.width(position)) for position in range(len(trials))]
-        return arrangement.order.tolist(), widths, heights
+        return PlannedTrials(arrangement.order.tolist(), widths, heights, kind_of)
 
-    def _enqueue_all(
-        self, trials: Sequence[TrialRecord], order: list[int], widths: list[float], heights: list[float]
-    ) -> None:
+    def _enqueue_all(self, trials: Sequence[TrialRecord], plan: PlannedTrials) -> None:
         self._set_paths(trials)
-        early = self._to_start_early([trials[position] for position in order])
+        early = self._to_start_early([trials[position] for position in plan.order])
         path = self._work.longest_path
-        for position in order:
+        for position in plan.order:
             trial = trials[position]
-            self._enqueue(trial, widths[position], heights[position], path, early=trial.row in early)
+            self._enqueue(trial, plan.widths[position], plan.heights[position], path, early=trial.row in early)
 
-    def _stay_in_line(
-        self, trials: list[TrialRecord], order: list[int], widths: list[float], heights: list[float]
-    ) -> bool:
+    def _stay_in_line(self, trials: list[TrialRecord], plan: PlannedTrials) -> bool:
         """Gives queued trials new widths if their order stays; returns whether it does.
 
         Queuing a hundred thousand trials again takes five times as long.
         """
-        if any(map(gt, order, order[1:])) or self._work.longest_path > 0.0:
+        if any(map(gt, plan.order, plan.order[1:])) or not self._keeps_places(trials):
             return False
-        # A trial with a state or with follow-up iterations may get another place.
-        if any(trial.residence.device is not None or trial.progress.follow_up_iterations for trial in trials):
+        if not self._set_widths({trial.row: width for trial, width in zip(trials, plan.widths, strict=True)}):
             return False
-        by_row = self._trials.by_row
-        width_of = {trial.row: width for trial, width in zip(trials, widths, strict=True)}
-        if not self._queue.set_widths(width_of, lambda row: self._kind(by_row[row], pinned=False)):
-            return False
-        for trial, width, height in zip(trials, widths, heights, strict=True):
+        for trial, width, height in zip(trials, plan.widths, plan.heights, strict=True):
             trial.placement.width = width
             self._work.set(trial.row, height)
-        self.joined += trials
+        return True
+
+    def _keeps_places(self, trials: Iterable[TrialRecord]) -> bool:
+        """Whether places in the queue follow from the plan alone.
+
+        A trial with a state or with follow-up iterations may get another place.
+        """
+        if self._work.longest_path > 0.0:
+            return False
+        return not any(trial.residence.device is not None or trial.progress.follow_up_iterations for trial in trials)
+
+    def _set_widths(self, width_of: Mapping[int, float]) -> bool:
+        """Gives the queue's lines new widths; returns whether its rows stay in line."""
+        by_row = self._trials.by_row
+        renamed = self._queue.set_widths(width_of, lambda row: self._kind(by_row[row], pinned=False))
+        if renamed is None:
+            return False
+        self.renamed.append(renamed)
+        return True
+
+    def _kinds_of(self, trials: Sequence[TrialRecord], plan: PlannedTrials) -> QueueKinds | None:
+        """The kinds of trials that are the whole queue; ``None`` where it cannot be planned again by kinds."""
+        if len(trials) < tuning.LONG_QUEUE or not self._keeps_places(trials):
+            return None
+        kinds = QueueKinds(trials, plan)
+        widths = set(zip(plan.kind_of, plan.widths, strict=True))
+        return kinds if len(widths) == len(kinds.rows) else None
+
+    def _plan_kinds_again(self) -> bool:
+        """Plans the queue by kinds of trials, with the result of planning it trial by trial; returns whether it could.
+
+        It cannot if trials were queued since it was last planned as a whole, or have to change places.
+        """
+        kinds, work = self._kinds, self._work
+        if kinds is None or not kinds.rows or work.longest_path > 0.0 or len(self._queue) == len(work.by_row):
+            return False
+        by_row = self._trials.by_row
+        first = [by_row[next(iter(rows))] for rows in kinds.rows.values()]
+        instance, heights = self._instance(first)
+        counts = np.array([len(rows) for rows in kinds.rows.values()])
+        widths = self._planner.join_alike(instance, counts, self._occupancy.free_count)
+        if widths is None:
+            return False
+        places = dict(zip(kinds.rows, zip(instance.priority, widths, instance.heights, strict=True), strict=True))
+        order = [places[kind] for kind in kinds.order if kind in places]
+        width_of = {trial.row: width for trial, width in zip(first, widths.tolist(), strict=True)}
+        if any(map(lt, order, order[1:])) or not self._set_widths(width_of):
+            return False
+        for trial, rows, height in zip(first, kinds.rows.values(), heights, strict=True):
+            if height != work.by_row[trial.row]:
+                work.set_all(rows, height)
+            width = width_of[trial.row]
+            if width != trial.placement.width:
+                for row in rows:
+                    by_row[row].placement.width = width
+        self.replanner = self._planner.replanner()
         return True
 
     def _instance(self, trials: Sequence[TrialRecord]) -> tuple[Instance, list[float]]:
@@ -143,33 +208,22 @@ class Scheduling:
         estimates = self._estimates
         if self._cluster is None:
             self._cluster = Cluster(tuple(self._occupancy.open_devices), self._occupancy.memory.watermark)
-        # Most trials of a long queue are alike to the planner: what it sees is computed once for all of these.
-        kinds: dict[Hashable, int] = {}
-        first: list[TrialRecord] = []
-        kind_of: list[int] = []
-        for trial in trials:
-            kind = kinds.setdefault(_plans_as(trial), len(first))
-            if kind == len(first):
-                first.append(trial)
-            kind_of.append(kind)
-        of_keys = [estimates.of_key(trial) for trial in first]
-        heights = [estimates.height(trial) for trial in first]
+        of_keys = [estimates.of_key(trial) for trial in trials]
+        heights = [estimates.height(trial) for trial in trials]
         instance = Instance.build(
             [max(height, tuning.LEAST_HEIGHT_S) for height in heights],
             self._cluster,
             alpha=[estimate.alpha for estimate in of_keys],
             beta=[estimate.beta for estimate in of_keys],
-            c=[estimates.packing(trial) for trial in first],
-            d=[estimates.widest(trial) for trial in first],
+            c=[estimates.packing(trial) for trial in trials],
+            d=[estimates.widest(trial) for trial in trials],
             epsilon=estimates.epsilon,
             threshold=-math.inf,  # c comes from measurements; alpha must not lower it a second time
-            trial_ids=[trial.trial_id for trial in first],
-            priority=[trial.spec.priority for trial in first],
-            needs=[estimates.need(trial) for trial in first],
+            trial_ids=[trial.trial_id for trial in trials],
+            priority=[trial.spec.priority for trial in trials],
+            needs=[estimates.need(trial) for trial in trials],
         )
-        if len(first) == len(trials):
-            return instance, heights
-        return instance.take(kind_of, [trial.spec.trial_id for trial in trials]), [heights[kind] for kind in kind_of]
+        return instance, heights
 
     def _height(self, trial: TrialRecord) -> float:
         """Seconds of work left, more than 0: a trial that is queued for a call has run its budget."""
@@ -206,6 +260,7 @@ class Scheduling:
         critical = self._planner.preempts and (early or leads)
         self._queue.push(row, width, spec.priority, kind, critical=critical, in_front=again, bound=pinned)
         self.joined.append(trial)
+        self._kinds = None
 
     def _kind(self, trial: TrialRecord, *, pinned: bool) -> Hashable:
         """Equal for trials that are alike to placement."""
@@ -219,7 +274,12 @@ class Scheduling:
         """Takes a trial out of the queue; one that is not queued is passed over."""
         if trial.row in self._queue:
             self._queue.remove(trial.row)
+            self._left_queue(trial)
         self._work.forget(trial.row)
+
+    def _left_queue(self, trial: TrialRecord) -> None:
+        if self._kinds is not None:
+            self._kinds.remove(trial.row)
 
     def _set_paths(self, trials: Sequence[TrialRecord]) -> None:
         """Sets the critical paths of trials; the pace of the follow-up iterations, of other trials, is a guess."""
@@ -251,6 +311,7 @@ class Scheduling:
             return []
         started = [self._trials.by_row[row] for row in self._queue.start(self._place)]
         for trial in started:
+            self._left_queue(trial)
             self._allocations.mark_running(trial)
         return started
 
@@ -260,6 +321,7 @@ class Scheduling:
         if device is None or self._occupancy.residents[device] or self._lane_is_busy(trial):
             return False
         self._queue.remove(trial.row)
+        self._left_queue(trial)
         self._allocations.hold(trial, device)
         self._allocations.mark_running(trial)
         return True
@@ -269,6 +331,7 @@ class Scheduling:
         if not self._place_near(trial, device, only=True):
             return False
         self._queue.remove(trial.row)
+        self._left_queue(trial)
         self._allocations.mark_running(trial)
         return True
 
@@ -326,14 +389,5 @@ class Scheduling:
             trial = self._trials.by_row[row]
             if trial.placement.width > most:
                 self._queue.remove(row)
+                self._left_queue(trial)
                 self.enqueue(trial, float(most))
-
-
-def _plans_as(trial: TrialRecord) -> Hashable:
-    """Equal for trials that are alike to planners: only one that has run has a pace, and a state, of its own."""
-    if trial.pace.seconds is not None or trial.residence.lane is not None:
-        return trial.row
-    spec, progress, limits = trial.spec, trial.progress, trial.limits
-    left = progress.budget - progress.done
-    caps = limits.packing_cap, limits.width_cap
-    return spec.profile_key, left, spec.priority, spec.max_width, spec.memory, caps

@@ -57,6 +57,9 @@ MOST_TIMEOUTS = 1
 
 #: A trial overtakes a rung's critical path only if it is 10% longer, because paces are estimates.
 OVERTAKES = 1.1
+#: So many queued trials are planned again by kinds of trials that are alike: one by one, each costs some microseconds
+#: (benchmarks/cluster.py).
+LONG_QUEUE = 256
 #: With more trials waiting per device, none is preempted: each device has further work to fill gaps with, and looking
 #: for preemptions costs time (benchmarks/engine.py).
 MOST_WAITING = 2
@@ -74,6 +77,11 @@ CHEAP_SAVE = 0.1
 
 #: The submitter has this long to answer what ended before the engine resizes trials.
 SETTLING_S = 0.005
+#: Where events keep coming, as with thousands of devices, a tick comes so many seconds after one was first wanted.
+LATEST_TICK_S = 0.25
+#: Such ticks take at most this share of the time of the session's thread: with thousands of devices one takes tens of
+#: milliseconds (benchmarks/cluster.py).
+MOST_TICKING = 0.02
 #: An idle device is kept free for the median of so many of the latest set-ups, and not longer than this.
 LATEST_SETUPS = 5
 LONGEST_SETUP_S = 1.0

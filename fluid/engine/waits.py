@@ -46,6 +46,7 @@ class Waits:
         scheduling, queue = self._core.scheduling, self._core.queue
         refused, joined = scheduling.refused, scheduling.joined
         scheduling.joined = []
+        self._rename_lines()
         if not queue:
             self._lines.clear()
             return
@@ -68,6 +69,15 @@ class Waits:
         if len(self._lines) > 2 * len(queue) + _SPARE_LINES:
             live = {queue.line(row) for row in queue}
             self._lines = {key: line for key, line in self._lines.items() if key in live}
+
+    def _rename_lines(self) -> None:
+        """Follows lines that got another width as a whole: the journal is told of the line, not of its trials."""
+        for renamed in self._core.scheduling.renamed:
+            lines = {new: self._lines.pop(old) for old, new in renamed.items() if old in self._lines and new != old}
+            for line in lines.values():
+                line.reason = None
+            self._lines.update(lines)
+        self._core.scheduling.renamed.clear()
 
     def _line_of(self, trial: TrialRecord) -> _WaitLine:
         key = self._core.queue.line(trial.row)

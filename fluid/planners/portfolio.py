@@ -21,8 +21,9 @@ from fluid.planning.arrangement import Arrangement, Replanner, start_order
 from fluid.planning.instance import Instance
 from fluid.planning.narrowest_widths import NarrowestWidths
 from fluid.planning.planner import Planner
+from fluid.planning.proportional_share import packed_widths
 from fluid.planning.rollout import roll_out
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, TOLERANCE, FloatArray
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, TOLERANCE, FloatArray, IntArray
 from fluid.static_fluid import StaticFluid
 
 #: Multiples of T1 whose narrowest widths are tried: slack, as T1 ignores the order in which trials can start.
@@ -75,6 +76,10 @@ class Portfolio(Planner):
                 best, shortest = candidate, makespan
         assert best is not None
         return best
+
+    def join_alike(self, kinds: Instance, counts: IntArray, idle: int) -> FloatArray | None:
+        """Returns :func:`fluid.planning.proportional_share.packed_widths`."""
+        return packed_widths(kinds, counts, idle)
 
     def replanner(self) -> Replanner:
         """Returns R."""

@@ -12,7 +12,7 @@ from fluid.planning.instance import Instance
 from fluid.planning.profile import Profile
 from fluid.planning.proportional_share import arrival_widths
 from fluid.planning.rollout import Rollout, roll_out, start
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FloatArray
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FloatArray, IntArray
 from fluid.resources import Cluster, Placement
 from fluid.trialgroup import TrialGroup
 
@@ -57,6 +57,19 @@ class Planner(ABC):
         widths = arrival_widths(instance, others, idle)
         order = start_order(widths, instance.heights, instance.priority)
         return Arrangement(widths, order, self.replanner(), replan_at_start=False, name=self.name)
+
+    def join_alike(self, kinds: Instance, counts: IntArray, idle: int) -> FloatArray | None:
+        """The widths that :meth:`join` gives trials of which many are alike, where alike ones get equal widths.
+
+        Args:
+            kinds: the new trials, one of each kind, and all devices of the job.
+            counts: (kinds,) trials of each kind.
+            idle: number of idle devices.
+
+        Returns:
+            (kinds,) widths; ``None`` to be asked :meth:`join`, trial by trial.
+        """
+        return None
 
     def plan(self, group: TrialGroup, cluster: Cluster, profile: Profile | None = None) -> Plan:
         """Plans a group's active trials on an idle cluster.

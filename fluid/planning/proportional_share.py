@@ -7,7 +7,10 @@ from numpy.typing import ArrayLike
 
 from fluid.planning.arrangement import Running, WidthChange
 from fluid.planning.instance import Instance
-from fluid.planning.runtime_model import TOLERANCE, FloatArray
+from fluid.planning.runtime_model import TOLERANCE, FloatArray, IntArray
+
+#: A share below this is one that rounding does not make a whole device.
+_BELOW_ONE = 0.999
 
 
 def shares(heights: FloatArray, n: int) -> FloatArray:
@@ -57,6 +60,24 @@ def arrival_widths(instance: Instance, others: FloatArray, idle: int) -> FloatAr
         widths[row] = devices
         idle -= devices
     return widths
+
+
+def packed_widths(kinds: Instance, counts: IntArray, idle: int) -> FloatArray | None:
+    """:func:`arrival_widths` of trials of which many are alike, if no trial gets a whole device.
+
+    Args:
+        kinds: the new trials, one of each kind, and all devices of the job.
+        counts: (kinds,) trials of each kind.
+        idle: number of idle devices.
+
+    Returns:
+        (kinds,) widths; ``None`` if a trial may get a whole device.
+    """
+    # The work of other trials only makes shares smaller.
+    tallest, total = float(kinds.heights.max()), float((kinds.heights * counts).sum())
+    if idle > 0 and tallest * kinds.n >= _BELOW_ONE * total:
+        return None
+    return 1.0 / kinds.model.c
 
 
 def make_room(running: Running, waiting: FloatArray) -> list[WidthChange]:

@@ -120,27 +120,40 @@ class StartQueue:
         """Removes a row."""
         self._remove(row, self._where[row])
 
-    def set_widths(self, width_of: Mapping[int, float], kind_of: Callable[[int], Hashable]) -> bool:
-        """Gives all rows new widths where they stay in line as they are; returns whether they do.
+    def set_widths(
+        self, width_of: Mapping[int, float], kind_of: Callable[[int], Hashable]
+    ) -> dict[Hashable, Hashable] | None:
+        """Gives all rows new widths where they stay in line as they are.
 
         They do not, and nothing changes, if rows of one class get different widths, or classes change places or become
-        one, or a line has another kind now.
+        one, or lines part or become one, or a line has another kind now.
 
         Args:
-            width_of: the new width of each row.
+            width_of: the new widths of rows, at least one of each class; the other rows of a class get the same.
             kind_of: the present kind of a row, which is that of its line.
+
+        Returns:
+            The new :meth:`line` of each old one; ``None`` if the rows do not stay in line.
         """
+        new_keys: dict[_Class, _Class] = {}
+        for row, width in width_of.items():
+            key = self._where[row].key
+            if new_keys.setdefault(key, new_key := (key[0], key[1], -width)) != new_key:
+                return None
         moved: dict[_Class, dict[Hashable, _QueueLine]] = {}
+        renamed: dict[Hashable, Hashable] = {}
         latest: _Class | None = None
         for key in sorted(self._classes):
-            lines = self._classes[key]
-            widths = {width_of[row] for line in lines.values() for row in line.rows}
-            new_key = (key[0], key[1], -widths.pop())
-            if widths or (latest is not None and new_key <= latest):
-                return False
-            if any(kind_of(line.first[0]) != kind for kind, line in lines.items()):
-                return False
+            lines, new_key = self._classes[key], new_keys[key]
+            if latest is not None and new_key <= latest:
+                return None
+            for kind, line in lines.items():
+                name = new_key[2], kind
+                if renamed.setdefault((key[2], kind), name) != name or kind_of(line.first[0]) != kind:
+                    return None
             moved[new_key], latest = lines, new_key
+        if len(set(renamed.values())) < len(renamed):
+            return None
         self._classes = moved
         self._unbound.clear()
         for key, lines in moved.items():
@@ -149,7 +162,7 @@ class StartQueue:
                 count = len(line.rows) - sum(row in line.rows for row in self._bound)
                 if count:
                     self._unbound[-key[2]] = self._unbound.get(-key[2], 0) + count
-        return True
+        return renamed
 
     def clear(self) -> None:
         """Removes all rows."""

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import queue
-import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +21,8 @@ from typing import Any
 
 from fluid._clock import timestamp
 from fluid.backends.base import Backend
-from fluid.engine import tuning
 from fluid.engine.commands import Notice, TrialNotice
-from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, SessionDraining, Tick, TrialStarted
+from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, SessionDraining, Tick
 from fluid.engine.notices import NoteDrained
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
@@ -32,6 +30,7 @@ from fluid.session.alerts import Alerts
 from fluid.session.autoscaling import Autoscaler, make_autoscaler
 from fluid.session.inbox import GroupInbox
 from fluid.session.run_folder import RunFolder
+from fluid.session.ticks import Ticks
 
 _log = logging.getLogger(__name__)
 #: Events of a backend that the engine may refuse.
@@ -67,8 +66,7 @@ class Pump:
         self._notifications: deque[Callable[[], None]] = deque()
         self._notifying = False
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        #: Seconds that the latest trials took to be set up.
-        self._setups: deque[float] = deque([0.0], maxlen=tuning.LATEST_SETUPS)
+        self._ticks = Ticks(state)
         #: Those who wait for the end of a drain: of a device, or of the session where that is ``None``.
         self._drains: dict[int | None, list[Future[tuple[str, ...]]]] = {}
         self._alerts = Alerts(state, folder.path, self.inboxes)
@@ -267,34 +265,28 @@ class Pump:
             return
         begun = self._backend.now()
         scale_at = None if self._autoscaler is None else self._autoscaler.act(begun)
-        until, wake_at = self._until_tick(), _earlier(self._state.alarm_at, scale_at)
+        until, wake_at = self._ticks.until(begun), _earlier(self._state.alarm_at, scale_at)
         events = self._backend.poll(_earlier(until, None if wake_at is None else max(0.0, wake_at - begun)))
+        waited = self._backend.now() - begun
         if events:
-            self._setups += [event.seconds for event in events if isinstance(event, TrialStarted)]
+            self._ticks.heard(events)
             for together in _apart(events):
                 # The user may have removed a device of a node that drains.
                 used = self._state.occupancy.residents
                 self.handle(*(one for one in together if not isinstance(one, DeviceDraining) or one.device_id in used))
-        elif until is not None and not answered and self._backend.now() - begun >= until:
-            self.handle(Tick(self._backend.now()))
+        settled = not events and not answered and until is not None and waited >= until
+        if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):
+            self._tick()
         # Only if it was due before poll() began: what lanes had reported by then is known now. It may have removed the
         # deadline. A wait that a suspension of the driver interrupts may end without it.
         alarm_at = self._state.alarm_at
         if self._broken is None and alarm_at is not None and begun >= alarm_at:
             self.handle(Alarm(self._backend.now()))
 
-    def _until_tick(self) -> float | None:
-        """Seconds without an event after which a tick is due; ``None`` if none is.
-
-        Ray Tune adds the next trial only after it has seen the last result. So an idle device is kept free for one
-        set-up time before a running trial is widened onto it: this is 2-competitive, as in ski rental.
-        """
-        if not self._state.wants_tick:
-            return None
-        if not self._state.only_spreads:
-            return tuning.SETTLING_S
-        idle_until = self._state.changed_at + min(statistics.median_low(self._setups), tuning.LONGEST_SETUP_S)
-        return max(tuning.SETTLING_S, idle_until - self._backend.now())
+    def _tick(self) -> None:
+        began = self._backend.now()
+        self.handle(Tick(began))
+        self._ticks.ticked(began, self._backend.now())
 
     def _answer_calls(self) -> bool:
         answered = False

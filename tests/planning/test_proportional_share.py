@@ -15,7 +15,7 @@ from planning_helpers import Case, Scene, cases, scenes
 from fluid.planners.by_name import PLANNERS
 from fluid.planning.arrangement import WidthChange
 from fluid.planning.instance import Instance
-from fluid.planning.proportional_share import arrival_widths, make_room, shares, static_widths
+from fluid.planning.proportional_share import arrival_widths, make_room, packed_widths, shares, static_widths
 
 quarters = st.lists(st.integers(1, 200), min_size=1, max_size=12)
 
@@ -70,6 +70,28 @@ def test_widths_beside_others(case: Case, others: list[int], data: st.DataObject
         assert widths[row] == (devices if devices >= 1 else 1 / model.c[row])
         left -= devices
     assert left >= 0
+
+
+@given(case=cases(), others=st.lists(st.integers(0, 400), max_size=6), data=st.data())
+def test_widths_of_kinds_are_those_of_their_trials(case: Case, others: list[int], data: st.DataObject) -> None:
+    kinds = case.instance
+    counts = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(kinds), max_size=len(kinds))))
+    idle = data.draw(st.integers(0, kinds.n))
+    widths = packed_widths(kinds, counts, idle)
+    kind_of = np.repeat(np.arange(len(kinds)), counts)
+    trials = kinds.take(kind_of.tolist(), [str(position) for position in range(len(kind_of))])
+    each = arrival_widths(trials, np.array(others) / 4, idle)
+    if widths is not None:
+        assert each.tolist() == widths[kind_of].tolist()
+    else:
+        assert idle > 0, "where no device is idle, none is given"
+
+
+def test_trials_that_may_get_a_device_have_no_widths_by_kind() -> None:
+    kinds = Instance.build([4.0, 1.0], 2, c=3)
+    assert packed_widths(kinds, np.array([1, 4]), 1) is None
+    assert packed_widths(kinds, np.array([1, 5]), 1).tolist() == [1 / 3, 1 / 3]
+    assert packed_widths(kinds, np.array([1, 1]), 0).tolist() == [1 / 3, 1 / 3]
 
 
 def test_widths_beside_others_by_hand() -> None:

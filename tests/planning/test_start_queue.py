@@ -114,7 +114,8 @@ def test_rows_that_stay_in_line_get_new_widths_where_they_are() -> None:
     for row, width in ((1, 1.0), (2, 0.5), (3, 0.5), (4, 1.0)):
         queue.push(row, width, kind="a")
     before = list(queue)
-    assert queue.set_widths({1: 0.5, 4: 0.5, 2: 0.25, 3: 0.25}, lambda row: "a")
+    renamed = queue.set_widths({1: 0.5, 2: 0.25}, lambda row: "a")
+    assert renamed == {(-1.0, "a"): (-0.5, "a"), (-0.5, "a"): (-0.25, "a")}
     assert list(queue) == before and [queue.width(row) for row in before] == [0.5, 0.5, 0.25, 0.25]
     assert queue.unbound == {0.5: 2, 0.25: 2}
     queue.push(5, 0.5, kind="a")
@@ -135,5 +136,5 @@ def test_rows_that_do_not_stay_in_line_keep_their_widths(width_of: dict[int, flo
     queue = StartQueue()
     for row, width in ((1, 1.0), (2, 0.5), (3, 0.5)):
         queue.push(row, width, kind="a")
-    assert not queue.set_widths(width_of, lambda row: kind)
+    assert queue.set_widths(width_of, lambda row: kind) is None
     assert [queue.width(row) for row in queue] == [1.0, 0.5, 0.5] and queue.unbound == {1.0: 1, 0.5: 2}

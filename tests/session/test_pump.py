@@ -15,16 +15,29 @@ from typing import Any
 import pytest
 
 from fluid.backends.base import Sharing
+from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.engine import tuning
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
-from fluid.engine.events import BudgetExtended, DeviceAdded, DeviceDraining, DeviceLost, Event, Failure, GroupSubmitted
+from fluid.engine.events import (
+    BudgetExtended,
+    DeviceAdded,
+    DeviceDraining,
+    DeviceLost,
+    Event,
+    Failure,
+    GroupSubmitted,
+    TrialSpec,
+)
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
+from fluid.planners.by_name import make_planner
 from fluid.resources import Device
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import Result, TrialListener
 from fluid.session.run_folder import RunFolder
+from fluid.session.ticks import Ticks
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial, TrialGroup
 
@@ -127,6 +140,66 @@ def test_devices_may_go_come_back_and_drain_at_one_time(executor: FluidExecutor,
         assert time.monotonic() < deadline, "the devices are not as they were reported"
     submit(executor, "a")
     assert backend.registered == ["a"], "the session goes on"
+
+
+# -- ticks where events keep coming ----------------------------------------------------------------------------------
+
+
+class Wide:
+    """May run on several devices; the simulated backend never loads it."""
+
+    fluid_elastic = True
+
+    def step(self) -> dict[str, Any]:
+        return {}
+
+    def save_checkpoint(self, folder: Path) -> None:
+        pass
+
+    def load_checkpoint(self, folder: Path) -> None:
+        pass
+
+
+def test_trials_are_resized_although_events_never_pause(tmp_path: Path) -> None:
+    backend = SimulatedBackend(lambda *_: Truth(0.001, 1.0, 1.0), [Device(0), Device(1)], epsilon=0.001)
+    trials = [Trial(Wide, budget=3000, trial_id="long", max_width=2), Trial(Wide, budget=20, trial_id="short")]
+    with FluidExecutor(backend, packing="off", run_dir=tmp_path / "run", verbose=0) as executor:
+        assert executor.submit_trialgroup(TrialGroup(trials)).wait(PATIENCE)
+        entries = [json.loads(line) for line in (executor.folder.path / "journal.jsonl").read_text().splitlines()]
+    (resize,) = [entry for entry in entries if entry["what"] == "NoteResize"]
+    assert (resize["trial_id"], resize["width"]) == ("long", 2.0)
+    submitted = next(entry["at"] for entry in entries if entry["what"] == "GroupSubmitted")
+    assert tuning.LATEST_TICK_S <= resize["at"] - submitted < tuning.LATEST_TICK_S + 0.01
+
+
+@pytest.fixture
+def busy() -> EngineState:
+    """An engine that wants a tick: a trial waits."""
+    state = EngineState(make_planner("portfolio"))
+    specs = (TrialSpec("a", 9), TrialSpec("b", 9))
+    state.handle(DeviceAdded(0.0, Device(0)))
+    state.handle(GroupSubmitted(0.0, "g", specs))
+    assert state.wants_tick and not state.only_spreads
+    return state
+
+
+def test_ticks_that_interrupt_events_take_a_small_share_of_the_time(busy: EngineState) -> None:
+    ticks, now, spent, began = Ticks(busy), 10.0, 0.0, []
+    while now < 70.0:
+        now += 0.001
+        if ticks.is_overdue(now, waited=0.0):
+            began.append(now)
+            now += 0.02
+            spent += 0.02
+            ticks.ticked(now - 0.02, now)
+    assert began[0] == pytest.approx(10.0 + tuning.LATEST_TICK_S, abs=0.01)
+    assert 0.9 * tuning.MOST_TICKING < spent / 60.0 <= 1.1 * tuning.MOST_TICKING
+
+
+def test_a_tick_is_not_overdue_where_events_pause(busy: EngineState) -> None:
+    ticks = Ticks(busy)
+    assert not any(ticks.is_overdue(0.01 * step, waited=0.01) for step in range(100))
+    assert ticks.until(1.0) == tuning.SETTLING_S
 
 
 # -- a backend that cannot be closed --------------------------------------------------------------------------------
