@@ -22,7 +22,6 @@ import numpy as np
 
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine import tuning
 from fluid.engine.commands import Command, Notice, ReportEnd
 from fluid.engine.events import (
     Alarm,
@@ -40,6 +39,7 @@ from fluid.engine.state import EngineState
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
 from fluid.resources import Device
+from fluid.session.ticks import Ticks
 from fluid.trialgroup import TrialState
 
 #: Packing overhead and scaling overhead of every trial.
@@ -129,6 +129,7 @@ class Session:
             lambda trial_id, _: Truth(seconds[int(trial_id[1:])], ALPHA, BETA), map(Device, range(devices)), epsilon=0.2
         )
         self._state = EngineState(make_planner("portfolio"), Profile())
+        self._ticks = Ticks(self._state)
         self._trials = trials
         self._submitted = self._ended = 0
         self._groups = 0
@@ -155,16 +156,28 @@ class Session:
             ended = self._ends(self._step())
 
     def _step(self) -> list[Command]:
-        """Does as an executor does: a tick comes once nothing has happened for a while."""
+        """Does as an executor does."""
         backend, state = self._backend, self._state
         now, next_at = backend.now(), backend.next_at()
         if state.alarm_at is not None and state.alarm_at < next_at:
             backend.clock.advance_to(max(state.alarm_at, now))
             return self._tell([Alarm(backend.now())])
-        if state.wants_tick and next_at > now + tuning.SETTLING_S:
-            backend.clock.advance_to(now + tuning.SETTLING_S)
-            return self._tell([Tick(backend.now())])
-        return self._tell(backend.poll())
+        until = self._ticks.until(now)
+        if until is not None and next_at > now + until:
+            backend.clock.advance_to(now + until)
+            return self._tick()
+        events = backend.poll()
+        self._ticks.heard(events)
+        commands = self._tell(events)
+        if self._ticks.is_overdue(backend.now(), next_at - now):
+            commands += self._tick()
+        return commands
+
+    def _tick(self) -> list[Command]:
+        now, begun = self._backend.now(), time.thread_time()
+        commands = self._tell([Tick(now)])
+        self._ticks.ticked(now, now + time.thread_time() - begun)
+        return commands
 
     def _tell(self, events: Sequence[Event]) -> list[Command]:
         commands = self.calls.time(self._state, events)

@@ -30,23 +30,26 @@ class QueueKinds:
     """The trials of the queue as they were last planned all at once; those of a kind got one width.
 
     Attributes:
-        rows: kind -> rows of the trials that still wait, in starting order; no empty ones.
+        trials: kind -> row -> trial, of those that still wait, in starting order; no empty kinds.
         order: the kinds in starting order; several times each where their trials alternate.
     """
 
     def __init__(self, trials: Sequence[TrialRecord], plan: PlannedTrials) -> None:
-        self._kind_of = {trials[position].row: plan.kind_of[position] for position in plan.order}
-        self.rows: dict[int, dict[int, None]] = {}
-        for row, kind in self._kind_of.items():
-            self.rows.setdefault(kind, {})[row] = None
+        self._kind_of: dict[int, int] = {}
+        self.trials: dict[int, dict[int, TrialRecord]] = {}
+        for position in plan.order:
+            trial, kind = trials[position], plan.kind_of[position]
+            self._kind_of[trial.row] = kind
+            self.trials.setdefault(kind, {})[trial.row] = trial
         self.order = [kind for kind, _ in groupby(self._kind_of.values())]
 
     def remove(self, row: int) -> None:
         """Removes a trial that no longer waits."""
         kind = self._kind_of.pop(row)
-        del self.rows[kind][row]
-        if not self.rows[kind]:
-            del self.rows[kind]
+        waiting = self.trials[kind]
+        del waiting[row]
+        if not waiting:
+            del self.trials[kind]
 
 
 def kinds_of(trials: Sequence[TrialRecord]) -> tuple[list[TrialRecord], list[int]]:

@@ -171,7 +171,7 @@ class Scheduling:
             return None
         kinds = QueueKinds(trials, plan)
         widths = set(zip(plan.kind_of, plan.widths, strict=True))
-        return kinds if len(widths) == len(kinds.rows) else None
+        return kinds if len(widths) == len(kinds.trials) else None
 
     def _plan_kinds_again(self) -> bool:
         """Plans the queue by kinds of trials, with the result of planning it trial by trial; returns whether it could.
@@ -179,27 +179,26 @@ class Scheduling:
         It cannot if trials were queued since it was last planned as a whole, or have to change places.
         """
         kinds, work = self._kinds, self._work
-        if kinds is None or not kinds.rows or work.longest_path > 0.0 or len(self._queue) == len(work.by_row):
+        if kinds is None or not kinds.trials or work.longest_path > 0.0 or len(self._queue) == len(work.by_row):
             return False
-        by_row = self._trials.by_row
-        first = [by_row[next(iter(rows))] for rows in kinds.rows.values()]
+        first = [next(iter(trials.values())) for trials in kinds.trials.values()]
         instance, heights = self._instance(first)
-        counts = np.array([len(rows) for rows in kinds.rows.values()])
+        counts = np.array([len(trials) for trials in kinds.trials.values()])
         widths = self._planner.join_alike(instance, counts, self._occupancy.free_count)
         if widths is None:
             return False
-        places = dict(zip(kinds.rows, zip(instance.priority, widths, instance.heights, strict=True), strict=True))
+        places = dict(zip(kinds.trials, zip(instance.priority, widths, instance.heights, strict=True), strict=True))
         order = [places[kind] for kind in kinds.order if kind in places]
         width_of = {trial.row: width for trial, width in zip(first, widths.tolist(), strict=True)}
         if any(map(lt, order, order[1:])) or not self._set_widths(width_of):
             return False
-        for trial, rows, height in zip(first, kinds.rows.values(), heights, strict=True):
-            if height != work.by_row[trial.row]:
-                work.set_all(rows, height)
-            width = width_of[trial.row]
-            if width != trial.placement.width:
-                for row in rows:
-                    by_row[row].placement.width = width
+        for one, trials, height in zip(first, kinds.trials.values(), heights, strict=True):
+            if height != work.by_row[one.row]:
+                work.set_all(trials, height)
+            width = width_of[one.row]
+            if width != one.placement.width:
+                for trial in trials.values():
+                    trial.placement.width = width
         self.replanner = self._planner.replanner()
         return True
 
