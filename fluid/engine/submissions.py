@@ -130,7 +130,8 @@ class Submissions:
             core.log(trial, "was extended at the instant it ended")
             return  # the submitter is told of its end
         trial.progress.budget += event.iterations
-        core.scheduling.forget_kinds()
+        if trial.row in core.queue:
+            core.scheduling.forget_kinds()
         self._set_follow_up(trial, event.follow_up_iterations)
         if trial.restored_for_call:  # the submitter waits for it again
             trial.restored_for_call = False
