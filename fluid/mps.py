@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 _LONGEST_FOLDER = 80
 #: Seconds between two checks of a daemon that is starting. Its end is reported at once.
 _START_CHECK_S = 0.05
+#: Seconds for the supervisor to tell of the daemon's end.
+_END_TOLD_S = 0.5
 
 
 class MpsDaemon:
@@ -202,7 +204,11 @@ class MpsDaemon:
             self._check_alive()
             faulty = [server for server, state in self.servers().items() if state == "FAULT"]
         except MpsError as error:
-            return str(error)
+            # A daemon that has just died does not answer; its supervisor says how it ended, a moment later.
+            if self._supervisor is None:
+                return str(error)
+            self._supervisor.wait(_END_TOLD_S)
+            return self._supervisor.exit_reason or str(error)
         if faulty:
             return f"MPS server {faulty[0]} is in FAULT: a client failed, and no other can start until all have ended"
         return ""
