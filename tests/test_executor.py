@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -514,9 +515,12 @@ def options_of_a_lane(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) 
     """What the next lane is told when it is forked."""
     told: list[LaneOptions] = []
     fork = ForkServerProcess.fork
-    monkeypatch.setattr(
-        ForkServerProcess, "fork", lambda server, options: (told.append(options), fork(server, options))[1]
-    )
+
+    def note(server: ForkServerProcess, options: LaneOptions, connection: socket.socket) -> None:
+        told.append(options)
+        fork(server, options, connection)
+
+    monkeypatch.setattr(ForkServerProcess, "fork", note)
     executor.add_device(Device(5, kind="cpu"))
     return told[0]
 
