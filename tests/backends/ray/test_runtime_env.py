@@ -65,7 +65,7 @@ from ray_drive import OTHER_MACHINE, THIS_MACHINE, Drive
 from fluid.backends.ray import RayBackend
 from fluid.resources import Device
 if __name__ == "__main__":
-    with RayBackend([Device(0, host=THIS_MACHINE), Device(1, host=OTHER_MACHINE)], preload=[]) as backend:
+    with RayBackend([Device(0, host=THIS_MACHINE), Device(1, host=OTHER_MACHINE)], preload=[], timeout=60) as backend:
         drive = Drive(backend)
         seen = [drive.evaluate(lane, **json.loads(sys.argv[1])) for lane in drive.lanes(0, 1)]
     with open(sys.argv[2], "w") as file:
