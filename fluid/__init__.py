@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fluid.planners.portfolio import Portfolio
     from fluid.planning.instance import Instance
     from fluid.planning.profile import Profile
-    from fluid.resources import Cluster, Device, MemoryNeed, Placement
+    from fluid.resources import Cluster, Device, MemoryNeed, Placement, Requires
     from fluid.session.handle import TrialGroupHandle
     from fluid.session.results import CallFailedError, Result, TrialFailedError, TrialListener
     from fluid.static_fluid import StaticFluid
@@ -42,6 +42,7 @@ _HOME = {
     "Placement": "fluid.resources",
     "Portfolio": "fluid.planners.portfolio",
     "Profile": "fluid.planning.profile",
+    "Requires": "fluid.resources",
     "Result": "fluid.session.results",
     "Search": "fluid.trialgroup",
     "Shown": "fluid.trialgroup",
@@ -69,6 +70,7 @@ __all__ = [
     "Placement",
     "Portfolio",
     "Profile",
+    "Requires",
     "Result",
     "Search",
     "Shown",

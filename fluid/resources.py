@@ -1,13 +1,14 @@
-"""Devices, the cluster they form, and the device memory that a trial needs."""
+"""Devices, the cluster they form, and what a trial needs of them."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 
 DeviceKind = Literal["gpu", "cpu"]
 
@@ -24,7 +25,7 @@ def available_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Device:
     """One GPU, or one CPU core on a machine without GPUs.
 
@@ -41,6 +42,8 @@ class Device:
             the pace of its slowest device.
         memory_bytes: memory of the device; ``None``, the default, if it does not limit packing. For a CPU, the share of
             the host's memory that trials on this core may take; their memory is then measured.
+        model: name of the product, such as ``"NVIDIA A100-SXM4-80GB"``; ``None``, the default, if unknown.
+        tags: names that :class:`Requires` may ask for; none by default.
 
     Raises:
         InvalidFieldError: a field cannot be used.
@@ -51,6 +54,8 @@ class Device:
     kind: DeviceKind = "cpu"
     speed: float = 1.0
     memory_bytes: float | None = None
+    model: str | None = None
+    tags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_integer("index", self.index, at_least=0)
@@ -61,6 +66,98 @@ class Device:
             raise InvalidFieldError("speed", self.speed, "must be above 0")
         if self.memory_bytes is not None:
             require_number("memory_bytes", self.memory_bytes, at_least=0.0)
+        if self.model is not None:
+            require_text("model", self.model)
+        object.__setattr__(self, "tags", _tags(self.tags))
+
+    def __repr__(self) -> str:
+        """Leaves out model and tags where there are none."""
+        text = f"Device(index={self.index}, host={self.host!r}, kind={self.kind!r}, speed={self.speed}"
+        text += f", memory_bytes={self.memory_bytes}"
+        text += "" if self.model is None else f", model={self.model!r}"
+        return text + (f", tags={self.tags})" if self.tags else ")")
+
+
+@dataclass(frozen=True, slots=True)
+class Requires:
+    """What a device must have to run a trial. A field that is left out asks for nothing.
+
+    Example:
+        >>> from fluid import Device, Requires
+        >>> requires = Requires(model="H100|A100", memory_bytes=60 * 2**30)
+        >>> requires.met_by(Device(0, kind="gpu", model="NVIDIA A100-SXM4-80GB", memory_bytes=80 * 2**30))
+        True
+        >>> print(requires)
+        model 'H100|A100', memory of at least 60 GiB
+
+    Args:
+        memory_bytes: least memory of the device, in bytes. A device whose memory is unknown has enough.
+        kind: ``"gpu"`` or ``"cpu"``.
+        model: name of the product, or several, divided by ``|``. The words of one of them must occur in the device's
+            model, in that order: ``"A100"`` and ``"A100-80G"`` are both met by ``"NVIDIA A100-SXM4-80GB"``. Case does
+            not matter.
+        host: name of the machine, or several, divided by ``|``.
+        tags: tags that the device must have, all of them; one may be given as a string.
+
+    Raises:
+        InvalidFieldError: a field cannot be used.
+    """
+
+    memory_bytes: float | None = None
+    kind: DeviceKind | None = None
+    model: str | None = None
+    host: str | None = None
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None:
+            least = require_number("memory_bytes", self.memory_bytes, at_least=0.0)
+            object.__setattr__(self, "memory_bytes", least)
+        if self.kind is not None:
+            require_one_of("kind", self.kind, ("gpu", "cpu"))
+        for name in ("model", "host"):
+            value = getattr(self, name)
+            if value is not None and not all(part.strip() for part in require_text(name, value).split("|")):
+                raise InvalidFieldError(name, value, "must be a name, or several divided by |")
+        object.__setattr__(self, "tags", _tags(self.tags))
+
+    def __str__(self) -> str:
+        parts = [f"{name} {value!r}" for name in ("kind", "model", "host") if (value := getattr(self, name))]
+        parts += [f"tag {tag!r}" for tag in self.tags]
+        if self.memory_bytes:
+            parts.append(f"memory of at least {self.memory_bytes / 2**30:g} GiB")
+        return ", ".join(parts) or "nothing"
+
+    def met_by(self, device: Device) -> bool:
+        """Whether a device has all that is required."""
+        least, has = self.memory_bytes, device.memory_bytes
+        if least is not None and has is not None and has < least:
+            return False
+        if self.kind not in (None, device.kind) or not set(self.tags) <= set(device.tags):
+            return False
+        if self.host is not None and device.host not in [name.strip() for name in self.host.split("|")]:
+            return False
+        return self.model is None or any(_names(part, device.model) for part in self.model.split("|"))
+
+
+def _tags(tags: Iterable[str] | str) -> tuple[str, ...]:
+    """Tags in order, each once."""
+    if isinstance(tags, str):
+        tags = (tags,)
+    if not isinstance(tags, Iterable):
+        raise InvalidFieldError("tags", tags, "must be strings in a tuple")
+    return tuple(sorted({require_text("tags", tag) for tag in tags}))
+
+
+def _names(wanted: str, model: str | None) -> bool:
+    """Whether the words of a name occur in a device's model, in that order."""
+    words = iter(_words(model or ""))
+    return all(any(word == found for found in words) for word in _words(wanted))
+
+
+def _words(name: str) -> list[str]:
+    # Ray writes 80G where NVIDIA writes 80GB.
+    return [re.sub(r"(?<=\dg)b$", "", word) for word in re.findall(r"[a-z0-9]+", name.lower())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
-from fluid.resources import MemoryNeed
+from fluid.resources import MOST_DEVICES, MemoryNeed, Requires
 
 #: When an iteration counts as hung: seconds, ``"auto"`` for a limit measured on its like, or ``None`` for never.
 IterationTimeout = float | Literal["auto"] | None
@@ -152,6 +152,13 @@ class Trial:
             limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took
             (docs/running.md). The process of a hung trial is killed. The trial goes on from its checkpoint once; if it
             hangs again, it fails, with ``"timeout"`` as the kind of its failure.
+        requires: what a device must have to run the trial; ``None``, the default, if any device will do.
+        devices: ``None``, the default, to let the engine decide. A whole number n: exactly n devices, which it shares
+            with no other trial. An elastic trial has the fixed width n; any other one is a *gang* for n of at least 2:
+            it runs in one process that sees all n, which are of one host. A fraction, such as 1/2: one device, shared
+            by at most 1/fraction trials.
+        threads: CPU threads of the trial's process while it runs the trial, as for OMP_NUM_THREADS and
+            ``torch.set_num_threads``; ``None``, the default, for one where lanes share a machine.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -169,6 +176,9 @@ class Trial:
     shown: Shown | None = None
     follow_up_iterations: int = 0
     iteration_timeout_s: IterationTimeout = "auto"
+    requires: Requires | None = None
+    devices: float | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.trainable) and not hasattr(self.trainable, "step"):
@@ -186,6 +196,11 @@ class Trial:
         )
         timeout = require_timeout("iteration_timeout_s", self.iteration_timeout_s)
         object.__setattr__(self, "iteration_timeout_s", timeout)
+        if self.requires is not None and not isinstance(self.requires, Requires):
+            raise InvalidFieldError("requires", self.requires, "must be a Requires or None")
+        object.__setattr__(self, "devices", require_devices("devices", self.devices))
+        if self.threads is not None:
+            object.__setattr__(self, "threads", require_integer("threads", self.threads, at_least=1))
         if not isinstance(self.retry_errors, bool):
             raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
         _require_config(self.config)
@@ -240,6 +255,25 @@ def require_timeout(name: str, value: object) -> IterationTimeout:
     if seconds == 0.0:
         raise InvalidFieldError(name, value, "must be a number of seconds above 0, 'auto' or None")
     return seconds
+
+
+def require_devices(name: str, value: object) -> float | None:
+    """Returns the devices that a trial is to have: ``None``, a whole number, or a fraction of one device.
+
+    Raises:
+        InvalidFieldError: it is neither.
+    """
+    if value is None:
+        return None
+    number = require_number(name, value, at_least=0.0)
+    if number == 0.0:
+        raise InvalidFieldError(name, value, "must be above 0")
+    if number < 1.0:
+        return number
+    try:
+        return require_integer(name, number, at_least=1, at_most=MOST_DEVICES)
+    except InvalidFieldError as error:
+        raise InvalidFieldError(name, value, "must be a whole number, or a fraction of one device") from error
 
 
 class TrialGroup:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.resources import DEFAULT_MEMORY_WATERMARK, MOST_DEVICES, Cluster, Device, MemoryNeed, Placement
+from fluid.resources import DEFAULT_MEMORY_WATERMARK, MOST_DEVICES, Cluster, Device, MemoryNeed, Placement, Requires
 
 # --- Device
 
@@ -164,3 +164,72 @@ def test_a_placement_has_as_many_devices_as_its_width_takes(width: float, count:
     for wrong in (count - 1, count + 1):
         with pytest.raises(InvalidFieldError, match="device_ids"):
             Placement(width, tuple(range(wrong)))
+
+
+# --- Requires
+
+A100 = Device(0, host="n1", kind="gpu", memory_bytes=80 * 2**30, model="NVIDIA A100-SXM4-80GB", tags=("nvlink", "b"))
+
+
+@pytest.mark.parametrize(
+    ("requires", "met"),
+    [
+        (Requires(), True),
+        (Requires(kind="gpu"), True),
+        (Requires(kind="cpu"), False),
+        *((Requires(model=name), True) for name in ("A100", "a100", "A100-80G", "H100|A100", "NVIDIA A100-SXM4-80GB")),
+        *((Requires(model=name), False) for name in ("H100", "A10", "A100-40G", "80GB A100", "H100|V100", "100")),
+        (Requires(host="n1"), True),
+        (Requires(host="n2 | n1"), True),
+        (Requires(host="n"), False),
+        (Requires(tags="nvlink"), True),
+        (Requires(tags=("nvlink", "b")), True),
+        (Requires(tags=("nvlink", "c")), False),
+        (Requires(memory_bytes=80 * 2**30), True),
+        (Requires(memory_bytes=81 * 2**30), False),
+        (Requires(kind="gpu", model="A100", host="n2"), False),
+    ],
+)
+def test_a_device_meets_what_is_required_or_does_not(requires: Requires, met: bool) -> None:
+    assert requires.met_by(A100) is met
+
+
+def test_a_device_of_unknown_memory_has_enough_and_one_of_unknown_model_is_no_model() -> None:
+    assert Requires(memory_bytes=1e12).met_by(Device(0))
+    assert not Requires(model="A100").met_by(Device(0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("memory_bytes", -1),
+        ("kind", "tpu"),
+        ("model", ""),
+        ("model", "A100|"),
+        ("host", 5),
+        ("host", "a||b"),
+        ("tags", 5),
+        ("tags", ("a", 1)),
+        ("tags", ("",)),
+    ],
+)
+def test_a_bad_requirement_is_refused_by_field(field: str, value: Any) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        Requires(**{field: value})
+    assert caught.value.field == field
+
+
+def test_tags_are_a_set_however_they_are_given() -> None:
+    assert Device(0, tags=["b", "a", "b"]) == Device(0, tags=("a", "b"))  # type: ignore[arg-type]
+    assert hash(Requires(tags={"b", "a"})) == hash(Requires(tags=("a", "b")))  # type: ignore[arg-type]
+    assert Requires(tags="ab").tags == ("ab",)  # type: ignore[arg-type]
+
+
+def test_devices_and_requirements_print_and_pickle() -> None:
+    assert repr(A100) == (
+        "Device(index=0, host='n1', kind='gpu', speed=1.0, memory_bytes=85899345920, "
+        "model='NVIDIA A100-SXM4-80GB', tags=('b', 'nvlink'))"
+    )
+    assert str(Requires()) == "nothing"
+    assert str(Requires(kind="gpu", host="n1", tags=("a",))) == "kind 'gpu', host 'n1', tag 'a'"
+    assert pickle.loads(pickle.dumps((A100, Requires(model="A100")))) == (A100, Requires(model="A100"))

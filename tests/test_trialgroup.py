@@ -377,3 +377,24 @@ def test_the_limit_of_an_iteration(timeout: Any) -> None:
 def test_a_limit_that_cannot_be_is_refused(timeout: Any) -> None:
     with pytest.raises(InvalidFieldError, match=r"iteration_timeout_s=.*must be a number of seconds above 0"):
         Trial(print, iteration_timeout_s=timeout)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(None, None), (1, 1), (4.0, 4), (0.5, 0.5), (1 / 3, 1 / 3), (np.float32(2.0), 2)]
+)
+def test_the_devices_of_a_trial_are_none_a_whole_number_or_a_fraction(given: Any, kept: Any) -> None:
+    assert Trial(print, devices=given).devices == kept
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("devices", value) for value in (0, -1, 1.5, math.nan, True, "2", 10**9)),
+        *(("threads", value) for value in (0, -1, 1.5, "2", True)),
+        *(("requires", value) for value in ("A100", {"kind": "gpu"}, 3)),
+    ],
+)
+def test_a_bad_request_for_devices_is_refused_by_field(field: str, value: Any) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        Trial(print, **{field: value})
+    assert caught.value.field == field

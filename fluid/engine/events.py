@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any
 
-from fluid.resources import Device, MemoryNeed
+from fluid.resources import Device, MemoryNeed, Requires
 from fluid.trialgroup import IterationTimeout, TrialState
 
 #: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
@@ -28,6 +28,9 @@ class TrialSpec:
         retry_errors: whether it is tried again after it raised; after a lost lane or out of memory it always is.
         follow_up_iterations: iterations that later rungs may add after its budget, its critical path.
         iteration_timeout_s: when an iteration counts as hung: see :class:`fluid.trialgroup.Trial`.
+        requires: what its devices must have; ``None`` if any will do.
+        devices: the devices that the submitter asks for: see :class:`fluid.trialgroup.Trial`.
+        gang: whether one lane holds all of these.
     """
 
     trial_id: str
@@ -41,6 +44,9 @@ class TrialSpec:
     retry_errors: bool = True
     follow_up_iterations: int = 0
     iteration_timeout_s: IterationTimeout = "auto"
+    requires: Requires | None = None
+    devices: float | None = None
+    gang: bool = False
 
 
 @dataclass(frozen=True, slots=True)

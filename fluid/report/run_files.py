@@ -150,5 +150,6 @@ def device_from(fields: object) -> Device:
     """A device from its JSON fields; unknown fields are ignored."""
     if not isinstance(fields, Mapping):
         raise InvalidFieldError("devices", fields, "each device must be an object")
-    known = {name: fields[name] for name in ("host", "kind", "speed", "memory_bytes") if fields.get(name) is not None}
+    names = ("host", "kind", "speed", "memory_bytes", "model", "tags")
+    known = {name: fields[name] for name in names if fields.get(name) is not None}
     return Device(int(fields["index"]), **known)

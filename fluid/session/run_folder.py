@@ -217,6 +217,9 @@ class RunFolder:
             "retry_errors": trial.retry_errors,
             "follow_up_iterations": trial.follow_up_iterations,
             "iteration_timeout_s": trial.iteration_timeout_s,
+            "requires": trial.requires,
+            "devices": trial.devices,
+            "threads": trial.threads,
         }
         yield {
             "group": group_id,

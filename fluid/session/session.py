@@ -265,17 +265,21 @@ class Session:
         return self._payloads.payload_of(trial.trainable, trial.config, shown_config)
 
     def _spec(self, trial: Trial) -> TrialSpec:
+        elastic = is_elastic(trial.trainable)
         return TrialSpec(
             trial_id=trial.id,
             budget=trial.budget,
             priority=trial.priority,
             profile_key=trial.key,
-            max_width=(trial.max_width or self._max_width) if is_elastic(trial.trainable) else 1,
+            max_width=(trial.max_width or self._max_width) if elastic else 1,
             memory=trial.memory,
             can_save=can_save(trial.trainable),
             retry_errors=trial.retry_errors,
             follow_up_iterations=trial.follow_up_iterations,
             iteration_timeout_s=trial.iteration_timeout_s,
+            requires=trial.requires,
+            devices=trial.devices,
+            gang=not elastic and trial.devices is not None and trial.devices >= 2,
         )
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:

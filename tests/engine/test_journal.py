@@ -41,7 +41,7 @@ from fluid.engine.notices import NoteDrained
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
-from fluid.resources import Device, MemoryNeed
+from fluid.resources import Device, MemoryNeed, Requires
 
 SPEC = TrialSpec(
     "a",
@@ -53,6 +53,9 @@ SPEC = TrialSpec(
     can_save=False,
     retry_errors=False,
     iteration_timeout_s=12.5,
+    requires=Requires(model="A100", tags=("a", "b")),
+    devices=4,
+    gang=True,
 )
 
 

@@ -356,6 +356,9 @@ def test_every_field_of_a_trial_is_kept(tmp_path: Path) -> None:
         retry_errors=False,
         follow_up_iterations=4,
         iteration_timeout_s=500.0,
+        requires=Requires(kind="cpu", tags=()),
+        devices=1,
+        threads=2,
     )
     shown_only = {"shown"}  # Reports read it from trials.jsonl.
     defaults = Trial(train, trial_id="b")
