@@ -19,7 +19,7 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.report.loader import load_run
-from fluid.resources import Device, MemoryNeed
+from fluid.resources import Device, MemoryNeed, Requires
 from fluid.session import run_folder
 from fluid.session.results import TrialListener
 from fluid.session.resume import read_session
