@@ -32,10 +32,10 @@ from fluid.engine.events import (
     StopRequested,
     Tick,
     TrialForgotten,
-    TrialSpec,
 )
 from fluid.engine.notices import NoteMeasured
 from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
 from fluid.resources import Device

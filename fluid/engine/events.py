@@ -6,47 +6,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any
 
-from fluid.resources import Device, MemoryNeed, Requires
-from fluid.trialgroup import IterationTimeout, TrialState
+from fluid.engine.trial_spec import TrialSpec
+from fluid.resources import Device, MemoryNeed
+from fluid.trialgroup import TrialState
 
 #: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
 OUTCOMES = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED, TrialState.PAUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSpec:
-    """A trial as the engine knows it: what matters for scheduling.
-
-    Attributes:
-        trial_id: unique within the session.
-        budget: iterations to run.
-        priority: trials of a higher priority start first.
-        profile_key: trials of one key share measured overheads.
-        max_width: most devices; 1 for a trial that is not elastic.
-        memory: device memory it needs, if known beforehand.
-        can_save: whether it can be saved and restored, and so moved to another lane.
-        retry_errors: whether it is tried again after it raised; after a lost lane or out of memory it always is.
-        follow_up_iterations: iterations that later rungs may add after its budget, its critical path.
-        iteration_timeout_s: when an iteration counts as hung: see :class:`fluid.trialgroup.Trial`.
-        requires: what its devices must have; ``None`` if any will do.
-        devices: the devices that the submitter asks for: see :class:`fluid.trialgroup.Trial`.
-        gang: whether one lane holds all of these.
-    """
-
-    trial_id: str
-    budget: int
-    _: KW_ONLY
-    priority: float = 1.0
-    profile_key: str = "default"
-    max_width: int = 1
-    memory: MemoryNeed | None = None
-    can_save: bool = True
-    retry_errors: bool = True
-    follow_up_iterations: int = 0
-    iteration_timeout_s: IterationTimeout = "auto"
-    requires: Requires | None = None
-    devices: float | None = None
-    gang: bool = False
 
 
 @dataclass(frozen=True, slots=True)

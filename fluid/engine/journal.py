@@ -39,7 +39,6 @@ from fluid.engine.events import (
     TrialHistory,
     TrialsAdded,
     TrialSaved,
-    TrialSpec,
     TrialStarted,
 )
 from fluid.engine.notices import (
@@ -53,6 +52,7 @@ from fluid.engine.notices import (
     NoteWaiting,
 )
 from fluid.engine.set_back import ReportSetBack
+from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.planning.json_input import read_record
 from fluid.planning.profile import Profile

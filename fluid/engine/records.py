@@ -6,7 +6,8 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 
-from fluid.engine.events import Checkpoint, Failure, TrialSpec
+from fluid.engine.events import Checkpoint, Failure
+from fluid.engine.trial_spec import TrialSpec
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 

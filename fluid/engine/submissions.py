@@ -12,10 +12,10 @@ from fluid.engine.events import (
     TrialForgotten,
     TrialHistory,
     TrialsAdded,
-    TrialSpec,
 )
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import GroupRecord, Progress, TrialRecord
+from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.trialgroup import TrialState, require_timeout
 

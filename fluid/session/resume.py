@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fluid.engine.commands import ReportEnd
-from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory, TrialSpec
+from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
 from fluid.engine.journal import Recovered, replay
+from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_store import checkpoint_name, checkpoints_like, checkpoints_on_disk, iteration_of
 from fluid.lane.messages import folder_of_host

@@ -17,9 +17,9 @@ from fluid.engine.events import (
     StopRequested,
     TrialForgotten,
     TrialsAdded,
-    TrialSpec,
 )
 from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import require_one_of
 from fluid.planning.profile import Profile
 from fluid.resources import Device

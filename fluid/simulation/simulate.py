@@ -23,9 +23,9 @@ from fluid.engine.events import (
     GroupSubmitted,
     StopRequested,
     Tick,
-    TrialSpec,
 )
 from fluid.engine.state import EngineError, EngineState
+from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.bounds import malleable_lower_bound
 from fluid.planning.instance import Instance
 from fluid.planning.planner import Planner

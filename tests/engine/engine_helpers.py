@@ -26,10 +26,10 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
-    TrialSpec,
     TrialStarted,
 )
 from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile

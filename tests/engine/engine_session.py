@@ -22,10 +22,10 @@ from fluid.engine.events import (
     Tick,
     TrialForgotten,
     TrialsAdded,
-    TrialSpec,
 )
 from fluid.engine.notices import NoteDrained
 from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import make_planner

@@ -34,11 +34,11 @@ from fluid.engine.events import (
     TrialForgotten,
     TrialsAdded,
     TrialSaved,
-    TrialSpec,
 )
 from fluid.engine.journal import encode, encode_profile, replay
 from fluid.engine.notices import NoteDrained
 from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires

@@ -11,8 +11,9 @@ from engine_session import random_session
 
 from fluid.engine import tuning
 from fluid.engine.commands import Command
-from fluid.engine.events import GroupSubmitted, TrialSpec
+from fluid.engine.events import GroupSubmitted
 from fluid.engine.notices import NoteMeasured, NoteWaiting
+from fluid.engine.trial_spec import TrialSpec
 from fluid.planners.portfolio import Portfolio
 from fluid.planning.instance import Instance
 from fluid.planning.runtime_model import FloatArray, IntArray

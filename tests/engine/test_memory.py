@@ -8,7 +8,8 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Save, StartLane, StartTrial, StopLane, StopTrial
-from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady, TrialSpec
+from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady
+from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
 

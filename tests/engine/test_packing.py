@@ -9,8 +9,9 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Notice, Pause, RunIteration
-from fluid.engine.events import DeviceAdded, GroupSubmitted, PausePurpose, Tick, TrialPaused, TrialSpec
+from fluid.engine.events import DeviceAdded, GroupSubmitted, PausePurpose, Tick, TrialPaused
 from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
 from fluid.resources import Device

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from fluid.engine.events import TrialSpec
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import Progress, TrialRecord
 from fluid.engine.running_table import RunningTable
+from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.occupancy import Occupancy
 from fluid.resources import Cluster
 

@@ -10,9 +10,10 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Call, Command, Resize, RunIteration, Save, StartTrial
 from fluid.engine.core import EngineError
-from fluid.engine.events import Checkpoint, GroupSubmitted, TrialSaved, TrialSpec
+from fluid.engine.events import Checkpoint, GroupSubmitted, TrialSaved
 from fluid.engine.journal import encode, replay
 from fluid.engine.set_back import ReportSetBack, TrialSetBack
+from fluid.engine.trial_spec import TrialSpec
 
 
 def set_back(hand: Hand, trial_id: str, iteration: int, *, in_memory: bool = False, **more: Any) -> list[Command]:

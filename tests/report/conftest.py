@@ -19,11 +19,11 @@ from fluid.engine.events import (
     StopRequested,
     TrialForgotten,
     TrialSaved,
-    TrialSpec,
     TrialStarted,
 )
 from fluid.engine.journal import encode
 from fluid.engine.notices import NoteMeasured, NotePlaced, NoteQueued, NoteWaiting, WaitReason
+from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.session.run_folder import RunFolder
