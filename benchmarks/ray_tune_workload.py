@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from overhead_workload import burn
 from ray import tune
+from ray.tune.logger import LoggerCallback
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
 from ray.tune.search import BasicVariantGenerator
 
@@ -50,13 +51,13 @@ class Burner(tune.Trainable):  # type: ignore[misc]
         return True
 
 
-class Tally(tune.Callback):  # type: ignore[misc]
+class Tally(LoggerCallback):  # type: ignore[misc]
     """Adds up the results that Tune receives; Tune's logs lose some where trials are paused."""
 
     def __init__(self) -> None:
         self.results, self.work, self.best = 0, 0.0, float("-inf")
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         self.results += 1
         self.work += result[WORK]
         self.best = max(self.best, result["score"])

@@ -50,6 +50,7 @@ def run_tune(plan: dict[str, Any], folder: Path, executor: FluidExecutor, told: 
     """Runs the sweep of a plan, or restores it."""
     import ray
     from ray.tune import CheckpointConfig, FailureConfig
+    from ray.tune.logger import LoggerCallback
     from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
 
     from fluid import tune
@@ -57,8 +58,8 @@ def run_tune(plan: dict[str, Any], folder: Path, executor: FluidExecutor, told: 
     class TuneChain(ScoredChain, ray.tune.Trainable):  # type: ignore[misc]
         """The chain as a class of Ray Tune's."""
 
-    class Teller(tune.Callback):  # type: ignore[misc]
-        def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
+    class Teller(LoggerCallback):  # type: ignore[misc]
+        def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
             told.write(
                 trial=f"t{result['number']}", iteration=result["training_iteration"], step=result["step"],
                 value=result["value"], way="tune",

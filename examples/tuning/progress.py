@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ray.tune import Callback
+from ray.tune.logger import LoggerCallback
 
 
-class Progress(Callback):  # type: ignore[misc]
+class Progress(LoggerCallback):  # type: ignore[misc]
     """Prints a line whenever a trial is better than all before and whenever one has ended.
 
     On a terminal the lines are printed above Fluid's live view.
@@ -26,7 +26,7 @@ class Progress(Callback):  # type: ignore[misc]
     def setup(self, **_: Any) -> None:
         self._begun = time.monotonic()
 
-    def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
+    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         value = result[self._metric]
         if self._best is None or self._sign * value > self._sign * self._best:
             self._best = value

@@ -16,6 +16,7 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Ray's new output prints even
 import numpy as np
 import ray
 from models.trial import BEGUN, FIXED, SECONDS, WORK, tuned
+from ray.tune.logger import LoggerCallback
 from tuning.algorithms import SearchRequest, method
 from tuning.outcome import Iteration, Outcome
 from tuning.scales import Scale
@@ -120,8 +121,8 @@ class Sweep:
         return found
 
 
-class Recorder(tune.Callback):  # type: ignore[misc]
-    """Records each iteration."""
+class Recorder(LoggerCallback):  # type: ignore[misc]
+    """Records each iteration. As a logger it only reads results, so that trials need not wait for it."""
 
     def __init__(self, metric: str) -> None:
         self._metric = metric
@@ -129,7 +130,7 @@ class Recorder(tune.Callback):  # type: ignore[misc]
         self._made: dict[str, int] = {}
         self._rows: list[tuple[str, dict[str, Any], dict[str, Any], float]] = []
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         self._made.setdefault(trial.trial_id, int(str(trial.experiment_tag).partition("_")[0]))
         self._rows.append((trial.trial_id, tuned(trial.config), result, time.time()))
 

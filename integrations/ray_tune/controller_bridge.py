@@ -174,11 +174,13 @@ class ControllerBridge(TrialListener):
     def save(self, actor: TrackedActor, task: Task) -> Any:
         """Requests a checkpoint of the state that made the last result; returns a reference to it."""
         tune_trial = self._trials[actor]
-        if tune_trial.unclaimed_save is not None:
-            saved, tune_trial.unclaimed_save = tune_trial.unclaimed_save, None
+        saved = tune_trial.claim_save()
+        if saved is not None:
             tune_trial.record_save(saved)
             self._outbox.answer(tune_trial, lambda: notify(task.on_result, actor, saved))
             return self._reference(saved)
+        if tune_trial.runs_ahead:
+            self._submission.note_late_save(tune_trial)
         future = tune_trial.handle.call(tune_trial.trial_id, "save")
         self._count_save(1)
         generation = tune_trial.task_generation
@@ -261,8 +263,7 @@ class ControllerBridge(TrialListener):
             return
         if tune_trial.cut_at is not None:
             return  # A restored sweep makes it again.
-        tune_trial.received += 1
-        tune_trial.results.append(result.metrics)
+        tune_trial.receive(result.metrics)
         if tune_trial.stage is ActorStage.REMOVED:
             tune_trial.discard_results()
         elif tune_trial.train_task is not None and len(tune_trial.results) == 1:

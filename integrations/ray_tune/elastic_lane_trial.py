@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fluid.integrations.ray_tune.lane_trial import SAVED, LaneTrial, LaneTrialSpec, SavableLaneTrial
+from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED, LaneTrial, LaneTrialSpec, SavableLaneTrial
 from fluid.integrations.ray_tune.private_api import STDERR_FILE, STDOUT_FILE, Trainable, newest_checkpoint_index
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
 from fluid.trainables.trainable import can_save, elastic_class_of
@@ -105,12 +105,11 @@ class ElasticLaneTrial(SavableLaneTrial):
         elif self._hosts and not hosts:
             self._end_hosting()
         if hosts and metrics is not None and metrics[SAVED] is None:
-            due = self._checkpoints.due(self._trainable._iteration, metrics["done"])
             # The last host died before it reported this iteration: the new host makes the checkpoint that was due.
-            metrics[SAVED] = self.save() if due and self.iteration > reported else None
+            metrics[SAVED] = self.save() if self.iteration > reported and self._is_due(metrics[RESULT]) else None
 
-    def _should_save(self, done: bool, result: Mapping[str, Any]) -> bool:
-        return self._hosts and super()._should_save(done, result)
+    def _should_save(self, result: Mapping[str, Any]) -> bool:
+        return self._hosts and super()._should_save(result)
 
     def _begin_hosting(self) -> None:
         self._hosts = True

@@ -1,7 +1,8 @@
 """A trial of Ray Tune in a lane: Tune's own Trainable, which saves before the controller asks.
 
-The controller asks for a checkpoint after it has processed a result. Where it is known beforehand that it will, the
-lane saves right after that iteration and sends the checkpoint with the result, so that the trial need not wait.
+The controller asks for a checkpoint after it has processed a result. Where it is known beforehand that it will, or
+the result itself asks for one, the lane saves right after that iteration and sends the checkpoint with the result, so
+that the trial need not wait.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
 from fluid.integrations.ray_tune.private_api import (
     DONE,
     RESULT_DUPLICATE,
+    SHOULD_CHECKPOINT,
+    TRAINING_ITERATION,
     FunctionTrainable,
     TrainingResult,
     give_session_path,
@@ -108,8 +111,8 @@ class LaneTrial:
             done = bool(result.get(DONE))
             self.iteration += 1
             self._work += self._clock.now() - begun
-            saved = self._save() if self._should_save(done, result) else None
-        return {RESULT: self._without_config(result), SAVED: saved, "done": done}
+            saved = self._save() if self._should_save(result) else None
+        return {RESULT: self._without_config(result), SAVED: saved, DONE: done}
 
     def cleanup(self) -> None:
         # A trainable that has failed raises its error again when it is stopped; it has been reported.
@@ -143,14 +146,17 @@ class LaneTrial:
 
     # -- saving --------------------------------------------------------------------------------------------
 
-    def _should_save(self, done: bool, result: Mapping[str, Any]) -> bool:
+    def _should_save(self, result: Mapping[str, Any]) -> bool:
         if isinstance(self._trainable, FunctionTrainable):
             # A function reports its own checkpoints; nothing can be saved between them.
             return self._trainable._last_training_result.checkpoint is not None
-        iteration = self._trainable._iteration
-        if self._checkpoints.due(iteration, done):
-            return True
-        return iteration in self._checkpoints.likely and (self._save_cost or 0.0) <= tuning.CHEAP_SAVE * self._work
+        is_likely = result[TRAINING_ITERATION] in self._checkpoints.likely
+        return self._is_due(result) or (is_likely and (self._save_cost or 0.0) <= tuning.CHEAP_SAVE * self._work)
+
+    def _is_due(self, result: Mapping[str, Any]) -> bool:
+        """Whether Tune is sure to ask for a checkpoint when it has processed a result."""
+        asks = bool(result.get(SHOULD_CHECKPOINT))
+        return asks or self._checkpoints.due(result[TRAINING_ITERATION], bool(result.get(DONE)))
 
     def _save(self) -> Any:
         begun = self._clock.now()

@@ -22,7 +22,15 @@ from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingRe
 from ray.tune.execution.class_cache import DEFAULT_ENV_VARS, ENV_VARS_TO_PROPAGATE
 from ray.tune.experiment import Trial
 from ray.tune.experiment.trial import _get_trainable_kwargs as arguments_of
-from ray.tune.result import DONE, RESULT_DUPLICATE, STDERR_FILE, STDOUT_FILE, TRAINING_ITERATION, TRIAL_INFO
+from ray.tune.result import (
+    DONE,
+    RESULT_DUPLICATE,
+    SHOULD_CHECKPOINT,
+    STDERR_FILE,
+    STDOUT_FILE,
+    TRAINING_ITERATION,
+    TRIAL_INFO,
+)
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     FIFOScheduler,
@@ -44,6 +52,7 @@ __all__ = [
     "DONE",
     "ENV_VARS_TO_PROPAGATE",
     "RESULT_DUPLICATE",
+    "SHOULD_CHECKPOINT",
     "STDERR_FILE",
     "STDOUT_FILE",
     "SUPPORTED",
@@ -63,6 +72,7 @@ __all__ = [
     "give_session_path",
     "make_quietly",
     "newest_checkpoint_index",
+    "saves_when_asked",
     "search_of",
     "session_module",
     "session_path_of",
@@ -76,6 +86,7 @@ SUPPORTED = ("2.9", "2.60")
 #: Names by owner, as found on an instance.
 CONTROLLER = (
     "_actor_manager",
+    "_callbacks",
     "_fail_fast",
     "_has_errored",
     "_mark_trial_to_checkpoint",
@@ -231,6 +242,11 @@ def asks_for_resources(trial: Trial) -> bool:
     required = wanted.required_resources
     one = required.get("GPU", 0) == 1 if "GPU" in required else required.get("CPU", 1) == 1
     return len(wanted.bundles) > 1 or not one or bool(required.keys() - {"CPU", "GPU"})
+
+
+def saves_when_asked(trainable: Any) -> bool:
+    """Whether the trials of a trainable make a checkpoint when Tune asks for one; functions report their own."""
+    return not issubclass(trainable, FunctionTrainable) and trainable.save_checkpoint is not Trainable.save_checkpoint
 
 
 def make_quietly(trainable: Any, arguments: Mapping[str, Any]) -> Any:

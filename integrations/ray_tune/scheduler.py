@@ -20,10 +20,12 @@ from ray.tune.schedulers import (
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import FluidExecutor, executor_in_force
 from fluid.integrations.ray_tune import private_api
+from fluid.integrations.ray_tune.budgets import Budgets
 from fluid.integrations.ray_tune.decisions import all_known_at_once
 from fluid.integrations.ray_tune.manager import FluidActorManager
 from fluid.integrations.ray_tune.private_api import Trial
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
 
 #: Schedulers that decide about all trials at the same iteration, or never: all trials may be under way at once.
 _IN_ROUNDS = (
@@ -34,6 +36,8 @@ _IN_ROUNDS = (
 )
 #: Trials under way per device, for schedulers that decide as results come.
 _PER_DEVICE = 2
+#: And without a scheduler, where trials must wait for Tune after each iteration: as many as may share a device.
+_WAITING_PER_DEVICE = DEFAULT_MAX_PACKING
 
 
 class FluidScheduler(TrialScheduler):  # type: ignore[misc]
@@ -45,8 +49,9 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
     Args:
         base: the scheduler that decides; ``None`` for Tune's default, first in, first out.
         executor: runs the trials; ``None`` for the one in force, or else one made for this sweep.
-        concurrency: most trials under way at once; ``None`` for all known trials if the scheduler decides in rounds,
-            and two per device if it decides as results come.
+        concurrency: most trials under way at once; ``None`` for all known trials if the scheduler decides in rounds or
+            never, and two per device if it decides as results come. Without a scheduler it is four per device if trials
+            must wait for Tune after each iteration.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
@@ -116,7 +121,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         if self._manager is None or self._manager is not private_api.controller_of(tune_controller)._actor_manager:
-            self._take_over(private_api.controller_of(tune_controller))
+            self._take_over(private_api.controller_of(tune_controller), trial)
         assert self._manager is not None
         self._manager.register(trial)
         self._base.on_trial_add(tune_controller, trial)
@@ -160,7 +165,8 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
 
     # -- taking over ---------------------------------------------------------------------------------------
 
-    def _take_over(self, controller: Any) -> None:
+    def _take_over(self, controller: Any, trial: Trial) -> None:
+        """Takes a controller over that is about to add its first trial."""
         private_api.check(controller, self._base)
         if self._executor is None:
             self._executor = executor_in_force()
@@ -176,14 +182,17 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             controller,
             executor=self._executor,
             scheduler=self._base,
-            concurrency=self._concurrency_on(self._executor.max_devices),
+            concurrency=self._concurrency_on(self._executor.max_devices, controller, trial),
             mode=self._mode,
         )
         controller._actor_manager = self._manager
 
-    def _concurrency_on(self, devices: int) -> int | None:
+    def _concurrency_on(self, devices: int, controller: Any, trial: Trial) -> int | None:
         if self._concurrency is not None:
             return self._concurrency
-        if isinstance(self._base, _IN_ROUNDS) or type(self._base) is FIFOScheduler:
+        if isinstance(self._base, _IN_ROUNDS):
             return None
+        if type(self._base) is FIFOScheduler:
+            waits = Budgets(controller, self._base).awaits_each_result(trial)
+            return _WAITING_PER_DEVICE * devices if waits else None
         return _PER_DEVICE * devices

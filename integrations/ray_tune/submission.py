@@ -19,6 +19,7 @@ from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for
 from fluid.integrations.ray_tune.interruption import interruption_of
 from fluid.integrations.ray_tune.lane_trial import RESULT, SPEC, LaneTrial, LaneTrialSpec
 from fluid.integrations.ray_tune.private_api import (
+    FunctionTrainable,
     TrackedActor,
     Trial,
     arguments_of,
@@ -176,6 +177,8 @@ class TrialSubmission:
         trial, arguments = tune_trial.trial, tune_trial.arguments
         grant = self._budgets.grant(trial, tune_trial.iteration)
         tune_trial.apply(grant)
+        lane_trial = self._lane_trial(trial)
+        tune_trial.reports_checkpoints = issubclass(lane_trial.shipped_trainable.trainable, FunctionTrainable)
         spec = LaneTrialSpec(
             arguments=arguments,
             checkpoints=grant.checkpoints,
@@ -183,7 +186,7 @@ class TrialSubmission:
             restore_from=tune_trial.restore_from,
         )
         return FluidTrial(
-            self._lane_trial(trial),
+            lane_trial,
             {SPEC: pickle_arguments(spec)},
             budget=grant.iterations,
             trial_id=tune_trial.trial_id,
@@ -213,6 +216,10 @@ class TrialSubmission:
             handle.call(trial_id, "set_checkpoints", grant.checkpoints)
         tune_trial.apply(grant)
         handle.extend(trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations)
+
+    def note_late_save(self, tune_trial: TuneTrial) -> None:
+        """Notes that a trial is saved in a state beyond the last result that the controller was given."""
+        self._budgets.note_late_save(tune_trial.trial)
 
     def resubmit(self, tune_trial: TuneTrial, checkpoint: Any) -> None:
         """Submits a trial anew, to start from a checkpoint that the controller chose after it had added the trial."""

@@ -14,7 +14,7 @@ from fluid.engine.events import Failure
 from fluid.integrations.ray_tune.budgets import Grant
 from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
 from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED
-from fluid.integrations.ray_tune.private_api import DONE, TRAINING_ITERATION, TrackedActor, Trial
+from fluid.integrations.ray_tune.private_api import DONE, TRAINING_ITERATION, TrackedActor, TrainingResult, Trial
 
 
 class Task(NamedTuple):
@@ -61,8 +61,10 @@ class TuneTrial:
         budget: iterations asked of the engine so far.
         open_ended: whether it may continue beyond them without a decision of Tune.
         checkpoints: the iterations after which its lane makes a checkpoint.
+        reports_checkpoints: whether it makes checkpoints only with its results, as a function does.
         received: number of results received from the engine.
         results: those that the controller has not been given yet.
+        said_done: whether the last of them said that the trial was done.
         reported_done: whether the last result given to the controller said that the trial was done.
         is_ahead: whether results were discarded, so that its state is ahead of what the controller knows.
         train_task: the controller's request for the next result.
@@ -90,7 +92,9 @@ class TuneTrial:
     budget: int = 0
     open_ended: bool = False
     checkpoints: CheckpointSchedule = field(default_factory=CheckpointSchedule)
+    reports_checkpoints: bool = False
     received: int = 0
+    said_done: bool = False
     results: deque[Any] = field(default_factory=deque)
     reported_done: bool = False
     is_ahead: bool = False
@@ -110,8 +114,13 @@ class TuneTrial:
 
     @property
     def finished_early(self) -> bool:
-        """Whether the trainable said that it was done before the budget was used up."""
-        return self.is_idle and self.failure is None and self.received < self.budget
+        """Whether the trainable said that it was done, or has no iteration left of its budget."""
+        return self.is_idle and self.failure is None and (self.said_done or self.received < self.budget)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it has run, or is running, beyond the last result given to the controller."""
+        return bool(self.results) or (self.received < self.budget and not self.is_idle)
 
     # -- starting ------------------------------------------------------------------------------------------
 
@@ -127,7 +136,7 @@ class TuneTrial:
         self.trial_id, self.handle, self.config = trial_id, None, self.trial.config
         self.received = self.budget = self.saved_after = 0
         self.saved_path = None
-        self.is_idle = self.is_ahead = self.reported_done = False
+        self.is_idle = self.is_ahead = self.said_done = self.reported_done = False
         self.failure = None
         self.start_from(checkpoint)
 
@@ -156,6 +165,12 @@ class TuneTrial:
         return wanted == self.saved_path and self.saved_after == self.received
 
     # -- results and checkpoints ---------------------------------------------------------------------------
+
+    def receive(self, metrics: Any) -> None:
+        """Takes a result of the engine."""
+        self.received += 1
+        self.results.append(metrics)
+        self.said_done = bool(metrics[DONE])
 
     def next_result(self) -> dict[str, Any]:
         """Takes the oldest result and returns it as the controller expects it."""
@@ -188,6 +203,13 @@ class TuneTrial:
         for metrics in self.results:
             _delete_checkpoint(metrics[SAVED])
         self.results.clear()
+
+    def claim_save(self) -> Any:
+        """Takes the checkpoint that came with the last result; ``None`` if the lane has to be asked for one."""
+        saved, self.unclaimed_save = self.unclaimed_save, None
+        if saved is None and self.reports_checkpoints:
+            return TrainingResult(checkpoint=None, metrics=dict(self.trial.last_result or {}))
+        return saved
 
     def discard_unclaimed_save(self) -> None:
         """Deletes a checkpoint that the controller did not ask for."""

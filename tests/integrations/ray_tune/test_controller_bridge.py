@@ -98,3 +98,16 @@ def test_the_controller_is_told_of_a_few_live_trials_at_a_time_however_far_lanes
     assert done.statuses == ["TERMINATED"] * 6
     assert all(trial.iterations == list(range(1, len(trial.rows) + 1)) for trial in done.trials)
     assert max(trial.iterations[-1] for trial in done.trials) == 4
+
+
+@pytest.mark.parametrize("stop", [{}, {"training_iteration": 100}, {"score": 99.5}], ids=["", "iterations", "metric"])
+def test_a_trial_may_say_it_is_done_in_the_last_iteration_that_it_was_granted(
+    executor: Any, tmp_path: Path, stop: dict[str, float]
+) -> None:
+    # 100 iterations are granted to a trial of unknown length.
+    options = {"config": {"x": 1.0, "ends_at": 100}, "num_samples": 3, "stop": stop, "time_budget_s": PATIENCE}
+    done = sweep(Climber, tmp_path / "sweep", executor, options)
+    assert [trial.iterations for trial in done.trials] == [list(range(1, 101))] * 3
+    assert done.statuses == ["TERMINATED"] * 3
+    again = sweep(Climber, tmp_path / "again", executor, {**options, "config": {"x": 1.0, "ends_at": 101}})
+    assert [len(trial.rows) for trial in again.trials] == [101 if not stop else 100] * 3

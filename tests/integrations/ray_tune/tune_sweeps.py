@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray.tune
+from ray.tune.logger import LoggerCallback
 from ray.tune.utils.util import SafeFallbackEncoder
 
 from fluid import FluidExecutor, tune
@@ -207,13 +208,13 @@ class Left:
             return [{k: v for k, v in row.items() if k not in TIMES | {"process"}} for row in csv.DictReader(file)]
 
 
-class Listener(tune.Callback):
-    """Keeps every result that Tune receives, as it is logged, by trial."""
+class Listener(LoggerCallback):
+    """Keeps every result that Tune receives, as it is logged, by trial; as a logger, it lets trials run ahead."""
 
     def __init__(self) -> None:
         self.heard: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         self.heard[trial.trial_id].append(json.loads(json.dumps(result, cls=SafeFallbackEncoder)))
 
 
