@@ -207,6 +207,7 @@ class DeviceBinding(NamedTuple):
         core: the CPU core that the lane is pinned to; ``None`` for no pinning.
         memory_share: share of the host's memory for checkpoints that the lane may use: one over the host's devices.
         bounded: whether the device's memory is limited, so that it is measured on a CPU, too.
+        variables: environment variables that tell code in the lane about its device.
     """
 
     device_id: int
@@ -218,6 +219,7 @@ class DeviceBinding(NamedTuple):
     core: int | None = None
     memory_share: float = 1.0
     bounded: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 class CheckpointSource(NamedTuple):

@@ -31,7 +31,7 @@ def bind(options: LaneOptions) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = options.visible
         # NVML counts GPUs in this order, and the driver chose this one by NVML's number.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    os.environ.update(options.environment)
+    os.environ.update((*options.environment, *options.variables))
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(options.threads)
     if options.core is not None:

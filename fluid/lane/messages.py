@@ -43,6 +43,7 @@ class LaneOptions(NamedTuple):
         payload_folders: where the lane's host keeps payloads; see :class:`KeptPayload`.
         environment: variables that make the lane a client of MPS, whose clients on a GPU fail together; empty
             without MPS.
+        variables: environment variables that tell code in the lane about its device.
         bounded: whether the device's memory is limited and so must be measured on a CPU, too.
         session_key: proves to other machines that the lane is of the session; empty if there are none.
         session_folder: the run's folder on the driver's machine; empty if that is ``run_folder``.
@@ -64,6 +65,7 @@ class LaneOptions(NamedTuple):
     policy: str = DEFAULT_POLICY
     payload_folders: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
     bounded: bool = False
     session_key: bytes = b""
     session_folder: str = ""

@@ -265,6 +265,7 @@ class Host:
             policy=self._settings.policy,
             payload_folders=self.payloads.folders,
             environment=self._sharing.lane_environment(binding.token),
+            variables=binding.variables,
             bounded=binding.bounded,
             session_key=self._settings.key,
             session_folder=self._settings.session.run_folder,

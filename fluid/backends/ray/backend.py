@@ -14,6 +14,7 @@ from fluid.backends.hosts.gpu_sharing import WAYS
 from fluid.backends.hosts.host import HostSettings
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
+from fluid.backends.ray.bundles import variables_of
 from fluid.backends.ray.connection import gcs_address, has_runtime_env
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.launcher import RayLauncher
@@ -272,6 +273,7 @@ class _RayBindings:
             threads=devices.threads_for(index),
             memory_share=1.0 / max(1, devices.count_on(device.host)),
             bounded=device.memory_bytes is not None,
+            variables=variables_of([devices.bundle_of(index)]),
         )
 
     def token(self, index: int) -> str:

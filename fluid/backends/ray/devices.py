@@ -139,6 +139,10 @@ class RayDevices:
         """Returns the id of the node that holds a device."""
         return self._slots[index].node
 
+    def bundle_of(self, index: int) -> tuple[Any, int]:
+        """Returns the placement group that holds a device, and its bundle there."""
+        return self._slots[index].group, self._slots[index].bundle
+
     def address_of(self, node: str) -> str:
         """Returns the IP address of a node, given its id, also of one that is gone."""
         return self._nodes[node].ip
@@ -180,8 +184,7 @@ class RayDevices:
 
     def can_give_back(self, index: int) -> bool:
         """Whether a device was taken alone, after the start, so that it can be given back alone."""
-        slot = self._slots.get(index)
-        return slot is not None and slot.alone
+        return index in self._slots and self._slots[index].alone
 
     # -- more and fewer devices, by calls to Ray -----------------------------------------------------------
 
