@@ -140,14 +140,16 @@ class FluidExecutor:
             raise
         state = EngineState(plans, profile, max_packing=1 if packing == "off" else packed, max_failures=failures)
         facts = {"planner": planner, "packing": packing, "lane_policy": lane_policy or DEFAULT_POLICY}
-        self._closing = False
-        self._close_lock = threading.RLock()  # Held while the session is closed.
-        #: One handle per group, by group id, while it is in use.
-        self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()
+        self._closing, self._close_lock = False, threading.RLock()  # Held while the session is closed.
+        self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
         self._session = Session(state, chosen, self.folder, plans.d, facts)
         atexit.register(self.close)
         NOTICE.watch(self, self._respond_to_notice)
-        self._view = _make_view(self) if verbose else None
+        self._view: Any = None
+        if verbose:
+            from fluid.display.live import LiveView
+
+            self._view = LiveView(self.status) if LiveView.wanted() else None
 
     # -- trials --------------------------------------------------------------------------------------------
 
@@ -156,8 +158,7 @@ class FluidExecutor:
 
         Args:
             group: the trials to run, at least one.
-            listener: gets every start, result and end as it happens; the handle then keeps no results. ``None``, the
-                default, for no listener.
+            listener: gets every start, result and end as it happens; the handle then keeps no results.
 
         Raises:
             InvalidFieldError: a trial's id is taken, its trainable or config cannot be pickled, or the listener is
@@ -260,6 +261,11 @@ class FluidExecutor:
             FluidError: the executor is closed, or this is called by a listener.
         """
         return not self._session.drain(None, require_number("deadline_s", deadline_s, at_least=0.0))
+
+    @property
+    def session(self) -> Session:
+        """What runs the trials; for integrations."""
+        return self._session
 
     @property
     def profile(self) -> Profile:
@@ -392,9 +398,3 @@ def _leave(executor: FluidExecutor) -> None:
         for stack in (_entered, _default):
             stack[:] = [other for other in stack if other is not executor]
     _entered_here.set(tuple(other for other in _entered_here.get() if other is not executor))
-
-
-def _make_view(executor: FluidExecutor) -> Any:
-    from fluid.display.live import LiveView
-
-    return LiveView(executor.status) if LiveView.wanted() else None

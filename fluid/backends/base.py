@@ -161,6 +161,29 @@ class ScalableBackend(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class ForkingBackend(Backend, Protocol):
+    """A backend that forks its lanes from a process on the driver's machine. Both methods are for any thread."""
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Loads modules before the next lane is forked; those that cannot be loaded are left out."""
+        ...
+
+    def start_program(self, program: str) -> socket.socket:
+        """Forks a process that is no lane; it ends with the backend at the latest.
+
+        Args:
+            program: ``module:function``, called with the process's end of a connection. The module is loaded ahead.
+
+        Returns:
+            The caller's end of the connection.
+
+        Raises:
+            FluidError, OSError: it cannot be started.
+        """
+        ...
+
+
 class LaneConnected(NamedTuple):
     """A lane that was launched has connected.
 

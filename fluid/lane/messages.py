@@ -47,6 +47,7 @@ class LaneOptions(NamedTuple):
         bounded: whether the device's memory is limited and so must be measured on a CPU, too.
         session_key: proves to other machines that the lane is of the session; empty if there are none.
         session_folder: the run's folder on the driver's machine; empty if that is ``run_folder``.
+        program: ``module:function`` to call with the connection in place of a lane; empty for a lane.
     """
 
     lane_id: int
@@ -69,6 +70,7 @@ class LaneOptions(NamedTuple):
     bounded: bool = False
     session_key: bytes = b""
     session_folder: str = ""
+    program: str = ""
 
 
 class Membership(NamedTuple):

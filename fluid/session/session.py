@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from fluid.backends.base import Backend
+from fluid.backends.base import Backend, ForkingBackend
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,
@@ -29,6 +30,7 @@ from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
 from fluid.session.status import Status, status_of
+from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import PayloadCache, TrialPayload
 from fluid.trainables.trainable import can_save, is_elastic
 from fluid.trialgroup import Trial, TrialGroup, TrialState
@@ -183,6 +185,24 @@ class Session:
     def unfinished(self) -> int:
         """Trials that have not ended."""
         return self._in_thread(lambda: sum(group.open for group in self._state.groups.values()))
+
+    # -- processes -----------------------------------------------------------------------------------------
+
+    def preload(self, trainable: Any, modules: Iterable[str] = ()) -> None:
+        """Loads what a trainable imports, and further modules, ahead of its first trial, where the backend can."""
+        if isinstance(self._backend, ForkingBackend):
+            self._backend.preload([*modules, *imports_of(trainable)])
+
+    def start_program(self, program: str) -> socket.socket | None:
+        """Forks a process that is no lane; ``None`` where the backend forks none on the driver's machine.
+
+        Args:
+            program: ``module:function``, called with the process's end of a connection.
+
+        Returns:
+            The caller's end of the connection.
+        """
+        return self._backend.start_program(program) if isinstance(self._backend, ForkingBackend) else None
 
     # -- the session itself --------------------------------------------------------------------------------
 

@@ -13,10 +13,15 @@ from ray.tune.schedulers import create_scheduler
 
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor, executor_scope
+from fluid.integrations.ray_tune import elastic_lane_trial
 from fluid.integrations.ray_tune.interruption import Interruption, SweepInterrupted
+from fluid.integrations.ray_tune.loggers import loggers_apart
 from fluid.integrations.ray_tune.scheduler import FluidScheduler
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
 from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
+
+#: What every lane of a sweep imports.
+_LANE_MODULES = (elastic_lane_trial.__name__,)
 
 __all__ = [
     *(name for name in ray.tune.__all__ if name not in ("run", "Tuner")),
@@ -68,8 +73,11 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
     if executor is None:
         return ray.tune.run(run_or_experiment, **options)
     options["scheduler"] = _wrapped(options.get("scheduler"), executor)
+    callbacks = options.pop("callbacks", None)
     with executor_scope(executor), Interruption(executor) as interruption:
-        return interruption.finish(ray.tune.run(run_or_experiment, **options))
+        _prepare(executor, run_or_experiment)
+        with loggers_apart(executor, callbacks) as options["callbacks"]:
+            return interruption.finish(ray.tune.run(run_or_experiment, **options))
 
 
 class Tuner(ray.tune.Tuner):  # type: ignore[misc]
@@ -130,8 +138,20 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         """
         if self._executor is None:
             return super().fit()
+        config = self._local_tuner._run_config
+        callbacks = config.callbacks
         with executor_scope(self._executor), Interruption(self._executor) as interruption:
-            return interruption.finish(super().fit())
+            _prepare(self._executor, self._local_tuner.trainable)
+            with loggers_apart(self._executor, callbacks) as config.callbacks:
+                try:
+                    return interruption.finish(super().fit())
+                finally:
+                    config.callbacks = callbacks
+
+
+def _prepare(executor: FluidExecutor, trainable: Any) -> None:
+    """Begins to load what lanes need, while Tune sets up and, it may be, starts Ray."""
+    executor.session.preload(trainable, _LANE_MODULES)
 
 
 def _wrapped(scheduler: Any, executor: FluidExecutor) -> Any:

@@ -12,9 +12,11 @@ from typing import Any
 
 import ray
 
+from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.actor_handle import LocalActorHandle
 from fluid.integrations.ray_tune.controller_bridge import ControllerBridge
 from fluid.integrations.ray_tune.errors import as_task_error
+from fluid.integrations.ray_tune.loggers import flush_loggers
 from fluid.integrations.ray_tune.logs import save_logs
 from fluid.integrations.ray_tune.private_api import TRIAL_INFO, RayActorManager, TrackedActor, Trial
 from fluid.integrations.ray_tune.tune_trial import Task, TuneTrial, notify
@@ -37,6 +39,7 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
     def __init__(self, resource_manager: Any, controller: Any = None, **options: Any) -> None:
         super().__init__(resource_manager)
         if controller is not None:
+            self._executor: FluidExecutor = options["executor"]
             self._bridge = ControllerBridge(
                 controller=controller, on_started=self._on_trial_started, on_died=self._on_trial_died, **options
             )
@@ -190,7 +193,9 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
         return None if tracked_actor in self._bridge else super().get_actor_resources(tracked_actor)
 
     def _on_trial_started(self, tune_trial: TuneTrial) -> None:
-        save_logs(tune_trial.trial)
+        if tune_trial.trial.checkpoint is not None:
+            flush_loggers(self._executor)
+            save_logs(tune_trial.trial)
         handle = LocalActorHandle(tune_trial.trial.trial_id)
         self._live_actors_to_ray_actors_resources[tune_trial.actor] = (handle, None)
 

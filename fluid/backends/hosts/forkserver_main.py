@@ -217,7 +217,7 @@ class ForkServer:
         with suppress(OSError):
             os.setpgid(0, 0)
         die_with_parent(self._pid)
-        set_process_name(f"fluid-lane-{options.lane_id}")
+        set_process_name("fluid-program" if options.program else f"fluid-lane-{options.lane_id}")
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, _GUARDIAN_DIED):
             signal.signal(number, signal.SIG_DFL)
@@ -233,6 +233,10 @@ class ForkServer:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
+        if options.program:
+            module, _, function = options.program.partition(":")
+            getattr(importlib.import_module(module), function)(socket.socket(fileno=connection))
+            os._exit(0)
         lane.run_as_process(Connection(connection), options)
 
     def _reap(self) -> None:

@@ -97,6 +97,8 @@ class Host:
         self.payloads = PayloadStore(self.folders)
         self._selector = WakeableSelector()
         self._running: set[int] = set()
+        #: Numbers of processes that are no lanes: below 0.
+        self._programs = itertools.count(-1, -1)
         self._waiting: list[_Launch] = []
         self._reports: list[LaneDying | LaneExited] = []
         session = settings.session
@@ -176,6 +178,19 @@ class Host:
                 connected.socket.close()
             raise
         return connected
+
+    def start_program(self, program: str) -> socket.socket:
+        """Forks a process that is no lane; returns the caller's end of the connection to it. From any thread."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._server.preload([program.partition(":")[0]])
+            number = next(self._programs)
+            self._server.fork(LaneOptions(number, run_folder=self.folders.run_folder, program=program), theirs)
+        except BaseException:
+            ours.close()
+            raise
+        self._selector.wake()
+        return ours
 
     def kill(self, lane_id: int) -> None:
         """Kills a lane, if it is there; :meth:`poll` reports its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -92,6 +93,14 @@ class LocalBackend(LaneBackend):
     def sharing(self) -> Sharing:
         """How lanes share a GPU: as was asked for, if that could be had."""
         return self._host.sharing
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Loads modules ahead: see :meth:`fluid.backends.base.ForkingBackend.preload`."""
+        self._host.preload(modules)
+
+    def start_program(self, program: str) -> socket.socket:
+        """Forks a process that is no lane: see :meth:`fluid.backends.base.ForkingBackend.start_program`."""
+        return self._host.start_program(program)
 
     def add_devices(self, devices: Iterable[Device]) -> None:
         """Makes further devices known: see :meth:`fluid.backends.base.Backend.add_devices`."""

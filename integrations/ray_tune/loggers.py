@@ -1,0 +1,295 @@
+"""Tune's own loggers (CSV, JSON, TensorBoard) in a process of their own.
+
+In Tune they take most of the driver's time per result, and importing tensorboardX imports PyTorch before the first
+trial may start. Here the driver only sends each record as it is at that moment. The files have the same content in the
+same order. Tune's save of the experiment's state, and the end of the sweep, wait until all records are in the files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import pickle
+import select
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ray.tune.constants import RAY_TUNE_CALLBACKS_ENV_VAR
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
+
+from fluid.errors import FluidError
+from fluid.executor import FluidExecutor
+from fluid.integrations.ray_tune.log_records import (
+    LogEnd,
+    LogFlush,
+    LoggedResult,
+    LoggedTrial,
+    LoggerFailed,
+    LogLine,
+    LogResult,
+    LogStart,
+    shown_params,
+)
+from fluid.integrations.ray_tune.logger_process import framed, take_records
+from fluid.integrations.ray_tune.private_api import Trial
+
+#: Set to ``driver``, Tune's loggers stay in the driver.
+LOGGERS_VARIABLE = "FLUID_TUNE_LOGGERS"
+PROGRAM = "fluid.integrations.ray_tune.logger_process:serve"
+_NO_DEFAULTS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
+_CHUNK = 1 << 16
+
+#: Connections, by the executor, while its sweep runs.
+_of_executor: dict[int, LoggerConnection] = {}
+
+
+class LoggersLostError(FluidError):
+    """The process of Tune's loggers has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that writes Tune's logs has ended; see logs/forkserver.log in the run folder")
+
+
+class LoggerConnection:
+    """The driver's end of the connection to the loggers.
+
+    Args:
+        connection: to their process.
+        names: of the loggers, in the order in which they are called.
+    """
+
+    def __init__(self, connection: socket.socket, names: Sequence[str]) -> None:
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._buffer = bytearray()
+        self._failure: LoggerFailed | None = None
+        self._flushed = True
+        #: The config of each trial that the process knows; a result usually has the same object.
+        self._configs: dict[str, Any] = {}
+        #: Trials with a result; a logger looks for earlier logs at the first one.
+        self._with_result: set[str] = set()
+        self.send(tuple(names))
+
+    def start(self, loggers: tuple[int, ...], trial: Trial) -> None:
+        """Tells loggers of a trial's start."""
+        self._configs[trial.trial_id] = trial.config
+        self.send(LogStart(loggers, LoggedTrial(trial)))
+        self.raise_failure()
+
+    def write(self, loggers: tuple[int, ...], trial: Trial, iteration: int, result: dict[str, Any]) -> None:
+        """Has loggers write a result."""
+        trial_id = trial.trial_id
+        if trial_id not in self._with_result:
+            self._with_result.add(trial_id)
+            self.start((), trial)
+        self.send(LogResult(loggers, trial_id, iteration, LoggedResult.of(result, self._configs[trial_id])))
+        self.raise_failure()
+
+    def end(self, loggers: tuple[int, ...], trial: Trial, failed: bool) -> None:
+        """Tells loggers of a trial's end."""
+        if trial.trial_id in self._configs:
+            self.send(LogEnd(loggers, trial.trial_id, failed, shown_params(trial)))
+            self._with_result.discard(trial.trial_id)
+        self.raise_failure()
+
+    def flush(self) -> None:
+        """Waits until all records are in the files.
+
+        Raises:
+            LoggersLostError: the process has ended.
+        """
+        if self._flushed:
+            return
+        self.send(LogFlush())
+        while not self._flushed:
+            select.select([self._socket], [], [])
+            self._receive()
+
+    def raise_failure(self) -> None:
+        """Raises what a logger has raised, once."""
+        failure, self._failure = self._failure, None
+        if failure is None:
+            return
+        cause = FluidError(f"a logger of Tune raised:\n{failure.traceback}")
+        if failure.exception is not None:
+            try:
+                raised = pickle.loads(failure.exception)
+            except Exception:
+                raise cause from None
+            raise raised from cause
+        raise cause
+
+    def send(self, record: Any) -> None:
+        """Sends a record; waits where the process is far behind."""
+        self._flushed = False
+        data = memoryview(framed(record))
+        self._receive()
+        while data:
+            try:
+                data = data[self._socket.send(data) :]
+            except (BlockingIOError, InterruptedError):
+                select.select([self._socket], [self._socket], [])
+                self._receive()
+            except OSError as error:
+                raise LoggersLostError from error
+
+    def close(self) -> None:
+        """Closes the connection; the process then ends."""
+        self._socket.close()
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise LoggersLostError
+        self._buffer += data
+        for record in take_records(self._buffer):
+            if isinstance(record, LogFlush):
+                self._flushed = True
+            elif isinstance(record, LoggerFailed):
+                self._failure = self._failure or record
+            elif isinstance(record, LogLine):
+                line = logging.makeLogRecord(record.attributes)
+                logger = logging.getLogger(line.name)
+                if logger.isEnabledFor(line.levelno):
+                    logger.handle(line)
+
+
+class _ApartMixin:
+    """The methods of a logger callback that send records to the process.
+
+    The first of several callbacks that follow one another sends for all of them.
+    """
+
+    _connection: LoggerConnection | None = None
+    #: Positions of the loggers for which this one sends.
+    _loggers: tuple[int, ...] = ()
+
+    def attach(self, connection: LoggerConnection, loggers: tuple[int, ...]) -> None:
+        """Makes it send records; without loggers, another callback sends for it."""
+        self._connection, self._loggers = connection, loggers
+
+    def log_trial_start(self, trial: Trial) -> None:
+        if self._connection is not None and self._loggers:
+            self._connection.start(self._loggers, trial)
+
+    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+        if self._connection is not None and self._loggers:
+            self._connection.write(self._loggers, trial, iteration, result)
+
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+        if self._connection is not None and self._loggers:
+            self._connection.end(self._loggers, trial, failed)
+
+    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
+        if self._connection is not None:
+            self._connection.flush()
+            self._connection.raise_failure()
+
+    def get_state(self) -> None:
+        """Waits for the files: Tune is about to save the experiment's state, and to upload it with them."""
+        if self._connection is not None:
+            self._connection.flush()
+
+
+class CSVLoggerApart(_ApartMixin, CSVLoggerCallback):  # type: ignore[misc]
+    """``CSVLoggerCallback`` in the process of the loggers."""
+
+    def __reduce__(self) -> Any:
+        return CSVLoggerCallback, ()
+
+
+class JsonLoggerApart(_ApartMixin, JsonLoggerCallback):  # type: ignore[misc]
+    """``JsonLoggerCallback`` in the process of the loggers."""
+
+    def __reduce__(self) -> Any:
+        return JsonLoggerCallback, ()
+
+
+class TBXLoggerApart(_ApartMixin, TBXLoggerCallback):  # type: ignore[misc]
+    """``TBXLoggerCallback`` in the process of the loggers; the driver does not import tensorboardX."""
+
+    def __init__(self) -> None:
+        """Does nothing."""
+
+    def __reduce__(self) -> Any:
+        return TBXLoggerCallback, ()
+
+
+_APART: dict[type, tuple[str, type]] = {
+    CSVLoggerCallback: ("csv", CSVLoggerApart),
+    JsonLoggerCallback: ("json", JsonLoggerApart),
+    TBXLoggerCallback: ("tbx", TBXLoggerApart),
+}
+
+
+@contextmanager
+def loggers_apart(executor: FluidExecutor, callbacks: Sequence[Any] | None) -> Iterator[Any]:
+    """Runs Tune's own loggers in a process of their own while a sweep runs.
+
+    Args:
+        executor: runs the sweep.
+        callbacks: those of the user.
+
+    Yields:
+        The callbacks to give to Tune: the user's, with Tune's own loggers replaced and those added that Tune would add;
+        or those given, where the backend starts no such processes or a variable says which callbacks to use.
+    """
+    wanted = _with_loggers(callbacks)
+    apart = [callback for callback in wanted if isinstance(callback, _ApartMixin)]
+    if not apart or os.environ.get(RAY_TUNE_CALLBACKS_ENV_VAR) or os.environ.get(LOGGERS_VARIABLE) == "driver":
+        yield callbacks
+        return
+    connection = executor.session.start_program(PROGRAM)
+    if connection is None:
+        yield callbacks
+        return
+    names = {kind: name for name, kind in _APART.values()}
+    process = LoggerConnection(connection, [names[type(callback)] for callback in apart])
+    _of_executor[id(executor)] = process
+    try:
+        _attach(process, wanted)
+        yield wanted
+        process.flush()
+    finally:
+        del _of_executor[id(executor)]
+        process.close()
+
+
+def flush_loggers(executor: FluidExecutor) -> None:
+    """Waits until the files have all that the loggers of an executor's sweep were sent."""
+    process = _of_executor.get(id(executor))
+    if process is not None:
+        process.flush()
+
+
+def _with_loggers(callbacks: Sequence[Any] | None) -> list[Any]:
+    """Replaces Tune's own loggers, and adds those that Tune would add."""
+    wanted = [_APART[type(callback)][1]() if type(callback) in _APART else callback for callback in callbacks or ()]
+    if os.environ.get(_NO_DEFAULTS, "0") != "1":
+        for kind, (name, apart) in _APART.items():
+            is_installed = name != "tbx" or importlib.util.find_spec("tensorboardX") is not None
+            if is_installed and not any(isinstance(callback, kind) for callback in wanted):
+                wanted.append(apart())
+    return wanted
+
+
+def _attach(process: LoggerConnection, callbacks: Sequence[Any]) -> None:
+    """Makes the first of each row of loggers send for the whole row: callbacks between rows may change results."""
+    position = 0
+    row: list[Any] = []
+    for callback in [*callbacks, None]:
+        if isinstance(callback, _ApartMixin):
+            row.append(callback)
+            continue
+        for index, logger in enumerate(row):
+            logger.attach(process, () if index else tuple(range(position, position + len(row))))
+        position += len(row)
+        row = []
