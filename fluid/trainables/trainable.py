@@ -27,6 +27,9 @@ _FOLDER = "state"
 _RETURNED = "returned.pkl"
 #: Attribute by which a Ray Tune class names the elastic class that it wraps.
 _WRAPPED_ELASTIC_CLASS = "fluid_elastic_class"
+#: The method by which a Ray Tune class requests resources.
+_RESOURCE_REQUEST = "default_resource_request"
+_OF_EVERY_CLASS = {"__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__"}
 
 
 # -- forms of trainables ------------------------------------------------------------------------------------
@@ -70,6 +73,8 @@ def can_save(trainable: Any) -> bool:
 
 def is_elastic(trainable: Any) -> bool:
     """Whether the trials of a trainable can span several devices; a class says so by ``fluid_elastic = True``."""
+    if inspect.isclass(trainable):
+        trainable = without_request(trainable)
     if hasattr(trainable, _WRAPPED_ELASTIC_CLASS) and elastic_class_of(trainable) is None:
         return False  # Derived from a class that wraps an elastic one, and so only known to Ray Tune.
     return bool(getattr(trainable, "fluid_elastic", False))
@@ -82,7 +87,18 @@ def elastic_class_of(trainable: Any) -> Any:
         The class, which lanes run in its place, without Ray Tune; ``None`` if it wraps none. That includes classes
         derived from one that does: they may override its methods, and run as they are.
     """
-    return vars(trainable).get(_WRAPPED_ELASTIC_CLASS) if isinstance(trainable, type) else None
+    if not isinstance(trainable, type):
+        return None
+    return vars(without_request(trainable)).get(_WRAPPED_ELASTIC_CLASS)
+
+
+def without_request(trainable: type) -> type:
+    """Returns the class that ``ray.tune.with_resources`` was given: what it returns only adds a request to it."""
+    while _RESOURCE_REQUEST in (own := vars(trainable)) and len(trainable.__bases__) == 1:
+        if own.keys() - _OF_EVERY_CLASS - {_RESOURCE_REQUEST}:
+            break
+        trainable = trainable.__bases__[0]
+    return trainable
 
 
 def profile_name(trainable: Any) -> str:

@@ -127,10 +127,17 @@ class ElasticLaneTrial(SavableLaneTrial):
         self._trainable._storage = None
 
 
+def runs_elastic(trainable: type) -> bool:
+    """Whether the trials of a trainable of Tune can span several lanes."""
+    return issubclass(trainable, Trainable) and can_save(trainable) and elastic_class_of(trainable) is not None
+
+
 def lane_trial_for(trainable: type, shipped: ShippedTrainable) -> type[LaneTrial]:
     """Makes the class that runs the trials of a trainable of Tune in lanes."""
     base = LaneTrial
-    if issubclass(trainable, Trainable) and can_save(trainable):
-        base = ElasticLaneTrial if elastic_class_of(trainable) is not None else SavableLaneTrial
+    if runs_elastic(trainable):
+        base = ElasticLaneTrial
+    elif issubclass(trainable, Trainable) and can_save(trainable):
+        base = SavableLaneTrial
     name = getattr(trainable, "_name", None) or trainable.__name__
     return type(name, (base,), {"shipped_trainable": shipped, "__module__": base.__module__, "__qualname__": name})

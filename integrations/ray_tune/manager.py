@@ -19,6 +19,7 @@ from fluid.integrations.ray_tune.errors import as_task_error
 from fluid.integrations.ray_tune.loggers import flush_loggers
 from fluid.integrations.ray_tune.logs import save_logs
 from fluid.integrations.ray_tune.private_api import TRIAL_INFO, RayActorManager, TrackedActor, Trial
+from fluid.integrations.ray_tune.resource_requests import stays_with_ray
 from fluid.integrations.ray_tune.tune_trial import Task, TuneTrial, notify
 
 #: Longest that a turn waits for events of the engine, in seconds, while Ray actors have to be polled too.
@@ -63,7 +64,7 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
     ) -> TrackedActor:
         """Adds a trial; ``on_start`` is called once it runs."""
         callbacks: dict[str, Any] = {"on_start": on_start, "on_stop": on_stop, "on_error": on_error}
-        if len(resource_request.bundles) > 1:
+        if stays_with_ray(resource_request):
             return super().add_actor(cls, kwargs, resource_request, **callbacks)
         actor = TrackedActor(uuid.uuid4().int, **callbacks)
         self._bridge.add(actor, self._trials[kwargs["config"][TRIAL_INFO].trial_id], kwargs)

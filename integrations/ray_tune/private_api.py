@@ -7,6 +7,7 @@ runs, so that a release that moved one is refused with a clear error instead of 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 import ray
 from pyarrow import fs as pyarrow_fs
 from ray._private import auto_init_hook
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.train._internal import session as session_module
@@ -56,6 +58,7 @@ __all__ = [
     "STDERR_FILE",
     "STDOUT_FILE",
     "SUPPORTED",
+    "THREADS_VARIABLE",
     "TRAINING_ITERATION",
     "TRIAL_INFO",
     "FunctionTrainable",
@@ -66,9 +69,9 @@ __all__ = [
     "Trial",
     "UnsupportedRayError",
     "arguments_of",
-    "asks_for_resources",
     "check",
     "controller_of",
+    "environment_of_job",
     "give_session_path",
     "make_quietly",
     "newest_checkpoint_index",
@@ -76,6 +79,7 @@ __all__ = [
     "search_of",
     "session_module",
     "session_path_of",
+    "threads_are_of_ray",
     "waits_for_saves",
     "watches_every_result",
 ]
@@ -165,6 +169,8 @@ TRAINABLE = (
     "_timesteps_since_restore",
     "_timesteps_total",
 )
+#: Set by Ray in its workers where it is not set, to the CPUs of the actor.
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
@@ -234,14 +240,14 @@ def newest_checkpoint_index(storage: Any) -> int:
     return max([int(storage.current_checkpoint_index), *(int(found[1]) for found in names if found)])
 
 
-def asks_for_resources(trial: Trial) -> bool:
-    """Whether a trial requests anything but one device: one CPU, which is Tune's default, or one whole GPU."""
-    wanted = trial.placement_group_factory
-    if wanted is None:
-        return False
-    required = wanted.required_resources
-    one = required.get("GPU", 0) == 1 if "GPU" in required else required.get("CPU", 1) == 1
-    return len(wanted.bundles) > 1 or not one or bool(required.keys() - {"CPU", "GPU"})
+def environment_of_job() -> dict[str, str]:
+    """Returns the environment variables that the job's runtime environment gives to all of its processes."""
+    return dict(ray.get_runtime_context().runtime_env.env_vars())
+
+
+def threads_are_of_ray() -> bool:
+    """Whether Ray, and not the user, has set this driver's OMP_NUM_THREADS: it does so in workers, and so in jobs."""
+    return ray.get_runtime_context().worker.mode == ray.WORKER_MODE or RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ
 
 
 def saves_when_asked(trainable: Any) -> bool:

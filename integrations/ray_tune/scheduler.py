@@ -24,6 +24,7 @@ from fluid.integrations.ray_tune.budgets import Budgets
 from fluid.integrations.ray_tune.decisions import all_known_at_once
 from fluid.integrations.ray_tune.manager import FluidActorManager
 from fluid.integrations.ray_tune.private_api import Trial
+from fluid.integrations.ray_tune.resource_offer import ResourceRequests
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
 
@@ -34,9 +35,8 @@ _IN_ROUNDS = (
     PopulationBasedTrainingReplay,
     SuccessiveHalvingScheduler,
 )
-#: Trials under way per device, for schedulers that decide as results come.
-_PER_DEVICE = 2
-#: And without a scheduler, where trials must wait for Tune after each iteration: as many as may share a device.
+#: Trials under way per device, without a scheduler where trials must wait for Tune after each iteration: as many as may
+#: share a device.
 _WAITING_PER_DEVICE = DEFAULT_MAX_PACKING
 
 
@@ -182,17 +182,19 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             controller,
             executor=self._executor,
             scheduler=self._base,
-            concurrency=self._concurrency_on(self._executor.max_devices, controller, trial),
+            concurrency=self._concurrency_on(self._executor, controller, trial),
             mode=self._mode,
         )
         controller._actor_manager = self._manager
 
-    def _concurrency_on(self, devices: int, controller: Any, trial: Trial) -> int | None:
+    def _concurrency_on(self, executor: FluidExecutor, controller: Any, trial: Trial) -> int | None:
+        """Returns the most trials under way at once, if all request what the first one does."""
         if self._concurrency is not None:
             return self._concurrency
         if isinstance(self._base, _IN_ROUNDS):
             return None
+        devices, at_once = executor.max_devices, ResourceRequests(executor).trials_at_once(trial)
         if type(self._base) is FIFOScheduler:
             waits = Budgets(controller, self._base).awaits_each_result(trial)
-            return _WAITING_PER_DEVICE * devices if waits else None
-        return _PER_DEVICE * devices
+            return max(_WAITING_PER_DEVICE * devices, at_once) if waits else None
+        return at_once + min(at_once, devices)

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ray
 import ray.cloudpickle
 
-from fluid.integrations.ray_tune.private_api import DEFAULT_ENV_VARS, ENV_VARS_TO_PROPAGATE
+from fluid.integrations.ray_tune.private_api import (
+    DEFAULT_ENV_VARS,
+    ENV_VARS_TO_PROPAGATE,
+    THREADS_VARIABLE,
+    environment_of_job,
+)
 from fluid.trainables.pickling import dump_trainable
+
+#: Refers to an environment variable.
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
 
 
 class PickledArguments(NamedTuple):
@@ -82,16 +91,19 @@ class ActorEnvironment(NamedTuple):
     def of_driver(cls) -> ActorEnvironment:
         """Returns what this driver's actors would have."""
         context = ray.get_runtime_context()
+        # Threads are set per trial.
+        wanted = {name: value for name, value in environment_of_job().items() if name != THREADS_VARIABLE}
         passed = {name: os.environ[name] for name in ENV_VARS_TO_PROPAGATE if name in os.environ}
         return cls(
             address=context.gcs_address,
             namespace=context.namespace,
-            environment={**DEFAULT_ENV_VARS, **passed, "RAY_ADDRESS": context.gcs_address},
+            environment={**wanted, **DEFAULT_ENV_VARS, **passed, "RAY_ADDRESS": context.gcs_address},
         )
 
     def apply(self) -> None:
-        """Sets the environment variables of this process."""
-        os.environ.update(self.environment)
+        """Sets the environment variables of this process. They may refer to others, as in Ray's workers."""
+        for name, value in self.environment.items():
+            os.environ[name] = _REFERENCE.sub(lambda found: os.environ.get(found[1], ""), value)
 
     def unpickle(self, arguments: PickledArguments) -> Any:
         """Unpickles a value in a lane; connects to the cluster first if it holds references."""

@@ -23,10 +23,10 @@ from fluid.integrations.ray_tune.private_api import (
     TrackedActor,
     Trial,
     arguments_of,
-    asks_for_resources,
     search_of,
     session_path_of,
 )
+from fluid.integrations.ray_tune.resource_offer import ResourceRequests
 from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
 from fluid.session.handle import TrialGroupHandle
@@ -73,6 +73,7 @@ class TrialSubmission:
         self._budgets = Budgets(controller, scheduler)
         self._clock = MonotonicClock()
         self._environment = ActorEnvironment.of_driver()
+        self._requests = ResourceRequests(executor)
         self._lane_trials: dict[type, type[LaneTrial]] = {}
         #: Number of submissions of each of Tune's trials.
         self._submissions: dict[str, int] = {}
@@ -108,7 +109,13 @@ class TrialSubmission:
             if resident is not None:
                 self._drop(resident)
             trial_id = self._new_id(trial)
-            tune_trial = TuneTrial(actor=actor, trial=trial, trial_id=trial_id, config=trial.config)
+            tune_trial = TuneTrial(
+                actor=actor,
+                trial=trial,
+                trial_id=trial_id,
+                config=trial.config,
+                resources=trial.placement_group_factory,
+            )
             tune_trial.start_from(trial.latest_checkpoint_result)
         tune_trial.arguments = arguments
         if not self._new:
@@ -191,7 +198,7 @@ class TrialSubmission:
             budget=grant.iterations,
             trial_id=tune_trial.trial_id,
             retry_errors=False,
-            max_width=1 if asks_for_resources(trial) else None,
+            **self._requests.needs(trial)._asdict(),
             shown=Shown(
                 trial_id=trial.trial_id, config=trial.config, iterations=tune_trial.start_iteration, metrics=RESULT
             ),

@@ -50,6 +50,7 @@ class TuneTrial:
         trial: Tune's.
         trial_id: the trial's id in Fluid: Tune's own, with a number from the second submission on.
         config: the one it was set up with.
+        resources: those that it was submitted with, as Tune requests them.
         arguments: those of the trainable, until the trial is submitted.
         handle: of its TrialGroup; ``None`` unless the engine knows the trial.
         stage: how far it has come.
@@ -81,6 +82,7 @@ class TuneTrial:
     trial: Trial
     trial_id: str
     config: Any
+    resources: Any
     arguments: Any = None
     handle: Any = None
     stage: ActorStage = ActorStage.NEW
@@ -133,7 +135,8 @@ class TuneTrial:
 
     def reset(self, trial_id: str, checkpoint: Any) -> None:
         """Makes it a trial that the engine does not know, to start from a checkpoint under a new id."""
-        self.trial_id, self.handle, self.config = trial_id, None, self.trial.config
+        self.trial_id, self.handle = trial_id, None
+        self.config, self.resources = self.trial.config, self.trial.placement_group_factory
         self.received = self.budget = self.saved_after = 0
         self.saved_path = None
         self.is_idle = self.is_ahead = self.said_done = self.reported_done = False
@@ -155,7 +158,9 @@ class TuneTrial:
 
     def can_resume(self, trial: Trial) -> bool:
         """Whether it is in exactly the state from which the controller resumes a trial."""
-        if not self.can_stay_resident() or self.config != trial.config:
+        if not self.can_stay_resident():
+            return False
+        if self.config != trial.config or self.resources != trial.placement_group_factory:
             return False
         wanted = checkpoint_path(trial.latest_checkpoint_result)
         if wanted is None:

@@ -1,0 +1,92 @@
+"""What a session offers for Tune's resource requests: devices, the nodes of Ray's cluster, the user's thread count."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import ray
+
+from fluid.backends.hosts.folders import HERE
+from fluid.errors import InvalidFieldError
+from fluid.executor import FluidExecutor
+from fluid.integrations.ray_tune.elastic_lane_trial import runs_elastic
+from fluid.integrations.ray_tune.private_api import THREADS_VARIABLE, Trial, environment_of_job, threads_are_of_ray
+from fluid.integrations.ray_tune.resource_requests import CPU, Node, Offer, TrialNeeds, needs_of, stays_with_ray, trials_at_once
+from fluid.resources import available_cores
+
+
+class ResourceRequests:
+    """Answers the requests of one sweep's trials.
+
+    Args:
+        executor: runs the trials.
+    """
+
+    def __init__(self, executor: FluidExecutor) -> None:
+        self._executor = executor
+        self._offer: Offer | None = None
+
+    def needs(self, trial: Trial) -> TrialNeeds:
+        """Returns what a trial is given for its request.
+
+        Raises:
+            InvalidFieldError: the request is invalid, or asks for more than there is.
+        """
+        wanted = trial.placement_group_factory.required_resources
+        is_elastic = runs_elastic(trial.get_trainable_cls())
+        if self._offer is not None:
+            try:
+                return needs_of(wanted, self._offer, is_elastic=is_elastic)
+            except InvalidFieldError:
+                pass  # Devices or nodes may have come since.
+        self._offer = offer_of(self._executor)
+        return needs_of(wanted, self._offer, is_elastic=is_elastic)
+
+    def trials_at_once(self, trial: Trial) -> int:
+        """Returns how many trials with the same request the session's devices can run at a time."""
+        devices = self._executor.max_devices
+        return devices if stays_with_ray(trial.placement_group_factory) else trials_at_once(self.needs(trial), devices)
+
+
+def offer_of(executor: FluidExecutor) -> Offer:
+    """Returns what an executor's session offers now; Ray is connected."""
+    devices = tuple(executor.devices)
+    hosts = {device.host for device in devices}
+    nodes = [node for node in _nodes() if not hosts or node.host in hosts]
+    return Offer(
+        devices=devices,
+        nodes=tuple(nodes),
+        omp_threads=omp_threads(),
+        may_grow=executor.max_devices > len(devices),
+    )
+
+
+def omp_threads() -> int | None:
+    """Returns how many threads the user's OMP_NUM_THREADS gives each trial; ``None`` if the user has set none.
+
+    As with Ray, that of ``ray.init(runtime_env={"env_vars": ...})`` comes before that of the driver.
+    """
+    given: Mapping[str, str] = environment_of_job()
+    if THREADS_VARIABLE not in given and not threads_are_of_ray():
+        given = os.environ
+    # A list gives the threads of nested parallel regions, too.
+    outermost = given.get(THREADS_VARIABLE, "").split(",")[0].strip()
+    return int(outermost) if outermost.isdecimal() and int(outermost) else None
+
+
+def _nodes() -> list[Node]:
+    """The nodes of Ray's cluster that are up. The driver's machine has all its cores, whatever Ray was told."""
+    up = [node for node in ray.nodes() if node["Alive"]]
+    driver = ray.get_runtime_context().get_node_id()
+    here = {node["NodeManagerAddress"] for node in up if node["NodeID"] == driver}
+    nodes = []
+    for node in up:
+        resources = dict(node["Resources"])
+        is_here = (
+            node["NodeManagerAddress"] in here
+        )  # By address, as Fluid's devices: a machine may have several nodes.
+        if is_here:
+            resources[CPU] = max(resources.get(CPU, 0.0), len(available_cores()))
+        nodes.append(Node(HERE if is_here else node["NodeManagerAddress"], resources))
+    return nodes

@@ -1,0 +1,166 @@
+"""Resource requests of Ray Tune, and what they mean on Fluid.
+
+A request names amounts: ``CPU``, ``GPU``, ``memory``, and custom resources, among them ``accelerator_type:A100`` and
+``node:10.0.0.1``. Fluid gives a trial devices, which are GPUs or CPU cores, and threads (docs/ray_tune.md, Resources).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fluid.errors import InvalidFieldError
+from fluid.resources import Device, MemoryNeed, Requires
+
+CPU, GPU, MEMORY = "CPU", "GPU", "memory"
+#: What Tune requests for a trial if the user requests nothing.
+_DEFAULT = {CPU: 1.0}
+#: Begins the names of resources that are models of GPUs.
+_MODEL = "accelerator_type:"
+#: Amounts are compared up to the precision of Ray's.
+_PRECISION = 1e-4
+
+
+class TrialNeeds(NamedTuple):
+    """What Fluid gives a trial for its request, as the fields of a :class:`fluid.Trial`.
+
+    Attributes:
+        devices: how many devices, or which share of one; ``None``: the engine decides.
+        threads: CPU threads; ``None``: the lane's default.
+        memory: memory of the device; ``None``: it is measured.
+        requires: what the devices must have; ``None``: any will do.
+    """
+
+    devices: float | None = None
+    threads: int | None = None
+    memory: MemoryNeed | None = None
+    requires: Requires | None = None
+
+
+class Node(NamedTuple):
+    """A node of Ray's cluster.
+
+    Attributes:
+        host: its name on Fluid's devices.
+        resources: what it has in all, by name.
+    """
+
+    host: str
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a session can give to trials.
+
+    Args:
+        devices: those of the session.
+        nodes: those of Ray's cluster on which it may run trials.
+        omp_threads: threads that the user's OMP_NUM_THREADS gives each trial; ``None`` without one.
+        may_grow: whether further nodes may come.
+    """
+
+    devices: tuple[Device, ...]
+    nodes: tuple[Node, ...]
+    omp_threads: int | None = None
+    may_grow: bool = False
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether all devices are CPU cores."""
+        return all(device.kind == "cpu" for device in self.devices)
+
+    def shortage(self, name: str) -> str:
+        """Says why a request for a resource cannot be met."""
+        most = max((node.resources.get(name, 0.0) for node in self.nodes), default=0.0)
+        if most or name in (CPU, MEMORY):
+            return f"is more than any node has, {most:g} at most"
+        tags = {tag for device in self.devices for tag in device.tags}
+        models = {f"{_MODEL}{device.model}" for device in self.devices if device.model}
+        known = tags | models | {name for node in self.nodes for name in node.resources.keys() - {CPU, GPU, MEMORY}}
+        return f"no node has it; they have {', '.join(sorted(known)) or 'no custom resources'}"
+
+
+def stays_with_ray(request: Any) -> bool:
+    """Whether a request is for a distributed program of its own, with workers of Ray in further bundles."""
+    return len(request.bundles) + request.head_bundle_is_empty > 1
+
+
+def needs_of(request: Mapping[str, float], offer: Offer, *, is_elastic: bool) -> TrialNeeds:
+    """Returns what a trial with this request is given.
+
+    Args:
+        request: amounts by name.
+        offer: what there is.
+        is_elastic: whether the trial can span several devices.
+
+    Raises:
+        InvalidFieldError: an amount is invalid, or more than there is.
+    """
+    if request == _DEFAULT:
+        return TrialNeeds(threads=offer.omp_threads)
+    cpus, gpus, memory = (request.get(name, 0.0) for name in (CPU, GPU, MEMORY))
+    if gpus > 1.0 and not gpus.is_integer():
+        raise InvalidFieldError(GPU, gpus, "must be a whole number, or a fraction of one GPU")
+    devices = _devices(gpus)
+    if offer.on_cpus and not gpus and (is_elastic or cpus < 1.0):  # Its CPUs are its devices.
+        request = {name: amount for name, amount in request.items() if name != CPU}
+        devices, cpus = _devices(math.floor(cpus) if cpus > 1.0 else cpus), 0.0
+    requires = _requires(request, offer)
+    lanes = max(1, math.floor(devices or 1)) if is_elastic else 1
+    return TrialNeeds(
+        devices=devices,
+        threads=offer.omp_threads or (max(1, math.floor(cpus / lanes)) if cpus else None),
+        memory=MemoryNeed(persistent_bytes=memory / lanes) if memory and offer.on_cpus else None,
+        requires=requires,
+    )
+
+
+def trials_at_once(needs: TrialNeeds, devices: int) -> int:
+    """Returns how many trials with these needs so many devices can run at a time; one per device if they need none."""
+    if needs.devices is None:
+        return devices
+    if needs.devices < 1.0:
+        return devices * math.floor(1.0 / needs.devices + _PRECISION)
+    return max(1, devices // int(needs.devices))
+
+
+def _devices(amount: float) -> float | None:
+    """The devices for an amount. None at all, or one, leave it to the engine."""
+    return None if amount in (0.0, 1.0) else amount
+
+
+def _requires(request: Mapping[str, float], offer: Offer) -> Requires | None:
+    """What the devices must have for a request.
+
+    Raises:
+        InvalidFieldError: no node has as much.
+    """
+    fields: dict[str, Any] = {}
+    if request.get(GPU) and not all(device.kind == "gpu" for device in offer.devices):
+        fields["kind"] = "gpu"
+    tags: list[str] = []
+    hosts = all_hosts = {device.host for device in offer.devices}
+    for name, amount in request.items():
+        model = name.removeprefix(_MODEL) if name.startswith(_MODEL) else None
+        if name == GPU:
+            continue
+        if model and any(Requires(model=model).met_by(device) for device in offer.devices):
+            fields["model"] = model
+        elif any(name in device.tags for device in offer.devices):
+            tags.append(name)
+        elif having := {node.host for node in offer.nodes if node.resources.get(name, 0.0) + _PRECISION >= amount}:
+            hosts = hosts & having
+        elif not offer.may_grow:
+            raise InvalidFieldError(name, amount, offer.shortage(name))
+        elif model:
+            fields["model"] = model
+        elif name not in (CPU, MEMORY):
+            tags.append(name)
+    if not hosts and all_hosts:
+        raise InvalidFieldError("resources", dict(request), "no single node has all of it")
+    if hosts != all_hosts:
+        fields["host"] = "|".join(sorted(hosts))
+    return Requires(**fields, tags=tuple(tags)) if fields or tags else None
