@@ -12,7 +12,15 @@ from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.elastic_lane_trial import runs_elastic
 from fluid.integrations.ray_tune.private_api import THREADS_VARIABLE, Trial, environment_of_job, threads_are_of_ray
-from fluid.integrations.ray_tune.resource_requests import CPU, Node, Offer, TrialNeeds, needs_of, stays_with_ray, trials_at_once
+from fluid.integrations.ray_tune.resource_requests import (
+    CPU,
+    Node,
+    Offer,
+    TrialNeeds,
+    needs_of,
+    stays_with_ray,
+    trials_at_once,
+)
 from fluid.resources import available_cores
 
 

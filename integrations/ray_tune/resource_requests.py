@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
@@ -51,11 +50,10 @@ class Node(NamedTuple):
     resources: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """What a session can give to trials.
 
-    Args:
+    Attributes:
         devices: those of the session.
         nodes: those of Ray's cluster on which it may run trials.
         omp_threads: threads that the user's OMP_NUM_THREADS gives each trial; ``None`` without one.
@@ -85,7 +83,7 @@ class Offer:
 
 def stays_with_ray(request: Any) -> bool:
     """Whether a request is for a distributed program of its own, with workers of Ray in further bundles."""
-    return len(request.bundles) + request.head_bundle_is_empty > 1
+    return bool(len(request.bundles) + request.head_bundle_is_empty > 1)
 
 
 def needs_of(request: Mapping[str, float], offer: Offer, *, is_elastic: bool) -> TrialNeeds:

@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("ray.tune")
 
-from ray.tune import PlacementGroupFactory, Trainable
-from ray.tune.execution.placement_groups import resource_dict_to_pg_factory
+from ray.tune import Trainable
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     ASHAScheduler,
@@ -129,26 +128,3 @@ def test_a_missing_name_is_reported_with_the_supported_releases(controller: Any)
 def test_a_wrapper_without_a_controller_is_refused() -> None:
     with pytest.raises(UnsupportedRayError, match="_tune_controller"):
         private_api.controller_of(SimpleNamespace())
-
-
-@pytest.mark.parametrize(
-    ("resources", "asks"),
-    [
-        (None, False),
-        ({"cpu": 1}, False),
-        ({"cpu": 4, "gpu": 1}, False),
-        ({"gpu": 1}, False),
-        ({"cpu": 2}, True),
-        ({"cpu": 1, "gpu": 0.5}, True),
-        ({"gpu": 2}, True),
-        ({"cpu": 1, "custom": 1}, True),
-    ],
-)
-def test_one_device_is_no_request(resources: dict[str, float] | None, asks: bool) -> None:
-    factory = resources and resource_dict_to_pg_factory(resources)
-    assert private_api.asks_for_resources(SimpleNamespace(placement_group_factory=factory)) == asks
-
-
-def test_several_bundles_are_a_request() -> None:
-    factory = PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}])
-    assert private_api.asks_for_resources(SimpleNamespace(placement_group_factory=factory))
