@@ -14,6 +14,8 @@ from fluid.errors import InvalidFieldError
 from fluid.resources import Device, MemoryNeed, Requires
 
 CPU, GPU, MEMORY = "CPU", "GPU", "memory"
+#: Begin the names of resources that Ray itself gives to nodes.
+_OF_RAY = (CPU, GPU, MEMORY, "object_store_memory", "node:")
 #: What Tune requests for a trial if the user requests nothing.
 _DEFAULT = {CPU: 1.0}
 #: Begins the names of resources that are models of GPUs.
@@ -71,14 +73,21 @@ class Offer(NamedTuple):
         return all(device.kind == "cpu" for device in self.devices)
 
     def shortage(self, name: str) -> str:
-        """Says why a request for a resource cannot be met."""
+        """Says that no node has enough of a resource, and what there is."""
         most = max((node.resources.get(name, 0.0) for node in self.nodes), default=0.0)
-        if most or name in (CPU, MEMORY):
-            return f"is more than any node has, {most:g} at most"
-        tags = {tag for device in self.devices for tag in device.tags}
-        models = {f"{_MODEL}{device.model}" for device in self.devices if device.model}
-        known = tags | models | {name for node in self.nodes for name in node.resources.keys() - {CPU, GPU, MEMORY}}
-        return f"no node has it; they have {', '.join(sorted(known)) or 'no custom resources'}"
+        if name == MEMORY:
+            return f"no node has so much memory; one has {most / 2**30:.3g} GiB at most"
+        if most or name == CPU:
+            return f"no node has so much of {name}; one has {most:g} at most"
+        there = {tag for device in self.devices for tag in device.tags}
+        there |= {f"{_MODEL}{device.model}" for device in self.devices if device.model}
+        there |= {name for node in self.nodes for name in node.resources if not name.startswith(_OF_RAY)}
+        return f"no node has {name}; there is {', '.join(sorted(there)) or 'no custom resource'}"
+
+
+def refusal(request: Mapping[str, float], reason: str) -> InvalidFieldError:
+    """Returns the error about a request that cannot be met."""
+    return InvalidFieldError("resources", dict(request), reason)
 
 
 def stays_with_ray(request: Any) -> bool:
@@ -101,7 +110,7 @@ def needs_of(request: Mapping[str, float], offer: Offer, *, is_elastic: bool) ->
         return TrialNeeds(threads=offer.omp_threads)
     cpus, gpus, memory = (request.get(name, 0.0) for name in (CPU, GPU, MEMORY))
     if gpus > 1.0 and not gpus.is_integer():
-        raise InvalidFieldError(GPU, gpus, "must be a whole number, or a fraction of one GPU")
+        raise refusal(request, "GPU must be a whole number, or a fraction of one GPU")
     devices = _devices(gpus)
     if offer.on_cpus and not gpus and (is_elastic or cpus < 1.0):  # Its CPUs are its devices.
         request = {name: amount for name, amount in request.items() if name != CPU}
@@ -152,13 +161,13 @@ def _requires(request: Mapping[str, float], offer: Offer) -> Requires | None:
         elif having := {node.host for node in offer.nodes if node.resources.get(name, 0.0) + _PRECISION >= amount}:
             hosts = hosts & having
         elif not offer.may_grow:
-            raise InvalidFieldError(name, amount, offer.shortage(name))
+            raise refusal(request, offer.shortage(name))
         elif model:
             fields["model"] = model
         elif name not in (CPU, MEMORY):
             tags.append(name)
     if not hosts and all_hosts:
-        raise InvalidFieldError("resources", dict(request), "no single node has all of it")
+        raise refusal(request, "no single node has all of it")
     if hosts != all_hosts:
         fields["host"] = "|".join(sorted(hosts))
     return Requires(**fields, tags=tuple(tags)) if fields or tags else None

@@ -182,6 +182,7 @@ class TrialSubmission:
     def _fluid_trial(self, tune_trial: TuneTrial) -> FluidTrial:
         """Returns the trial to submit, with a budget up to the next decision."""
         trial, arguments = tune_trial.trial, tune_trial.arguments
+        needs = self._requests.needs(trial)
         grant = self._budgets.grant(trial, tune_trial.iteration)
         tune_trial.apply(grant)
         lane_trial = self._lane_trial(trial)
@@ -198,7 +199,8 @@ class TrialSubmission:
             budget=grant.iterations,
             trial_id=tune_trial.trial_id,
             retry_errors=False,
-            **self._requests.needs(trial)._asdict(),
+            max_width=1 if needs.devices is not None else None,
+            **needs._asdict(),
             shown=Shown(
                 trial_id=trial.trial_id, config=trial.config, iterations=tune_trial.start_iteration, metrics=RESULT
             ),

@@ -417,3 +417,21 @@ def test_a_class_derived_from_a_wrapper_runs_as_it_is() -> None:
     assert elastic_class_of(Overrides) is None and not is_elastic(Overrides)
     assert elastic_class_of(Full) is None and is_elastic(Full)
     assert pickle.loads(payload_of(Overrides, {}).trainable.pickled) is Overrides
+
+
+class Requests(Wraps):
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> Any:
+        return None
+
+
+class RequestsAndMore(Wraps):
+    default_resource_request = Requests.default_resource_request
+
+    def _more(self) -> None: ...
+
+
+def test_a_request_for_resources_leaves_a_class_what_it_is() -> None:
+    assert elastic_class_of(Requests) is Full and is_elastic(Requests)
+    assert elastic_class_of(RequestsAndMore) is None and not is_elastic(RequestsAndMore)
+    assert pickle.loads(payload_of(Requests, {}).trainable.pickled) is Full

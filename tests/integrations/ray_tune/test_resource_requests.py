@@ -122,13 +122,14 @@ def test_gpus_are_told_from_the_cpu_cores_of_the_same_session() -> None:
 @pytest.mark.parametrize(
     ("offer", "request_", "message"),
     [
-        (GPUS, {"gpu": 1.5}, r"GPU=1\.5: must be a whole number, or a fraction of one GPU"),
-        (CORES, {"cpu": 9}, r"CPU=9\.0: is more than any node has, 8 at most"),
-        (CORES, {"memory": 65 * GIB}, r"memory=.*: is more than any node has"),
-        (CORES, {"cpu": 1, "disk": 3}, r"disk=3\.0: is more than any node has, 2 at most"),
-        (CORES, {"cpu": 1, "tape": 1}, r"tape=1\.0: no node has it; they have disk, node:10\.0\.0\.1"),
-        (GPUS, {"gpu": 1, "accelerator_type:T4": 0.001}, r"accelerator_type:T4=.* have .*NVIDIA H200"),
-        (TWO, {"gpu": 1, "disk": 1, "node:10.0.0.2": 0.001}, "resources=.* no single node has all of it"),
+        (GPUS, {"gpu": 1.5}, r"resources=\{'GPU': 1\.5\}: GPU must be a whole number, or a fraction of one GPU"),
+        (CORES, {"cpu": 9}, r"resources=\{'CPU': 9\.0\}: no node has so much of CPU; one has 8 at most"),
+        (CORES, {"memory": 65 * GIB}, r"no node has so much memory; one has 64 GiB at most"),
+        (CORES, {"cpu": 1, "disk": 3}, r"no node has so much of disk; one has 2 at most"),
+        (CORES, {"cpu": 1, "tape": 1}, r"no node has tape; there is disk"),
+        (MIXED, {"cpu": 1, "tape": 1}, r"no node has tape; there is no custom resource"),
+        (GPUS, {"gpu": 1, "accelerator_type:T4": 0.001}, r"no node has accelerator_type:T4; .*type:NVIDIA H200"),
+        (TWO, {"gpu": 1, "disk": 1, "node:10.0.0.2": 0.001}, "no single node has all of it"),
     ],
 )
 def test_what_can_never_be_met_is_refused_with_what_there_is(
