@@ -14,8 +14,8 @@ from fluid.integrations.ray_tune.elastic_lane_trial import runs_elastic
 from fluid.integrations.ray_tune.private_api import THREADS_VARIABLE, Trial, environment_of_job, threads_are_of_ray
 from fluid.integrations.ray_tune.resource_requests import (
     CPU,
-    Node,
     Offer,
+    OfferedNode,
     TrialNeeds,
     needs_of,
     stays_with_ray,
@@ -83,7 +83,7 @@ def omp_threads() -> int | None:
     return int(outermost) if outermost.isdecimal() and int(outermost) else None
 
 
-def _nodes() -> list[Node]:
+def _nodes() -> list[OfferedNode]:
     """The nodes of Ray's cluster that are up. The driver's machine has all its cores, whatever Ray was told."""
     up = [node for node in ray.nodes() if node["Alive"]]
     driver = ray.get_runtime_context().get_node_id()
@@ -96,5 +96,5 @@ def _nodes() -> list[Node]:
         )  # By address, as Fluid's devices: a machine may have several nodes.
         if is_here:
             resources[CPU] = max(resources.get(CPU, 0.0), len(available_cores()))
-        nodes.append(Node(HERE if is_here else node["NodeManagerAddress"], resources))
+        nodes.append(OfferedNode(HERE if is_here else node["NodeManagerAddress"], resources))
     return nodes

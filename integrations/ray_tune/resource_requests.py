@@ -40,7 +40,7 @@ class TrialNeeds(NamedTuple):
     requires: Requires | None = None
 
 
-class Node(NamedTuple):
+class OfferedNode(NamedTuple):
     """A node of Ray's cluster.
 
     Attributes:
@@ -63,7 +63,7 @@ class Offer(NamedTuple):
     """
 
     devices: tuple[Device, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[OfferedNode, ...]
     omp_threads: int | None = None
     may_grow: bool = False
 

@@ -13,8 +13,8 @@ from ray.tune.execution.placement_groups import resource_dict_to_pg_factory
 
 from fluid import Device, InvalidFieldError, MemoryNeed, Requires
 from fluid.integrations.ray_tune.resource_requests import (
-    Node,
     Offer,
+    OfferedNode,
     TrialNeeds,
     needs_of,
     stays_with_ray,
@@ -25,11 +25,11 @@ GIB = 2.0**30
 H200 = "NVIDIA H200"
 CORES = Offer(
     devices=tuple(Device(index) for index in range(4)),
-    nodes=(Node("localhost", {"CPU": 8.0, "memory": 64 * GIB, "node:10.0.0.1": 1.0, "disk": 2.0}),),
+    nodes=(OfferedNode("localhost", {"CPU": 8.0, "memory": 64 * GIB, "node:10.0.0.1": 1.0, "disk": 2.0}),),
 )
 GPUS = Offer(
     devices=tuple(Device(index, kind="gpu", model=H200) for index in range(4)),
-    nodes=(Node("localhost", {"CPU": 16.0, "GPU": 4.0, "memory": 64 * GIB, "accelerator_type:H200": 1.0}),),
+    nodes=(OfferedNode("localhost", {"CPU": 16.0, "GPU": 4.0, "memory": 64 * GIB, "accelerator_type:H200": 1.0}),),
 )
 #: Two machines, of which one has a custom resource, the newer GPUs and more cores.
 TWO = Offer(
@@ -38,11 +38,11 @@ TWO = Offer(
         Device(1, host="10.0.0.2", kind="gpu", model="NVIDIA A100-SXM4-40GB", tags=("licence",)),
     ),
     nodes=(
-        Node("localhost", {"CPU": 4.0, "GPU": 1.0, "memory": 8 * GIB, "node:10.0.0.1": 1.0, "disk": 1.0}),
-        Node("10.0.0.2", {"CPU": 16.0, "GPU": 1.0, "memory": 64 * GIB, "node:10.0.0.2": 1.0, "licence": 1.0}),
+        OfferedNode("localhost", {"CPU": 4.0, "GPU": 1.0, "memory": 8 * GIB, "node:10.0.0.1": 1.0, "disk": 1.0}),
+        OfferedNode("10.0.0.2", {"CPU": 16.0, "GPU": 1.0, "memory": 64 * GIB, "node:10.0.0.2": 1.0, "licence": 1.0}),
     ),
 )
-MIXED = Offer(devices=(Device(0, kind="gpu"), Device(1)), nodes=(Node("localhost", {"CPU": 2.0, "GPU": 1.0}),))
+MIXED = Offer(devices=(Device(0, kind="gpu"), Device(1)), nodes=(OfferedNode("localhost", {"CPU": 2.0, "GPU": 1.0}),))
 
 
 def needs(request: dict[str, float], offer: Offer, **options: Any) -> TrialNeeds:
