@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from fluid.engine.events import Failure
-from fluid.session.results import Result, TrialListener
+from fluid.session.results import Result, TrialListener, TrialRequest
 
 
 class EventInbox(TrialListener):
@@ -33,6 +33,9 @@ class EventInbox(TrialListener):
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         self.post(partial(self._listener.on_end, trial_id, state, failure))
+
+    def on_request(self, request: TrialRequest) -> None:
+        self.post(partial(self._listener.on_request, request))
 
     def on_broken(self, error: BaseException) -> None:
         self.post(partial(self._listener.on_broken, error))

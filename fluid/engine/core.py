@@ -22,7 +22,7 @@ from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.notices import NotePlaced, NotePreempted, NoteQueued, NoteTrial
 from fluid.engine.rebalancing import Rebalancing
-from fluid.engine.records import NO_LANES, GroupRecord, Move, Stage, TrialRecord
+from fluid.engine.records import NO_LANES, NO_REQUESTS, GroupRecord, Move, Stage, TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.transitions import LEGAL
@@ -185,6 +185,7 @@ class SessionState:
         place.lanes, place.launched = (), False
         place.move = place.preemption = None
         place.stopping_lanes = place.lost_lanes = NO_LANES
+        place.asking = NO_REQUESTS
         self.changed = True
 
     def drain(self, trial: TrialRecord, lane_ids: tuple[int, ...], *, told: bool = False) -> None:

@@ -181,7 +181,8 @@ class Drains:
         if trial.state is TrialState.STARTING and not place.launched:
             self._core.release(trial)
             self._core.enqueue(trial, "its device is drained")
-        elif trial.state is TrialState.RESIZING and place.move is not None and place.move.stage is not Stage.MOVING:
+        # Others may be by now on a device that it is to share: then it moves there first.
+        elif place.move is not None and place.move.stage is not Stage.MOVING and place.width >= 1.0:
             self._resizing.call_off(trial, "its device is drained")
         if trial.state is TrialState.RUNNING and place.preemption is None and trial.spec.can_save:
             self._lifecycle.preempt(trial, drained=True)

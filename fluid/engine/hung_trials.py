@@ -17,6 +17,7 @@ from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.notices import NoteHung
 from fluid.engine.records import TrialRecord
 from fluid.engine.watching import DrainDeadline, IterationDeadline
+from fluid.trialgroup import TrialState
 
 
 class Limit(NamedTuple):
@@ -42,6 +43,8 @@ class HungTrials:
         silent = core.now - place.since
         if limit is None:
             core.deadlines.set(deadline, core.now + tuning.LEAST_DUMP_S)
+        elif self._waits_for_submitter(trial):
+            core.deadlines.set(deadline, core.now + limit.dump_after)
         # As the deadline was computed: a difference of times may be rounded to less, and the deadline come again.
         elif core.now >= place.since + limit.kill_after:
             self._end(trial, silent)
@@ -69,7 +72,7 @@ class HungTrials:
     def silence(self, trial: TrialRecord, now: float) -> float | None:
         """Seconds for which a trial has given no result, if that is far longer than usual; ``None`` otherwise."""
         place = trial.placement
-        if not place.launched:
+        if not place.launched or self._waits_for_submitter(trial):
             return None
         silent, estimates = now - place.since, self._core.estimates
         usual = _usual(estimates.of_key(trial), iterates=place.iterates)
@@ -94,6 +97,11 @@ class HungTrials:
         # One validation in a thousand iterations is not in the sample.
         longest = max(dump_after, estimate.longest) if iterates else dump_after
         return Limit(dump_after, max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest))
+
+    def _waits_for_submitter(self, trial: TrialRecord) -> bool:
+        """Whether a trial waits for the answer to a request, and so is not silent by its own fault."""
+        asking = trial.placement.asking if trial.state is not TrialState.STOPPING else ()
+        return any(lane_id in self._core.lanes for lane_id, _ in asking)
 
     def _dump(self, trial: TrialRecord, silent: float, limit: Limit) -> None:
         core = self._core

@@ -14,6 +14,7 @@ from fluid.trialgroup import TrialState
 #: Transitions of a trial that are kept for error messages, and of one that has ended: a session has many of those.
 STORY_LENGTH, STORY_LENGTH_OF_ENDED = 20, 2
 NO_LANES: frozenset[int] = frozenset()
+NO_REQUESTS: frozenset[tuple[int, int]] = frozenset()
 
 
 class Stage(Enum):
@@ -187,6 +188,7 @@ class TrialPlacement:
         since: when its lanes were told what they do now, or gave their latest sign of progress, seconds.
         iterates: whether that is an iteration; otherwise it is set up, restored or resized.
         dumped: whether its stacks were dumped since.
+        asking: (lane, number) of its requests to the submitter that were not answered.
     """
 
     width: float = 1.0
@@ -200,6 +202,7 @@ class TrialPlacement:
     since: float = 0.0
     iterates: bool = False
     dumped: bool = False
+    asking: frozenset[tuple[int, int]] = NO_REQUESTS
 
     @property
     def hosts(self) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.notices import NoteMeasured
 from fluid.engine.preemption import Preemptions
 from fluid.engine.records import TrialRecord
+from fluid.engine.requests import RequestAnswered, Requests, TrialAsked
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.set_back import TrialSetBack
@@ -118,6 +119,7 @@ class EngineState:
         #: When that was last found, seconds.
         self.changed_at = 0.0
         self._calls = Calls(self._core)
+        self._requests = Requests(self._core)
         self._residency = Residency(self._core, self._calls)
         self._resizing = Resizing(self._core, self._calls)
         self._lifecycle = Lifecycle(self._core, self._calls, self._residency, self._resizing)
@@ -163,6 +165,8 @@ class EngineState:
             TrialReleased: (None, lifecycle.released),
             ResizeDone: (None, self._resize_done),
             TrialCalled: (None, self._trial_called),
+            TrialAsked: (None, self._requests.asked),
+            RequestAnswered: (None, self._requests.answered),
             TrialFailed: (None, failures.trial_failed),
             Tick: (None, self._tick),
             Alarm: (None, self._alarm),

@@ -245,6 +245,8 @@ def _flags(trial: TrialRecord) -> Iterator[str]:
         yield "is preempted, and does not run"
     if place.launched != (state.holds_devices and (place.launched or state is not TrialState.STARTING)):
         yield f"launched is {place.launched}"
+    if place.asking and not place.launched:
+        yield f"asks its submitter in {place.asking}, and does not run"
     if state is TrialState.PAUSED:
         yield "is not queued to go on"
 

@@ -186,6 +186,15 @@ class ToMember(NamedTuple):
     message: Any
 
 
+class AnswerResident(NamedTuple):
+    """The answer to a ResidentAsked: pickled, or, if ``failed``, an exception; ``None`` if the trial has ended."""
+
+    trial_id: str
+    request_id: int
+    payload: bytes | None
+    failed: bool = False
+
+
 class DeleteCheckpoints(NamedTuple):
     """Delete a trial's checkpoints."""
 
@@ -325,6 +334,15 @@ class ResidentCalled(NamedTuple):
     call_id: int
     result: bytes | None
     raised: Raised | None
+
+
+class ResidentAsked(NamedTuple):
+    """A trial's code asks its submitter, in the middle of an iteration, and waits for the AnswerResident."""
+
+    at: float
+    trial_id: str
+    request_id: int
+    payload: bytes
 
 
 class FromMember(NamedTuple):

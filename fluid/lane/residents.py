@@ -19,6 +19,7 @@ from fluid.lane.checkpoint_seal import is_of_the_process
 from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import BusyMeter, MemoryMeter
+from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import causes, is_out_of_memory
 from fluid.lane.kept_payloads import load_payload
 from fluid.lane.locating import CheckpointLocator
@@ -63,6 +64,7 @@ class Residents:
         output: switched to the log of the trial whose code runs.
         note: names the trial whose code runs.
         meter: of the device's memory.
+        requests: sends what trials ask the driver.
         tell_missing: called with the name of a payload that the host has lost.
 
     Attributes:
@@ -78,6 +80,7 @@ class Residents:
         output: Output,
         note: RunningTrialNote,
         meter: MemoryMeter,
+        requests: DriverRequests,
         tell_missing: Callable[[str], None],
     ) -> None:
         self.queue = WorkQueue()
@@ -88,6 +91,7 @@ class Residents:
         self._output = output
         self._note = note
         self._meter = meter
+        self._requests = requests
         self._tell_missing = tell_missing
         self._busy = BusyMeter(options.kind, options.threads)
         self._home = os.getcwd()
@@ -124,8 +128,8 @@ class Residents:
         before = self._by_id.get(trial_id)
         if before is not None:
             self.release(before)
-        log = trial_log(self._options.run_folder, trial_id)
-        resident = ResidentTrial(trial_id=trial_id, process_state=ProcessState(log, self._home))
+        state = ProcessState(trial_log(self._options.run_folder, trial_id), self._home)
+        resident = ResidentTrial(trial_id=trial_id, process_state=state, link=self._requests.link(trial_id))
         self._by_id[trial_id] = resident
         return resident
 
@@ -169,6 +173,7 @@ class Residents:
                 self.current.process_state.leave()
                 self._meter.release_cached()  # Memory that the previous trial has freed is not this one's.
             resident.process_state.enter(self._output)
+            resident.link.enter()
             self.current = resident
 
     def release(self, resident: ResidentTrial) -> None:
@@ -177,6 +182,7 @@ class Residents:
         self._clean_up(resident)
         self.halt(resident)
         del self._by_id[resident.trial_id]
+        self._requests.unlink(resident.trial_id)
         self._store.forget_resident(resident.trial_id)
         self._output.switch(None)
         self.current = None
@@ -229,11 +235,11 @@ class Residents:
         self.enter(resident)
         self._meter.begin()
         self._busy.begin()
-        begun = self._clock.now()
+        begun, waited = self._clock.now(), self._requests.waited_s
         step = resident.body.step()
         memory = self._measure(resident)
         now = self._clock.now()
-        seconds = now - begun
+        seconds = max(0.0, now - begun - (self._requests.waited_s - waited))
         busy = self._busy.end(seconds)
         metrics = None if step.metrics is None else pack_metrics(step.metrics)
         resident.record_iteration(seconds)

@@ -23,10 +23,12 @@ from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter, warm_up
+from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import describe, is_for_want_of_space
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     AdoptResident,
+    AnswerResident,
     CallResident,
     DeleteCheckpoints,
     DropTrainable,
@@ -141,7 +143,8 @@ class _Lane:
         self._output = output
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
-        self._residents = Residents(options, clock, output, self._note, self._meter, self._tell_missing)
+        self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
+        self._residents = Residents(options, clock, output, self._note, self._meter, self._requests, self._tell_missing)
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ShipTrainable: self._residents.add_trainable,
@@ -154,6 +157,7 @@ class _Lane:
             CallResident: self._call,
             AdoptResident: self._adopt,
             ToMember: self._to_member,
+            AnswerResident: lambda message: None,  # The thread that waits for it has had it.
             PersistCheckpoint: lambda message: self._send(self._residents.persist(message)),
             DeleteCheckpoints: lambda message: self._residents.delete_checkpoints(message.trial_id),
             Shutdown: self._shutdown,
@@ -270,6 +274,7 @@ class _Lane:
 
     def _preview(self, message: Any) -> None:
         """Called in another thread as soon as a message has been read."""
+        self._requests.preview(message)
         if isinstance(message, ToMember):
             resident = self._residents.get(message.trial_id)
             member = None if resident is None else resident.member

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from fluid.lane.driver_requests import LaneDriverLink
 from fluid.lane.member import LaneMember
 from fluid.lane.policy import ResidentWork, choose, joining_service
 from fluid.lane.process_state import ProcessState
@@ -21,6 +22,7 @@ class ResidentTrial:
     """A trial in this lane.
 
     Attributes:
+        link: asks the driver on its behalf.
         process_state: its random generators, working directory and output.
         body: runs its code; ``None`` before its set-up and after its clean-up.
         key: of its trainable.
@@ -37,6 +39,7 @@ class ResidentTrial:
     """
 
     trial_id: str
+    link: LaneDriverLink
     process_state: ProcessState
     body: Resident | None = None
     key: int = -1

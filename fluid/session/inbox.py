@@ -15,7 +15,8 @@ from fluid.engine.events import Failure
 from fluid.engine.set_back import ReportSetBack
 from fluid.errors import FluidError
 from fluid.session.earlier_results import GroupResults
-from fluid.session.results import CallFailedError, Result, TrialListener, exception_of
+from fluid.session.results import CallFailedError, Result, TrialListener, TrialRequest, exception_of
+from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trainables.pickling import unpack_metrics
 from fluid.trialgroup import TrialGroup, TrialState
 
@@ -186,6 +187,18 @@ class GroupInbox:
             future.set_exception(FluidError(f"the call was not answered: {error}"))
         if self.listener is not None:
             self._call_listener(self.listener.on_broken, error)
+
+    def take_request(self, request: TrialRequest) -> None:
+        """Takes what a trial of the group asks its submitter."""
+        listener = self.listener
+        if listener is None:
+            request.refuse(RequestRefusedError(f"trial {request.trial_id!r} has no listener that could answer"))
+            return
+        try:
+            listener.on_request(request)
+        except BaseException as error:
+            _log.exception("the listener of group %r raised", self.group.name)
+            request.refuse(error)
 
     def _take_start(self, start: ReportStart) -> None:
         if self.listener is not None:

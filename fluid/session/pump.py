@@ -24,11 +24,13 @@ from fluid.backends.base import Backend
 from fluid.engine.commands import Notice, TrialNotice
 from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, SessionDraining, Tick
 from fluid.engine.notices import NoteDrained
+from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.session.alerts import Alerts
 from fluid.session.autoscaling import Autoscaler, make_autoscaler
 from fluid.session.inbox import GroupInbox
+from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
 
@@ -195,8 +197,36 @@ class Pump:
             if isinstance(command, NoteDrained):
                 for answer in self._drains.pop(command.device_id, ()):
                     answer.set_result(command.unsaved)
-        notices = [command for command in commands if isinstance(command, TrialNotice)]
-        self.notify(*(partial(self.inboxes[notice.group_id].take, notice) for notice in notices))
+        self.notify(*(self._notification(notice) for notice in commands if isinstance(notice, TrialNotice)))
+
+    def _notification(self, notice: TrialNotice) -> Callable[[], None]:
+        inbox = self.inboxes[notice.group_id]
+        if not isinstance(notice, ReportRequest):
+            return partial(inbox.take, notice)
+        request = TrialRequest(notice.trial_id, notice.payload, partial(self._answer, notice))
+        return partial(inbox.take_request, request)
+
+    def _answer(self, asked: ReportRequest, payload: bytes, failed: bool) -> None:
+        """Hands the submitter's answer to the engine, from any thread; without effect once the session has ended."""
+
+        def answer() -> None:
+            event = RequestAnswered(
+                self._backend.now(),
+                asked.trial_id,
+                asked.lane_id,
+                request_id=asked.request_id,
+                payload=payload,
+                failed=failed,
+            )
+            self.handle(event)
+
+        if self._closing or self._broken is not None:
+            return
+        if self.is_in_thread:
+            answer()
+        else:
+            self._calls.put((answer, Future()))
+            self._backend.wake()
 
     def notify(self, *notifications: Callable[[], None]) -> None:
         """Makes calls of inboxes, in order; those that a listener causes while it is called come after it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.trainables.driver_link import RequestRefusedError, dump_message, dump_refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,53 @@ class CallFailedError(FluidError):
         return type(self), (self.trial_id, self.method, self.failure)
 
 
+class TrialRequest:
+    """What a trial's code asks with :meth:`fluid.trainables.driver_link.DriverLink.ask`; it waits for the answer.
+
+    Any thread may answer. Only the first answer counts.
+
+    Args:
+        trial_id: the trial.
+        pickled: the request.
+        reply: takes the pickled answer, and whether it is an exception to raise in the trial.
+
+    Attributes:
+        trial_id: the trial.
+    """
+
+    def __init__(self, trial_id: str, pickled: bytes, reply: Callable[[bytes, bool], None]) -> None:
+        self.trial_id = trial_id
+        self._pickled = pickled
+        self._reply = reply
+        self._answered = False
+
+    def read(self) -> Any:
+        """Returns the request.
+
+        Raises:
+            Exception: this process cannot unpickle it.
+        """
+        return pickle.loads(self._pickled)
+
+    def answer(self, value: Any) -> None:
+        """Answers; a value that cannot be pickled raises a ``TypeError`` in the trial."""
+        try:
+            payload = dump_message(value)
+        except TypeError as error:
+            self.refuse(error)
+        else:
+            self._send(payload, False)
+
+    def refuse(self, error: BaseException) -> None:
+        """Raises an exception in the trial in place of an answer."""
+        self._send(dump_refusal(error), True)
+
+    def _send(self, payload: bytes, failed: bool) -> None:
+        if not self._answered:
+            self._answered = True
+            self._reply(payload, failed)
+
+
 class TrialListener(Protocol):
     """Is called at each start, result and end of a group's trials. Derive from it, and override what you need.
 
@@ -159,6 +207,10 @@ class TrialListener(Protocol):
             state: ``"DONE"``, ``"STOPPED"`` or ``"FAILED"``. A trial that is done may be extended.
             failure: why a trial that is ``"FAILED"`` failed.
         """
+
+    def on_request(self, request: TrialRequest) -> None:
+        """A trial's code asks the driver, and waits: answer now, or later in any thread."""
+        request.refuse(RequestRefusedError(f"the submitter of trial {request.trial_id!r} answers no requests"))
 
     def on_broken(self, error: BaseException) -> None:
         """The executor was closed, or its session broke: no call follows."""

@@ -44,12 +44,14 @@ from fluid.engine.events import (
     TrialForgotten,
     TrialsAdded,
 )
+from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import make_planner
 from fluid.resources import Device
+from fluid.trainables.driver_link import driver_link, dump_message
 from fluid.trainables.payload import payload_of
 from fluid.trainables.pickling import dump_arguments
 
@@ -81,6 +83,13 @@ class Sleeper:
 
     def cleanup(self) -> None:
         pass
+
+
+class Asking(Sleeper):
+    """Asks the submitter in each iteration."""
+
+    def step(self) -> dict[str, Any]:
+        return {**super().step(), "got": driver_link().ask(self.steps)}
 
 
 def spreading() -> type:
@@ -388,6 +397,30 @@ def test_methods_are_called_while_a_trial_runs_and_after(session: Session) -> No
 
 
 @on_four_nodes_too
+def test_what_a_trial_asks_reaches_its_submitter(session: Session) -> None:
+    if not session.is_real:
+        pytest.skip("trials of the simulated backend run no code")
+    for name in ("a", "b"):
+        session.backend.register(name, payload_of(Asking, {"seconds": 0.0}))
+    session.tell(GroupSubmitted(session.backend.now(), "g", (TrialSpec("a", 3), TrialSpec("b", 3))))
+    answered: list[ReportRequest] = []
+
+    def answer() -> bool:
+        asked = [command for command in session.commands if isinstance(command, ReportRequest)]
+        for request in asked[len(answered) :]:
+            answered.append(request)
+            payload = dump_message(f"{request.trial_id} {pickle.loads(request.payload)}")
+            lane_id, number = request.lane_id, request.request_id
+            now = session.backend.now()
+            session.tell(RequestAnswered(now, request.trial_id, lane_id, request_id=number, payload=payload))
+        return all(trial.state.ended for trial in session.state.trials.values())
+
+    session.run(answer)
+    for name in ("a", "b"):
+        reports = [c for c in session.commands if isinstance(c, Report) and c.trial_id == name]
+        assert [report.metrics["got"] for report in reports] == [f"{name} {step}" for step in (1, 2, 3)]
+
+
 def test_a_trial_that_left_its_lane_is_brought_back_to_be_called(session: Session) -> None:
     names = [f"t{x}" for x in range(24)]
     session.submit("g", **dict.fromkeys(names, (2, 0.001)))

@@ -24,6 +24,7 @@ from fluid.engine.events import (
     TrialsAdded,
 )
 from fluid.engine.notices import NoteDrained
+from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
@@ -121,6 +122,9 @@ class Session:
         #: calls that were not answered: trial -> call -> (iterations reported, budget) when it was asked for
         self.calls: dict[str, dict[int, tuple[int, int]]] = {}
         self.answers = 0
+        #: requests of trials that were not answered
+        self.requests: list[ReportRequest] = []
+        self.requests_answered = 0
         self._next_call = 0
         self.handled = 0
         #: devices that drain, and drains that have ended
@@ -153,6 +157,9 @@ class Session:
                 self.ends[command.trial_id] = command.state
             elif isinstance(command, ReportCall):
                 self.answered(command)
+            elif isinstance(command, ReportRequest):
+                assert self.ends.get(command.trial_id, "DONE") == "DONE", command
+                self.requests.append(command)
             elif isinstance(command, NoteDrained):
                 self.note_drained(command)
         self.backend.execute(commands)
@@ -232,6 +239,15 @@ class Session:
             return
         self.calls.setdefault(trial_id, {})[self._next_call] = (trial.progress.reported, trial.progress.budget)
         self.handle(event)
+
+    def answer_request(self) -> None:
+        """Answers what a trial has asked; the trial may have ended, or left that lane, meanwhile."""
+        if self.requests:
+            asked = self.requests.pop(self.rng.randrange(len(self.requests)))
+            number, lane_id = asked.request_id, asked.lane_id
+            event = RequestAnswered(self.backend.now, asked.trial_id, lane_id, request_id=number, payload=b"answer")
+            self.handle(event)
+            self.requests_answered += 1
 
     def forget(self) -> None:
         """Forgets a trial; it must have ended."""
@@ -345,6 +361,8 @@ class Session:
         before = len(self.drained)
         self.handle(SessionDraining(self.backend.now, self.backend.now + 1e4))
         for _ in range(_PATIENCE):
+            while self.requests:
+                self.answer_request()
             for lane_id in list(self.backend.lanes):
                 self.backend.work(lane_id)
             if self.hear():
@@ -375,7 +393,11 @@ class Session:
     def works_on(self, host: str) -> bool:
         """Whether a lane on a machine looks at its messages."""
         ready = [lane for lane in self.backend.lanes.values() if lane.ready and not lane.dead]
-        awake = [lane for lane in ready if not any(hosted.hung for hosted in lane.hosted.values())]
+        awake = [
+            lane
+            for lane in ready
+            if not any(hosted.hung or hosted.asking is not None for hosted in lane.hosted.values())
+        ]
         return any(self.state.occupancy.device(lane.device_id).host == host for lane in awake)
 
     def drain(self) -> None:
@@ -384,6 +406,8 @@ class Session:
         for _ in range(_PATIENCE):
             if not self.state.occupancy:
                 self.add_device()
+            while self.requests:
+                self.answer_request()
             for lane_id in list(self.backend.lanes):
                 self.backend.work(lane_id)
             if self.hear():
@@ -425,6 +449,8 @@ def random_session(seed: int, steps: int) -> Session:
         own_bytes=rng.choice([0.0, 4.0, 12.0]),
         hang=rng.choice([0.0, 0.05]) * wild,
     )
+    if not chances.hang:  # While a lane waits for an answer, a drain may rely on one that hangs.
+        chances.ask = rng.choice([0.0, 0.1])
     undivided = rng.random() < 0.3
     sparse = not undivided and rng.random() < 0.3
     planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]
@@ -455,6 +481,8 @@ def random_session(seed: int, steps: int) -> Session:
             session.work(rng.randint(1, 6))
         elif pick < 0.9:
             session.hear()
+        elif pick < 0.93:
+            session.answer_request()
         elif pick < 0.97:
             session.tick()
         else:

@@ -38,6 +38,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.requests import Answer, TrialAsked
 from fluid.engine.set_back import TrialSetBack
 from fluid.resources import MemoryNeed
 
@@ -56,6 +57,8 @@ class Hosted:
     #: Whether its code never returns: nothing but a kill ends it.
     hung: bool = False
     called: list[int] = field(default_factory=list)
+    #: The request whose answer its code waits for.
+    asking: int | None = None
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Chances:
     memory: float = 0.0
     #: Bytes that lanes take for themselves; not a chance.
     own_bytes: float = 0.0
+    ask: float = 0.0
 
 
 class FakeBackend:
@@ -103,6 +107,7 @@ class FakeBackend:
         self.hosts: dict[int, str] = {}
         #: (trial, call) -> iterations done when the method was called, each time it was
         self.called: dict[tuple[str, int], list[int]] = {}
+        self.requests = 0
 
     # -- what the engine asks ------------------------------------------------------------------------------
 
@@ -123,6 +128,8 @@ class FakeBackend:
             elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial, Call)):
                 for lane_id in command.lane_ids:
                     self._post(lane_id, command)
+            elif isinstance(command, Answer):
+                self._take_answer(command)
             else:
                 assert isinstance(command, (Notice, DumpStacks))
 
@@ -137,6 +144,20 @@ class FakeBackend:
         if lane is not None:
             lane.dead = True
             self.gone.append(lane)
+
+    def _take_answer(self, command: Answer) -> None:
+        lane = self.lanes.get(command.lane_id)
+        hosted = None if lane is None else lane.hosted.get(command.trial_id)
+        if hosted is not None and hosted.asking == command.request_id:
+            hosted.asking = None
+
+    @staticmethod
+    def _waits(lane: Lane, trial_id: str, hosted: Hosted) -> bool:
+        """Whether a trial's code waits for an answer; a request of a trial that is stopped is refused."""
+        told = (isinstance(command, StopTrial) and command.trial_id == trial_id for command in lane.inbox)
+        if hosted.asking is not None and any(told):
+            hosted.asking = None
+        return hosted.asking is not None
 
     # -- what lanes do -------------------------------------------------------------------------------------
 
@@ -176,7 +197,7 @@ class FakeBackend:
                     LaneReady(self.now, lane_id, self.chances.own_bytes * self.rng.choice([0.0, 0.5, 1.0]))
                 )
             return
-        if any(hosted.hung for hosted in lane.hosted.values()):
+        if any(hosted.hung or self._waits(lane, name, hosted) for name, hosted in lane.hosted.items()):
             return
         while lane.inbox:
             self._obey(lane_id, lane, lane.inbox.popleft())
@@ -288,6 +309,11 @@ class FakeBackend:
             return  # it hangs
         if self._happens(self.chances.hang):
             hosted.hung = True
+            return
+        if self._happens(self.chances.ask):
+            self.requests += 1
+            hosted.asking = self.requests
+            lane.outbox.append(TrialAsked(self.now, trial_id, lane_id, request_id=self.requests, payload=b"ask"))
             return
         if self._fails(lane_id, lane, trial_id):
             return

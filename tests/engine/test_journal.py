@@ -37,6 +37,7 @@ from fluid.engine.events import (
 )
 from fluid.engine.journal import encode, encode_profile, replay
 from fluid.engine.notices import NoteDrained
+from fluid.engine.requests import ReportRequest, TrialAsked
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
@@ -165,6 +166,8 @@ def test_a_call_of_an_earlier_session_is_not_made_again() -> None:
 def test_most_events_and_commands_are_not_written() -> None:
     assert encode(Tick(0.0)) is None
     assert encode(RunIteration("a", (0,), 1)) is None
+    assert encode(TrialAsked(0.0, "a", 0, request_id=0, payload=b"")) is None
+    assert encode(ReportRequest(trial_id="a", group_id="g", lane_id=0, request_id=0, payload=b"")) is None
 
 
 def test_the_outcome_of_a_forgotten_trial_is_recovered() -> None:

@@ -24,7 +24,7 @@ class EngineMachine(RuleBasedStateMachine):
         trouble=st.booleans(),
     )
     def begin(self, seed: int, planner: str, trouble: bool) -> None:
-        chances = Chances(0.02, 0.02, 0.02, 0.1, 0.1, 0.3, 0.1, 6.0) if trouble else Chances(own_save=0.2)
+        chances = Chances(0.02, 0.02, 0.02, 0.1, 0.1, 0.3, 0.1, 6.0, ask=0.05) if trouble else Chances(own_save=0.2)
         self.session = Session(random.Random(seed), chances, planner)
 
     @rule(count=st.integers(1, 6))
@@ -46,6 +46,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def call(self) -> None:
         self.session.call()
+
+    @precondition(lambda self: self.session.requests)
+    @rule()
+    def answer_request(self) -> None:
+        self.session.answer_request()
 
     @rule()
     def forget(self) -> None:

@@ -31,6 +31,7 @@ from fluid.engine.commands import (
     StopTrial,
 )
 from fluid.engine.events import Event, LaneLost
+from fluid.engine.requests import Answer
 from fluid.errors import FluidError
 from fluid.lane import messages as m
 from fluid.resources import Device
@@ -43,7 +44,7 @@ _LOOK_S = 2.0
 #: Seconds to wait for the launcher to report a lane whose connection has ended.
 _POST_MORTEM_S = 2.0
 
-_OfLane = (StopLane, KillLane, Persist)
+_OfLane = (StopLane, KillLane, Persist, Answer)
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
@@ -199,6 +200,9 @@ class LanePool:
                 self._launcher.dump_stacks(lane_id, command.trial_id)
         elif isinstance(command, Persist):
             self._persist(command)
+        elif isinstance(command, Answer):
+            answer = m.AnswerResident(command.trial_id, command.request_id, command.payload, command.failed)
+            self._lanes.send(command.lane_id, answer)
         elif isinstance(command, _OfTrial):
             self._events += self._router.execute(command)
 

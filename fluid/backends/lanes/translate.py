@@ -20,6 +20,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.requests import TrialAsked
 from fluid.engine.set_back import TrialSetBack
 from fluid.lane import messages as m
 from fluid.resources import MemoryNeed
@@ -152,4 +153,7 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.ResidentReleased: lambda x, lane_id, host, at: TrialReleased(at, x.trial_id, lane_id),
     m.ResidentFailed: _failed,
     m.ResidentCalled: _called,
+    m.ResidentAsked: lambda x, lane_id, host, at: TrialAsked(
+        at, x.trial_id, lane_id, request_id=x.request_id, payload=x.payload
+    ),
 }

@@ -1,0 +1,96 @@
+"""A trial's way to ask its driver: code that runs in a lane sends a request, and waits for the answer.
+
+The submitter answers, with :meth:`fluid.session.results.TrialListener.on_request`. What is asked is up to them:
+integrations put a search library's objects in the driver within reach of a trial's code.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Protocol
+
+import cloudpickle
+
+from fluid.errors import FluidError
+from fluid.trainables.json_form import message_of
+from fluid.trainables.pickling import dump_exception
+
+_ATOMS = frozenset({float, int, str, bool, type(None), bytes})
+
+
+class RequestRefusedError(FluidError):
+    """A request to the driver has no answer: the trial has ended, or its submitter answers none."""
+
+
+class DriverLink(Protocol):
+    """Connects one trial in a lane with its submitter in the driver's process."""
+
+    @property
+    def trial_id(self) -> str:
+        """The trial."""
+        ...
+
+    def ask(self, request: Any) -> Any:
+        """Sends a request, and waits for the answer. Any thread of the lane's process may call it.
+
+        The time of waiting does not count as time of the trial's iteration, nor as silence of a trial that hangs. If
+        the driver ends, so does the lane.
+
+        Args:
+            request: is pickled by cloudpickle.
+
+        Raises:
+            RequestRefusedError: the trial has ended, or the submitter answers no requests.
+            FluidError: this is another process than the lane's, such as a worker that the trial has started.
+            Exception: what the submitter raised in place of an answer.
+        """
+        ...
+
+
+class _Current:
+    """The link of the trial whose code the lane runs; ``None`` between trials, and outside a lane."""
+
+    link: DriverLink | None = None
+
+
+def driver_link() -> DriverLink:
+    """Returns the link of the trial whose code runs: to be called, and kept, in a trial's set-up or step.
+
+    Raises:
+        FluidError: no trial's code runs in this process.
+    """
+    if _Current.link is None:
+        raise FluidError("only the code of a trial, in its lane, has a link to the driver")
+    return _Current.link
+
+
+def set_driver_link(link: DriverLink | None) -> None:
+    """Sets the link of the trial whose code the lane runs from now on."""
+    _Current.link = link
+
+
+def dump_message(value: Any) -> bytes:
+    """Pickles a request or an answer.
+
+    Raises:
+        TypeError: it cannot be pickled.
+    """
+    try:
+        # cloudpickle takes ten times as long; it is needed for what one of the processes cannot import.
+        return pickle.dumps(value) if _is_plain(value) else bytes(cloudpickle.dumps(value))
+    except BaseException as error:  # A __reduce__ may raise anything.
+        raise TypeError(f"{value!r:.200} cannot be pickled: {message_of(error)}") from error
+
+
+def dump_refusal(error: BaseException) -> bytes:
+    """Pickles an exception that is to be raised in the trial in place of an answer."""
+    return dump_exception(error) or pickle.dumps(FluidError(f"{type(error).__name__}: {message_of(error)}"))
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is tuple or kind is list:
+        return all(map(_is_plain, value))
+    return kind is dict and all(_is_plain(name) and _is_plain(part) for name, part in value.items())
