@@ -138,6 +138,21 @@ class TrialGroupHandle:
         self._session.stop(trial_id, outcome, now=now)
         self._group.stop(trial_id)
 
+    def await_cleanup(self, timeout: float) -> tuple[str, ...]:
+        """Waits until the trials that were stopped so far have left their processes, where ``cleanup()`` is called.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            Ids of the trials whose ``cleanup()`` had not ended by then.
+
+        Raises:
+            FluidError: the executor is closed.
+            InvalidFieldError: ``timeout`` is negative.
+        """
+        return self._session.await_departures(self._inbox.group_id, require_number("timeout", timeout, at_least=0.0))
+
     def extend(self, trial_id: str, budget: int, *, follow_up_iterations: int = 0) -> None:
         """Gives a trial ``budget`` further iterations; one that was done goes on where it was.
 

@@ -29,6 +29,7 @@ from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.session.alerts import Alerts
 from fluid.session.autoscaling import Autoscaler, make_autoscaler
+from fluid.session.departures import Departures
 from fluid.session.inbox import GroupInbox
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
@@ -71,6 +72,7 @@ class Pump:
         self._ticks = Ticks(state)
         #: Those who wait for the end of a drain: of a device, or of the session where that is ``None``.
         self._drains: dict[int | None, list[Future[tuple[str, ...]]]] = {}
+        self._departures = Departures(self._group_of)
         self._alerts = Alerts(state, folder.path, self.inboxes)
         self._autoscaler: Autoscaler | None = None
         self.began = backend.now()
@@ -127,6 +129,25 @@ class Pump:
         self.call(begin)
         unsaved: tuple[str, ...] = self._await(answer)
         return unsaved
+
+    def await_departures(self, group_id: str, timeout_s: float) -> tuple[str, ...]:
+        """Waits until the stopped trials of a group have left their lanes, and so were cleaned up.
+
+        Returns:
+            Ids of those that have not after ``timeout_s`` seconds.
+
+        Raises:
+            FluidError: the session has ended, or this is the pump's thread.
+        """
+        if self.is_in_thread:
+            raise FluidError("a listener cannot wait for trials to be cleaned up: wait in another thread")
+        wait([self.call(lambda: self._departures.wait_for(group_id))], timeout=timeout_s)
+        left: tuple[str, ...] = self.call(lambda: self._departures.of(group_id))
+        return left
+
+    def _group_of(self, trial_id: str) -> str | None:
+        trial = self._state.trials.get(trial_id)
+        return None if trial is None else trial.group_id
 
     def _await(self, answer: Future[Any]) -> Any:
         while not answer.done():
@@ -192,6 +213,7 @@ class Pump:
         if self._autoscaler is not None:
             with self._ending_on_error():
                 self._autoscaler.heard(events, commands)
+        self._departures.follow(events, commands)
         self._alerts.look(commands)
         for command in commands:
             if isinstance(command, NoteDrained):
@@ -340,6 +362,7 @@ class Pump:
     def _refuse_calls(self) -> None:
         for _, answer in self._waiting_calls():
             answer.set_exception(self._closed_error())
+        self._departures.give_up()
         drains, self._drains = self._drains, {}
         for waiting in drains.values():
             for one in waiting:

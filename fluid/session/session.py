@@ -129,6 +129,10 @@ class Session:
 
         self._in_thread(extend)
 
+    def await_departures(self, group_id: str, timeout_s: float) -> tuple[str, ...]:
+        """Waits until the stopped trials of a group were cleaned up; returns the ids of those that were not in time."""
+        return self._pump.await_departures(group_id, timeout_s)
+
     def call(self, trial_id: str, call_id: int, method: str, payload: bytes) -> None:
         """Calls a method of a trial; the group's inbox gets the answer."""
 

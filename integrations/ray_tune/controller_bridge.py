@@ -7,6 +7,7 @@ empties in the controller's turn; its answers wait in an outbox until the contro
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -35,6 +36,11 @@ from fluid.session.results import Result, TrialListener
 #: each live trial, and lanes that run ahead of the controller could start thousands.
 _MOST_LIVE = 128
 _MOST_LIVE_PER_DEVICE = 8
+#: Longest wait at the end of a sweep for the ``cleanup`` of its trials, in seconds; as long as Tune's own.
+_CLEANUP_S = 10.0
+#: Most trials that a warning names.
+_NAMED = 5
+_log = logging.getLogger(__name__)
 
 
 class ControllerBridge(TrialListener):
@@ -228,11 +234,25 @@ class ControllerBridge(TrialListener):
         return handed or gathering
 
     def close(self) -> None:
-        """Stops every trial."""
+        """Stops every trial, and waits a while for the clean-up of the trials."""
         self._submission.close(self._trials.values())
         self._trials.clear()
         self._started.clear()
         self._number_live = 0
+        if self._interruption is None or not self._interruption.has_come:
+            self._await_cleanup()
+
+    def _await_cleanup(self) -> None:
+        left: tuple[str, ...] = ()
+        with contextlib.suppress(FluidError):  # The executor is closed, and its lanes are gone.
+            left = self._submission.await_cleanup(_CLEANUP_S)
+        if left:
+            _log.warning(
+                "The sweep ends although %d trials have not been cleaned up within %g s: %s",
+                len(left),
+                _CLEANUP_S,
+                ", ".join(left[:_NAMED]),
+            )
 
     def _save_and_end(self, interruption: Interruption, deadline_s: float) -> None:
         """Saves the live trials after a notice of preemption, and then ends the controller's loop."""

@@ -92,6 +92,11 @@ class Interruption:
             signal.signal(signal.SIGINT, self._interrupt)
         self._response = NOTICE.watch(self._executor, self._respond)
 
+    @property
+    def has_come(self) -> bool:
+        """Whether a signal has ended Tune's loop."""
+        return self._signal is not None
+
     def end_loop(self) -> None:
         """Ends Tune's loop after a notice, in the main thread."""
         if self._end_loop is not None and NOTICE.heard is not None:

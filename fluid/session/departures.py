@@ -1,0 +1,70 @@
+"""Trials that lanes were told to stop and have not cleaned up yet, and who waits for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from fluid.engine.commands import Command, StopLane, StopTrial
+from fluid.engine.events import Event, LaneLost, TrialFailed, TrialReleased, TrialSaved
+
+
+class Departures:
+    """Follows the departures of stopped trials. Used in the session's thread only.
+
+    Args:
+        group_of: returns the group of a trial; ``None`` if the trial was forgotten.
+    """
+
+    def __init__(self, group_of: Callable[[str], str | None]) -> None:
+        self._group_of = group_of
+        #: The group of each trial that is about to leave a lane, by lane.
+        self._leaving: dict[int, dict[str, str]] = {}
+        self._waiting: list[tuple[str, Future[None]]] = []
+
+    def follow(self, events: Iterable[Event], commands: Iterable[Command]) -> None:
+        """Takes what happened, and what the engine answered."""
+        if self._leaving:
+            for event in events:
+                if isinstance(event, (TrialReleased, TrialFailed)) or (isinstance(event, TrialSaved) and event.dropped):
+                    self._has_left(event.lane_id, event.trial_id)
+                elif isinstance(event, LaneLost):
+                    self._leaving.pop(event.lane_id, None)
+        for command in commands:
+            if isinstance(command, StopTrial):
+                group_id = self._group_of(command.trial_id)
+                if group_id is not None:
+                    for lane_id in command.lane_ids:
+                        self._leaving.setdefault(lane_id, {})[command.trial_id] = group_id
+            elif isinstance(command, StopLane):
+                self._leaving.pop(command.lane_id, None)
+        for group_id, answer in list(self._waiting):
+            if not self.of(group_id):
+                self._waiting.remove((group_id, answer))
+                answer.set_result(None)
+
+    def of(self, group_id: str) -> tuple[str, ...]:
+        """Ids of a group's stopped trials that lanes have not cleaned up."""
+        leaving = {trial for trials in self._leaving.values() for trial, group in trials.items() if group == group_id}
+        return tuple(sorted(leaving))
+
+    def wait_for(self, group_id: str) -> Future[None]:
+        """Returns what is set when all stopped trials of a group have left their lanes."""
+        answer: Future[None] = Future()
+        if self.of(group_id):
+            self._waiting.append((group_id, answer))
+        else:
+            answer.set_result(None)
+        return answer
+
+    def give_up(self) -> None:
+        """Ends all waiting, as the session ends."""
+        for _, answer in self._waiting:
+            answer.set_result(None)
+        self._waiting.clear()
+
+    def _has_left(self, lane_id: int, trial_id: str) -> None:
+        leaving = self._leaving.get(lane_id, {})
+        leaving.pop(trial_id, None)
+        if not leaving:
+            self._leaving.pop(lane_id, None)
