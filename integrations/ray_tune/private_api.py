@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -73,6 +74,7 @@ __all__ = [
     "controller_of",
     "environment_of_job",
     "give_session_path",
+    "is_endless",
     "make_quietly",
     "newest_checkpoint_index",
     "saves_when_asked",
@@ -281,6 +283,11 @@ def make_quietly(trainable: Any, arguments: Mapping[str, Any]) -> Any:
     return made
 
 
+def is_endless(search: Any) -> bool:
+    """Whether a search has no last trial: with ``num_samples=-1`` Tune counts on ``sys.maxsize`` samples or more."""
+    return bool(search.total_samples >= sys.maxsize)
+
+
 def search_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
     """Returns what a sweep optimizes, and how many trials it has left to run.
 
@@ -290,7 +297,7 @@ def search_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
         mode: the mode that Tune passed to the scheduler; ``None`` if the scheduler was made with one, or has none.
     """
     mode = mode or getattr(scheduler, "_mode", None)
-    total = controller.search_alg.total_samples
+    total = 0 if is_endless(controller.search_alg) else controller.search_alg.total_samples
     left = total - sum(trial.is_finished() for trial in controller.get_trials()) if total else 0
     return Search(
         metric=scheduler.metric,

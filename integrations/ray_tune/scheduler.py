@@ -35,6 +35,9 @@ _IN_ROUNDS = (
     PopulationBasedTrainingReplay,
     SuccessiveHalvingScheduler,
 )
+#: Most trials that wait for devices at a time. A longer search, such as an endless one, hands out as many as Tune's
+#: limit allows, and further ones as those end.
+_MOST_PENDING = 100_000
 #: Trials under way per device, without a scheduler where trials must wait for Tune after each iteration: as many as may
 #: share a device.
 _WAITING_PER_DEVICE = DEFAULT_MAX_PACKING
@@ -173,7 +176,8 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
         if self._executor is None:
             self._executor, self._owns_executor = FluidExecutor(), True
         controller._reuse_actors = False  # Lanes are reused whether or not trainables can be reset.
-        if all_known_at_once(controller) or isinstance(self._base, SuccessiveHalvingScheduler):
+        known = all_known_at_once(controller) or isinstance(self._base, SuccessiveHalvingScheduler)
+        if known and controller.search_alg.total_samples <= _MOST_PENDING:
             controller.update_max_pending_trials(
                 max(controller._max_pending_trials, controller.search_alg.total_samples)
             )

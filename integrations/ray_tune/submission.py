@@ -28,6 +28,7 @@ from fluid.integrations.ray_tune.private_api import (
 )
 from fluid.integrations.ray_tune.resource_offer import ResourceRequests
 from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments
+from fluid.integrations.ray_tune.trial_ids import TrialIds
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
@@ -75,8 +76,7 @@ class TrialSubmission:
         self._environment = ActorEnvironment.of_driver()
         self._requests = ResourceRequests(executor)
         self._lane_trials: dict[type, type[LaneTrial]] = {}
-        #: Number of submissions of each of Tune's trials.
-        self._submissions: dict[str, int] = {}
+        self._ids = TrialIds.of(executor)
         #: Of the sweep's group, once there is a trial.
         self._handle: TrialGroupHandle | None = None
         self._by_id: dict[str, TuneTrial] = {}
@@ -108,7 +108,7 @@ class TrialSubmission:
         else:
             if resident is not None:
                 self._drop(resident)
-            trial_id = self._new_id(trial)
+            trial_id = self._ids.new(trial.trial_id)
             tune_trial = TuneTrial(
                 actor=actor,
                 trial=trial,
@@ -134,11 +134,6 @@ class TrialSubmission:
         self._submit()
         return False
 
-    def _new_id(self, trial: Trial) -> str:
-        number = self._submissions.get(trial.trial_id, 0)
-        self._submissions[trial.trial_id] = number + 1
-        return f"{trial.trial_id}.{number}" if number else str(trial.trial_id)
-
     def _submit(self) -> None:
         """Submits the added trials up to the limit on trials under way."""
         batch: list[TuneTrial] = []
@@ -159,7 +154,7 @@ class TrialSubmission:
             self.extend(tune_trial, resumed=True)
         except InvalidFieldError:  # The engine has evicted it, and its trainable cannot be saved.
             self._stop(tune_trial, TrialState.PAUSED.value)
-            tune_trial.reset(self._new_id(tune_trial.trial), tune_trial.trial.latest_checkpoint_result)
+            tune_trial.reset(self._ids.new(tune_trial.trial.trial_id), tune_trial.trial.latest_checkpoint_result)
             return False
         return True
 
@@ -234,7 +229,7 @@ class TrialSubmission:
         """Submits a trial anew, to start from a checkpoint that the controller chose after it had added the trial."""
         self._stop(tune_trial, TrialState.PAUSED.value)
         tune_trial.discard_results()
-        tune_trial.reset(self._new_id(tune_trial.trial), checkpoint)
+        tune_trial.reset(self._ids.new(tune_trial.trial.trial_id), checkpoint)
         tune_trial.arguments = arguments_of(tune_trial.trial)
         self._submit_fresh([tune_trial])
 
@@ -278,6 +273,10 @@ class TrialSubmission:
         self._paused.clear()
         self._removed.clear()
         self._new.clear()
+
+    def await_cleanup(self, timeout: float) -> tuple[str, ...]:
+        """Waits up to ``timeout`` seconds for the clean-up of stopped trials; returns the ids of the others."""
+        return () if self._handle is None or self.is_broken else self._handle.await_cleanup(timeout)
 
     def _uncount(self, tune_trial: TuneTrial) -> None:
         if tune_trial.is_counted:

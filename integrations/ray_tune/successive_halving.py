@@ -18,10 +18,11 @@ from typing import Any
 from ray.tune.experiment import Trial
 from ray.tune.result import DEFAULT_METRIC, TRAINING_ITERATION
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import BasicVariantGenerator
 from ray.tune.utils.util import flatten_dict
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.integrations.ray_tune.private_api import controller_of
+from fluid.integrations.ray_tune.private_api import controller_of, is_endless
 from fluid.integrations.ray_tune.rungs import ROUNDING, HalvingBracket, HalvingSchedule, LatestScore
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class SuccessiveHalvingScheduler(FIFOScheduler):  # type: ignore[misc]
         grace_period: the first rung.
         reduction_factor: of trials from rung to rung, and of time; often called eta.
         bracket_size: number of trials that are compared with each other; one bracket runs after the other. ``None``
-            for one bracket of all trials.
+            for one bracket of all trials, which cannot be with ``num_samples=-1``.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
@@ -146,6 +147,8 @@ class SuccessiveHalvingScheduler(FIFOScheduler):  # type: ignore[misc]
             trial.set_status(Trial.PAUSED)
         self._arrived.append(trial)
         search = tune_controller.search_alg
+        if is_endless(search):
+            self._limit(search)
         if hasattr(search, "searcher") and not isinstance(search.searcher, _GatedSearcher):
             search.searcher = _GatedSearcher(search.searcher, self._wants_more)
 
@@ -228,6 +231,14 @@ class SuccessiveHalvingScheduler(FIFOScheduler):  # type: ignore[misc]
         score = -math.inf if math.isnan(value) else value if self._mode == "max" else -value
         bracket.scores[trial] = LatestScore(result[self._time_attr], score)
         return True
+
+    def _limit(self, search: Any) -> None:
+        """Limits a search without end to a bracket at a time; trials that wait are no limit, as they are PAUSED."""
+        size = self._schedule(0).size
+        if size is None:
+            raise InvalidFieldError("bracket_size", None, "is needed where num_samples is -1")
+        if isinstance(search, BasicVariantGenerator) and search.max_concurrent == 0:
+            search.max_concurrent = size
 
     def _wants_more(self) -> bool:
         self._assign_brackets()
