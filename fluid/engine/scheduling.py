@@ -106,6 +106,9 @@ class Scheduling:
         self._kinds = self._kinds_of(waiting, plan)
 
     def _plan(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
+        if len(trials) == 1 and self._has_one_width(trials[0]):
+            self.replanner = self._planner.replanner()
+            return PlannedTrials([0], [1.0], [self._estimates.height(trials[0])], [0])
         # Most trials of a long queue are alike to the planner: what it sees is computed once for all of these.
         first, kind_of = kinds_of(trials)
         instance, heights = self._instance(first)
@@ -124,6 +127,11 @@ class Scheduling:
             started = start(instance, arrangement)
             widths = [float(started.width(position)) for position in range(len(trials))]
         return PlannedTrials(arrangement.order.tolist(), widths, heights, kind_of)
+
+    def _has_one_width(self, trial: TrialRecord) -> bool:
+        """Whether any planner gives a trial one device: it is alone, or no trial can share a device with it."""
+        has_own_device = not self._work.by_row or self._estimates.packing(trial) == 1
+        return has_own_device and self._estimates.widest(trial) == 1
 
     def _enqueue_all(self, trials: Sequence[TrialRecord], plan: PlannedTrials) -> None:
         self._set_paths(trials)
