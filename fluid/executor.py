@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from fluid.backends.base import Backend
+from fluid.display.terminal import Terminal
 from fluid.elastic.messages import require_process_group
 from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
@@ -84,7 +85,7 @@ class FluidExecutor:
             ``"torch"`` unless you pass a backend object.
         run_dir: folder for this session's journal, results and logs, in which no session has written yet; ``None``,
             the default, for a new one in ``$FLUID_RUNS``, or in ``~/fluid_runs`` if that is not set.
-        verbose: 1, the default, for live progress on a terminal; 0 for none.
+        verbose: 1, the default, for live progress on a terminal and what trials print; 0 for neither.
         lane_policy: which trial a lane runs next if several have iterations left in it: ``"longest_first"``, the one
             with the longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. ``None``,
             the default, for ``"longest_first"``.
@@ -133,8 +134,9 @@ class FluidExecutor:
                 raise InvalidFieldError("process_group", process_group, "pass it to the backend object instead")
         self.folder = _folder or RunFolder.create(run_dir)
         try:
-            sharing = "timeslice" if packing == "off" or (packing == "auto" and packed == 1) else packing
-            chosen = make_backend(backend, devices, self.folder.path, sharing, lane_policy, process_group)
+            way = "timeslice" if packing == "off" or (packing == "auto" and packed == 1) else packing
+            options = (devices, self.folder.path, way, lane_policy, process_group)
+            chosen = make_backend(backend, *options, forwards=bool(verbose))
         except BaseException:
             self.folder.close()
             raise
@@ -145,11 +147,7 @@ class FluidExecutor:
         self._session = Session(state, chosen, self.folder, plans.d, facts)
         atexit.register(self.close)
         NOTICE.watch(self, self._respond_to_notice)
-        self._view: Any = None
-        if verbose:
-            from fluid.display.live import LiveView
-
-            self._view = LiveView(self.status) if LiveView.wanted() else None
+        self._terminal = Terminal(self.status, chosen, is_shown=bool(verbose))
 
     # -- trials --------------------------------------------------------------------------------------------
 
@@ -300,14 +298,13 @@ class FluidExecutor:
             self._session.close()
             return  # Another call waits until all is gone: that of the with block, or the one at the program's end.
         with self._close_lock:
-            if self._view is not None and not self._closing:
-                self._view.close()  # First, so that it can still ask how things stand.
+            if not self._closing:
+                self._terminal.close_view()  # First, so that it can still ask how things stand.
             self._closing = True
             NOTICE.unwatch(self)
             _leave(self)
             self._session.close()
-            if self._view is not None:
-                self._view.close()  # If a listener closed the session.
+            self._terminal.close()
             atexit.unregister(self.close)
 
     def _respond_to_notice(self, deadline_s: float) -> str:
@@ -390,6 +387,8 @@ def executor_scope(given: FluidExecutor | None) -> Iterator[FluidExecutor]:
     finally:
         if not is_in_force(executor):
             executor.close()
+        else:
+            executor._terminal.flush()
 
 
 def _leave(executor: FluidExecutor) -> None:

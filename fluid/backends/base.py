@@ -184,6 +184,42 @@ class ForkingBackend(Backend, Protocol):
         ...
 
 
+class LaneText(NamedTuple):
+    """What a lane has written to its own standard output or error since it was last read.
+
+    Attributes:
+        lane_id: the lane.
+        is_error: whether it is standard error.
+        data: the bytes; a line may continue in the next ones. :mod:`fluid.lane.output` explains the marks in them.
+        skipped: bytes before them that were left out, because more is written than can be shown.
+        has_more: whether the lane had written more by then.
+        host: name of the lane's machine; ``"localhost"`` for the driver's.
+    """
+
+    lane_id: int
+    is_error: bool
+    data: bytes
+    skipped: int = 0
+    has_more: bool = False
+    host: str = "localhost"
+
+
+@runtime_checkable
+class OutputForwarding(Protocol):
+    """What a backend can do, too, whose lanes are processes: hand over what trials print."""
+
+    def forward_output(self) -> None:
+        """Makes lanes that are started from now on forward what their trials print."""
+        ...
+
+    def read_output(self) -> list[LaneText]:
+        """Returns what was printed since the last call; never waits.
+
+        Any one thread may call it, also once after ``close``: no text of a lane comes after that.
+        """
+        ...
+
+
 class LaneConnected(NamedTuple):
     """A lane that was launched has connected.
 
@@ -321,6 +357,14 @@ class Launcher(Protocol):
 
     def checkpoints_at(self, host: str) -> CheckpointSource:
         """Returns where the checkpoints of a machine, given its name, are served to lanes of other machines."""
+        ...
+
+    def forward_output(self) -> None:
+        """Makes lanes that are launched from now on forward what their trials print."""
+        ...
+
+    def read_output(self) -> list[LaneText]:
+        """Returns what was printed: see :class:`OutputForwarding`."""
         ...
 
     def look(self) -> None:

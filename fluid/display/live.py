@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group
 from rich.file_proxy import FileProxy
 from rich.live import Live
+from rich.segment import Segment
 
 from fluid.display.dashboard import render, summary_lines
 from fluid.display.device_map import TrialNumbers
@@ -76,6 +78,19 @@ class LiveView:
             return stream.isatty()
         except ValueError:  # The stream is closed.
             return False
+
+    def write_above(self, stream: TextIO, text: str) -> bool:
+        """Writes whole lines above the view, as they are; returns whether it did.
+
+        Args:
+            stream: ``sys.stdout`` or ``sys.stderr``; it is written above the view only if that is the view's terminal.
+            text: the lines.
+        """
+        with self._drawing:
+            if self._live is None or self._finished or not isinstance(stream, FileProxy):
+                return False
+            self._console.print(_AsIs(text), soft_wrap=True, end="")
+            return True
 
     def close(self) -> None:
         """Ends the drawing and leaves one line per group. Closing twice is harmless."""
@@ -161,6 +176,16 @@ class LiveView:
         }
         for line in summary_lines(self._last, seconds):
             self._console.print(line, soft_wrap=True)
+
+
+class _AsIs:
+    """Lines that rich writes without looking into them, which would take most of the time."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        yield Segment(self._text)
 
 
 def _is_terminal(stream: object) -> bool:

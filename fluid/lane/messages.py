@@ -48,6 +48,7 @@ class LaneOptions(NamedTuple):
         session_key: proves to other machines that the lane is of the session; empty if there are none.
         session_folder: the run's folder on the driver's machine; empty if that is ``run_folder``.
         program: ``module:function`` to call with the connection in place of a lane; empty for a lane.
+        echo: whether the lane's own output receives what trials print, too, for the driver to show.
     """
 
     lane_id: int
@@ -71,6 +72,7 @@ class LaneOptions(NamedTuple):
     session_key: bytes = b""
     session_folder: str = ""
     program: str = ""
+    echo: bool = False
 
 
 class Membership(NamedTuple):

@@ -4,17 +4,18 @@ The residents of a lane share one process. The lane swaps this state when it swi
 each sees the process as its own. Modules are looked up in ``sys.modules`` and never imported: a trial has no state in
 a module that it has not loaded. Not swapped are PyTorch's global flags, the environment, class attributes, and
 threads that a trial left running. (The standard library's ``redirect_stdout`` replaces ``sys.stdout``, of which
-logging handlers keep references; hence :class:`Output`.)
+logging handlers keep references; hence :class:`fluid.lane.output.Output`.)
 """
 
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any
+
+from fluid.lane.output import LaneStreams
 
 _SEED_BYTES = 16
 
@@ -83,6 +84,7 @@ class ProcessState:
 
     Attributes:
         log_path: the file that receives its output.
+        name: its trainable's; empty before that is loaded.
 
     Args:
         log_path: as above.
@@ -91,92 +93,19 @@ class ProcessState:
 
     def __init__(self, log_path: str, folder: str) -> None:
         self.log_path = log_path
+        self.name = ""
         self._folder = folder
         self._random: dict[str, Any] = {}
 
-    def enter(self, output: Output) -> None:
+    def enter(self, output: LaneStreams) -> None:
         """Restores the state in which the resident left the process."""
         write_random_state(self._random)
         with suppress(OSError):  # The folder may have been deleted since.
             os.chdir(self._folder)
-        output.switch(self.log_path)
+        output.switch(self.log_path, self.name)
 
     def leave(self) -> None:
         """Records the state in which the resident leaves the process."""
         self._random = read_random_state()
         with suppress(OSError):
             self._folder = os.getcwd()
-
-
-class Output(io.TextIOBase):
-    """Replaces ``sys.stdout`` and ``sys.stderr``; writes to the log of the resident whose code runs.
-
-    One object serves for the whole life of the lane: a logging handler that a trial set up keeps a reference to it,
-    and must not write to that trial's log, or to a closed file, while other trials run. The log is opened at the first
-    write, so that silent trials have none, and closed at the switch, so that thousands of residents can have one.
-
-    Args:
-        fallback: receives the output while no trial runs.
-    """
-
-    def __init__(self, fallback: TextIO) -> None:
-        self._fallback = fallback
-        self._path: str | None = None
-        self._file: TextIO | None = None
-
-    def switch(self, path: str | None) -> None:
-        """Redirects the output to ``path``; ``None`` for the fallback."""
-        if path != self._path:
-            if self._file is not None:
-                with suppress(OSError):
-                    self._file.close()
-            self._path, self._file = path, None
-
-    def write(self, text: str) -> int:
-        """Writes text, buffered by line, so that the log is complete even if the trial is killed."""
-        try:
-            return self._target().write(text)
-        except (OSError, ValueError):
-            # A full disk, or a thread that prints during a switch, must not fail a trial.
-            return len(text)
-
-    def flush(self) -> None:
-        """Flushes buffered text."""
-        (self._fallback if self._file is None else self._file).flush()
-
-    def fileno(self) -> int:
-        """The descriptor of the lane's own output, for sub-processes."""
-        return self._fallback.fileno()
-
-    def isatty(self) -> bool:
-        """False."""
-        return False
-
-    def writable(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """UTF-8."""
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        """How characters that cannot be encoded are written."""
-        return "backslashreplace"
-
-    @property
-    def buffer(self) -> Any:
-        """The underlying stream of bytes."""
-        return self._target().buffer
-
-    def _target(self) -> TextIO:
-        if self._path is None:
-            return self._fallback
-        if self._file is None:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            # What a trial prints may hold secrets of its config: the file is for its owner only.
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._file = open(file, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-        return self._file

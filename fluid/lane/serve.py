@@ -53,7 +53,7 @@ from fluid.lane.messages import (
     StartResident,
     ToMember,
 )
-from fluid.lane.process_state import Output
+from fluid.lane.output import LaneStreams
 from fluid.lane.residents import Residents
 from fluid.lane.stack_dump import dump_stacks_at_signal
 from fluid.lane.work_queue import ResidentTrial
@@ -78,9 +78,9 @@ def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], 
     bind(options)
     own_bytes = warm_up(options)
     clock = MonotonicClock()
-    output = Output(sys.stdout)
     streams = sys.stdout, sys.stderr
-    sys.stdout = sys.stderr = output
+    output = LaneStreams(*streams, echo=options.echo)
+    sys.stdout, sys.stderr = output.stdout, output.stderr
     try:
         _Lane(Channel(connection, clock, on_hangup), options, clock, output).run(own_bytes)
     finally:
@@ -136,7 +136,7 @@ class _UserCode:
 class _Lane:
     """Carries out the driver's messages, and runs the residents' iterations in between."""
 
-    def __init__(self, channel: Channel, options: LaneOptions, clock: Clock, output: Output) -> None:
+    def __init__(self, channel: Channel, options: LaneOptions, clock: Clock, output: LaneStreams) -> None:
         self._channel = channel
         self._options = options
         self._clock = clock
@@ -353,7 +353,7 @@ class _Lane:
         raised = raised._replace(kind=kind or raised.kind)
         self._exit_if_device_failed(raised)
         if self._residents.current is resident:
-            self._output.write(raised.traceback)  # The log is the first place where people look.
+            self._output.log.write(raised.traceback)  # The log is the first place where people look.
         self._residents.release(resident)
         self._send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised)
 

@@ -1,4 +1,4 @@
-"""Stack dumps: at a signal a lane writes the stacks of its threads to its log, also while its code never returns."""
+"""Stack dumps: at a signal a lane writes the stacks of its threads to a file, also while its code never returns."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import signal
 DUMP_SIGNAL = signal.SIGRTMAX - 3
 
 
-def lane_log(run_folder: str, lane_id: int) -> str:
-    """Returns the file of a lane's own output."""
-    return os.path.join(run_folder, "logs", f"lane-{lane_id}.log")
+def lane_stacks(run_folder: str, lane_id: int) -> str:
+    """Returns the file of a lane's stacks."""
+    return os.path.join(run_folder, "logs", f"lane-{lane_id}.stacks")
 
 
 def dump_stacks_at_signal(run_folder: str, lane_id: int) -> None:
-    """Makes this process write its stacks to the lane's log at :data:`DUMP_SIGNAL`.
+    """Makes this process write its stacks to a file of its own at :data:`DUMP_SIGNAL`.
 
     The C code of the standard library's faulthandler does it, without the interpreter: a thread that never gives the
     interpreter lock back does not keep it from that. It needs a descriptor that stays open, which the trials' own logs
     do not: the driver copies the stacks there (:mod:`fluid.backends.hosts.stack_copies`).
     """
-    path = lane_log(run_folder, lane_id)
+    path = lane_stacks(run_folder, lane_id)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.register(DUMP_SIGNAL, file=descriptor, all_threads=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
-from fluid.backends.base import Backend
+from fluid.backends.base import Backend, OutputForwarding
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.errors import InvalidFieldError
 from fluid.lane.policy import DEFAULT_POLICY
@@ -19,6 +20,8 @@ def make_backend(
     sharing: str,
     lane_policy: str | None,
     process_group: str | None,
+    *,
+    forwards: bool,
 ) -> Backend:
     """Returns the backend to run on.
 
@@ -29,10 +32,25 @@ def make_backend(
         sharing: how lanes share a GPU, as :class:`fluid.backends.local.backend.LocalBackend` takes it.
         lane_policy: which trial a lane runs next; ``None`` for the default.
         process_group: how the devices of one trial communicate; ``None`` for the default.
+        forwards: whether it is to forward what trials print.
 
     Raises:
         InvalidFieldError: the backend does not support an argument; the error names the executor's argument.
     """
+    made = _make_backend(backend, devices, run_dir, sharing, lane_policy, process_group)
+    if forwards and isinstance(made, OutputForwarding):
+        made.forward_output()
+    return made
+
+
+def _make_backend(
+    backend: str | Backend,
+    devices: int | list[Device] | None,
+    run_dir: Path,
+    sharing: str,
+    lane_policy: str | None,
+    process_group: str | None,
+) -> Backend:
     if not isinstance(backend, str):
         if sharing == "mps" and backend.sharing.way != "mps":
             raise InvalidFieldError("packing", sharing, "pass it to the backend object instead: sharing='mps'")
@@ -53,6 +71,17 @@ def make_backend(
         if error.field == "sharing":
             raise InvalidFieldError("packing", error.value, error.reason) from error
         raise
+
+
+def ray_hides_output() -> bool:
+    """Whether the user has told Ray, by ``ray.init(log_to_driver=False)``, not to show what other processes print."""
+    if not _ray_is_connected():
+        return False
+    connection = sys.modules.get("fluid.backends.ray.connection")
+    if connection is not None and connection.is_ours():
+        return False  # Fluid has made the connection; it leaves this to no one else.
+    is_driver = sys.modules["ray"]._private.worker.global_worker.mode == sys.modules["ray"].SCRIPT_MODE
+    return is_driver and not any(thread.name == "ray_print_logs" for thread in threading.enumerate())
 
 
 def _ray_is_connected() -> bool:

@@ -37,7 +37,8 @@ from fluid.backends.hosts.guardian import fork_below_guardian
 from fluid.lane import serve as lane
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
-from fluid.lane.stack_dump import DUMP_SIGNAL, lane_log
+from fluid.lane.output import lane_output
+from fluid.lane.stack_dump import DUMP_SIGNAL
 from fluid.processes.children import (
     adopt_orphans,
     children,
@@ -229,10 +230,10 @@ class ForkServer:
         others = [descriptor for _, descriptor in self._state.waiting]
         for descriptor in (self._wake_reader, self._wake_writer, *others):
             os.close(descriptor)
-        log = os.open(lane_log(options.run_folder, options.lane_id), _APPEND, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        for descriptor, path in enumerate(lane_output(options.run_folder, options.lane_id), start=1):
+            file = os.open(path, _APPEND, 0o600)
+            os.dup2(file, descriptor)
+            os.close(file)
         if options.program:
             module, _, function = options.program.partition(":")
             getattr(importlib.import_module(module), function)(socket.socket(fileno=connection))
@@ -381,7 +382,7 @@ def main() -> NoReturn:
     # What is written here must not be in a buffer that each lane would write again.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     leave_to_driver()
     if not state.guardian:

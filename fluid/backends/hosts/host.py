@@ -11,10 +11,18 @@ import itertools
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
-from fluid.backends.base import CheckpointSource, DeviceBinding, Keeping, LaneConnected, LaneDying, LaneExited, Sharing
+from fluid.backends.base import (
+    CheckpointSource,
+    DeviceBinding,
+    Keeping,
+    LaneConnected,
+    LaneDying,
+    LaneExited,
+    LaneText,
+    Sharing,
+)
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.device_faults import DeviceFaults
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
@@ -22,6 +30,7 @@ from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS
 from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.output_tail import OutputTail
 from fluid.backends.hosts.payload_store import PayloadStore
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.hosts.stack_copies import request_stacks
@@ -29,8 +38,8 @@ from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
+from fluid.lane.output import has_text, lane_output
 from fluid.lane.policy import DEFAULT_POLICY
-from fluid.lane.stack_dump import lane_log
 from fluid.resources import available_cores
 
 #: What a module loads only once it is used, which then takes each lane seconds: PyTorch's optimizers, when one is made.
@@ -126,6 +135,8 @@ class Host:
             raise
         self._faults = DeviceFaults(self._sharing.watchdog, self._selector.wake)
         self._selector.watch(_SERVER, self._server)
+        #: Of lanes whose output is forwarded; ``None`` if it is not.
+        self._output: OutputTail | None = None
 
     @property
     def sharing(self) -> Sharing:
@@ -233,6 +244,14 @@ class Host:
         """Nowhere, as the driver's machine is the only one where a host is the launcher."""
         return CheckpointSource()
 
+    def forward_output(self) -> None:
+        """Makes lanes that are launched from now on forward what their trials print."""
+        self._output = self._output or OutputTail(self.folders.run_folder)
+
+    def read_output(self) -> list[LaneText]:
+        """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`; bounded, and from any thread."""
+        return [] if self._output is None else self._output.read()
+
     def look(self) -> None:
         """Continues the fork server if it was stopped; it looks at the lanes itself."""
         self._server.look()
@@ -249,6 +268,8 @@ class Host:
         try:
             self._server.close()
         finally:
+            if self._output is not None:
+                self._output.close()
             try:
                 self._faults.close()
             finally:
@@ -284,7 +305,10 @@ class Host:
             bounded=binding.bounded,
             session_key=self._settings.key,
             session_folder=self._settings.session.run_folder,
+            echo=self._output is not None,
         )
+        if self._output is not None:
+            self._output.follow(lane_id)
         self._running.add(lane_id)
         try:
             self._server.fork(options, connection)
@@ -295,6 +319,8 @@ class Host:
 
     def _note_end(self, exited: Exited) -> None:
         lane_id, reason, blameless = exited
+        if self._output is not None:
+            self._output.lane_ended(lane_id)
         if lane_id not in self._running:
             return  # Its end was reported before.
         self._running.discard(lane_id)
@@ -326,12 +352,11 @@ class Host:
         self._selector.wake()
 
     def _hint(self, lane_id: int) -> str:
-        """Names the log that the lane wrote before it died, if it wrote anything."""
-        log = lane_log(self.folders.run_folder, lane_id)
-        with suppress(OSError):
-            if os.path.getsize(log) and not self._settings.session.temporary:
-                return f"; see {log}"
-        return ""
+        """Names the log that the lane wrote before it died, if it wrote anything; rather that of its errors."""
+        if self._settings.session.temporary:
+            return ""
+        written = filter(has_text, reversed(lane_output(self.folders.run_folder, lane_id)))
+        return "".join(f"; see {path}" for path in itertools.islice(written, 1))
 
 
 def _with_late(modules: Sequence[str]) -> list[str]:

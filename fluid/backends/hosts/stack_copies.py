@@ -1,4 +1,4 @@
-"""Copies the stacks that a lane has written to its own log to the log of the trial that runs there."""
+"""Copies the stacks that a lane has written to the log of the trial that runs there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid.lane.messages import trial_log
-from fluid.lane.stack_dump import lane_log
+from fluid.lane.stack_dump import lane_stacks
 
-#: Seconds for a lane to write its stacks, between two looks at its log, and without more after which they are complete.
+#: Seconds for a lane to write its stacks, between two looks at them, and without more after which they are complete.
 _PATIENCE_S = 5.0
 _LOOK_S = 0.05
 _QUIET_S = 0.1
@@ -26,7 +26,7 @@ def request_stacks(run_folder: str, lane_id: int, trial_id: str, send_signal: Ca
         trial_id: the trial.
         send_signal: makes the lane write, at once or soon.
     """
-    written = _size(lane_log(run_folder, lane_id))
+    written = _size(lane_stacks(run_folder, lane_id))
     send_signal()
     copying = threading.Thread(target=_copy, args=(run_folder, lane_id, trial_id, written), daemon=True)
     copying.start()
@@ -34,7 +34,7 @@ def request_stacks(run_folder: str, lane_id: int, trial_id: str, send_signal: Ca
 
 
 def _copy(run_folder: str, lane_id: int, trial_id: str, start: int) -> None:
-    source, target = lane_log(run_folder, lane_id), trial_log(run_folder, trial_id)
+    source, target = lane_stacks(run_folder, lane_id), trial_log(run_folder, trial_id)
     clock, pause = MonotonicClock(), threading.Event()
     deadline, size, grown_at = clock.now() + _PATIENCE_S, start, clock.now()
     while clock.now() < deadline and (size == start or clock.now() < grown_at + _QUIET_S):

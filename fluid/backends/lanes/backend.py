@@ -61,6 +61,8 @@ class LaneBackend:
     execute = _of_pool(LanePool.execute)
     poll = _of_pool(LanePool.poll)
     wake = _of_pool(LanePool.wake)
+    forward_output = _of_pool(LanePool.forward_output)
+    read_output = _of_pool(LanePool.read_output)
 
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""

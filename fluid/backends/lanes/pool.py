@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
-from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, Launcher
+from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneText, Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.registry import Registry
@@ -146,6 +146,14 @@ class LanePool:
             woken |= self._turn(0.0 if self._events else left)
             if self._events or woken or (deadline is not None and self._clock.now() >= deadline):
                 return self._take()
+
+    def forward_output(self) -> None:
+        """Makes lanes that are started from now on forward what their trials print."""
+        self._launcher.forward_output()
+
+    def read_output(self) -> list[LaneText]:
+        """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`."""
+        return self._launcher.read_output()
 
     def wake(self) -> None:
         """Makes :meth:`poll` return; may be called from any thread, also once the pool is closed."""

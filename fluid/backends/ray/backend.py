@@ -131,7 +131,7 @@ class RayBackend(LaneBackend):
         super().__init__(
             LanePool(self._devices.devices, self._launcher, bindings.bind, grace=grace, process_group=process_group)
         )
-        self._launcher.notify_of_changes(self._pool.wake)
+        self._launcher.actors.notify_of_changes(self._pool.wake)
         #: No event may be older than this: lanes may report what happened before a device was lost.
         self._floor = 0.0
         # Exit handlers run last in, first out: this one runs before that of Ray, which was imported before.
@@ -178,7 +178,7 @@ class RayBackend(LaneBackend):
             devices: how many to hold in all; 0 withdraws what Ray has not given yet.
         """
         require_integer("devices", devices, at_least=0)
-        self._launcher.request(functools.partial(self._devices.ask, devices))
+        self._launcher.actors.request(functools.partial(self._devices.ask, devices))
 
     def can_give_back(self, index: int) -> bool:
         """Whether a device was taken after the start, so that it can be given back alone."""
@@ -204,7 +204,7 @@ class RayBackend(LaneBackend):
         events = super().poll(timeout)
         if self._devices.hosts != {HERE}:
             events = [_bound_to_machine(event) for event in events]
-        changes = NodeChanges.merged(self._launcher.take_changes())
+        changes = NodeChanges.merged(self._launcher.actors.take_changes())
         back = [device for device in changes.back if device.index not in self._launcher.leaving]
         changes = changes._replace(back=back)
         if not any(changes):

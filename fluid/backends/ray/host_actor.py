@@ -6,7 +6,9 @@ connection of its own to the driver, which the host opens for it.
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,6 +39,9 @@ from fluid.processes.signals import leave_to_driver
 
 #: Seconds between two looks at the fork server.
 _LOOK_S = 2.0
+#: Seconds between two looks at what the lanes have printed, and most seconds to send the last of it.
+_OUTPUT_S = 0.1
+_LAST_OUTPUT_S = 2.0
 #: Seconds in which a driver that is alive answers.
 _DRIVER_S = 1.0
 #: Keys of the selector.
@@ -106,6 +111,8 @@ class HostService:
             ServedFolders(settings.session.run_folder, folders.run_folder, folders.memory_folder),
         )
         self._is_over = False
+        #: When to read next what the lanes have printed; never if the driver does not show it.
+        self._output_at = math.inf
 
     def run(self) -> None:
         """Serves until the session is over, or the driver gone; no process of the host is left then."""
@@ -115,16 +122,18 @@ class HostService:
             while not self._is_over and not self._connection.ended:
                 self._selector.watch(_DRIVER, self._connection)
                 self._selector.watch(_HOST, self._host)
-                self._selector.wait(max(0.0, look_at - self._clock.now()))
+                self._selector.wait(max(0.0, min(look_at, self._output_at) - self._clock.now()))
                 if self._clock.now() >= look_at:
                     look_at = self._clock.now() + _LOOK_S
                     self._host.look()
                 self._turn()
+                self._forward()
         finally:
             # The driver may have lost this connection only, and start another host here.
             clear = self._is_over or not is_reachable(self._start.address, _DRIVER_S)
             self._checkpoints.close()
             self._host.close(clear=clear)
+            self._forward_last()
             self._connection.close()
             self._selector.close()
 
@@ -143,6 +152,23 @@ class HostService:
             reports.append(SharingChanged(self._sharing))
         if reports:
             self._connection.send(reports)
+
+    def _forward(self) -> None:
+        """Sends what the lanes have printed, unless the driver has not yet taken what was sent before."""
+        if self._clock.now() >= self._output_at:
+            self._output_at = self._clock.now() + _OUTPUT_S
+            if not self._connection.wants_to_write and (texts := self._host.read_output()):
+                self._connection.send([text._replace(host=self._start.settings.name) for text in texts])
+
+    def _forward_last(self) -> None:
+        """Sends what the lanes have printed before they ended."""
+        texts = self._host.read_output()
+        if texts and not self._connection.ended:
+            self._connection.send([text._replace(host=self._start.settings.name) for text in texts])
+        deadline = self._clock.now() + _LAST_OUTPUT_S
+        while self._connection.wants_to_write and self._clock.now() < deadline:
+            select.select([], [self._connection], [], deadline - self._clock.now())
+            self._connection.flush()
 
     def _serve(self, message: Any) -> None:
         if isinstance(message, EndLane):
@@ -164,12 +190,15 @@ class HostService:
     def _launch(self, requests: Sequence[LaunchLane]) -> list[LaneDying | LaneExited]:
         """Launches lanes, whose connections are all opened at once; returns those that cannot be launched."""
         numbers = [request.lane_id for request in requests]
+        if any(request.echo for request in requests):
+            self._host.forward_output()
+            self._output_at = min(self._output_at, self._clock.now())
         try:
             connections = connect_all(self._start.address, self._start.settings.key, numbers) if numbers else []
         except OSError as error:
             return [LaneExited(number, f"could not be started: its host cannot connect: {error}") for number in numbers]
         failed: list[LaneDying | LaneExited] = []
-        for (lane_id, binding), connection in zip(requests, connections, strict=True):
+        for (lane_id, binding, _), connection in zip(requests, connections, strict=True):
             limit_lane_buffer(connection)
             try:
                 self._host.launch(lane_id, binding, connection)

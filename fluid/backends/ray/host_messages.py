@@ -1,6 +1,7 @@
 """The messages between the driver and the host on another node: named tuples, pickled in batches.
 
-A host also sends :class:`fluid.backends.base.LaneDying` and :class:`fluid.backends.base.LaneExited`.
+A host also sends :class:`fluid.backends.base.LaneDying`, :class:`fluid.backends.base.LaneExited` and
+:class:`fluid.backends.base.LaneText`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from fluid.backends.base import DeviceBinding, Sharing
 
 
 class LaunchLane(NamedTuple):
-    """Fork a lane, with a connection to the driver of its own."""
+    """Fork a lane, with a connection to the driver of its own; ``echo`` says whether to send what its trials print."""
 
     lane_id: int
     binding: DeviceBinding
+    echo: bool = False
 
 
 class EndLane(NamedTuple):

@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
-from fluid.backends.base import CheckpointSource, DeviceBinding, Keeping, LaneConnected, LaneDying, LaneExited, Sharing
+from fluid.backends.base import (
+    CheckpointSource,
+    DeviceBinding,
+    Keeping,
+    LaneConnected,
+    LaneDying,
+    LaneExited,
+    LaneText,
+    Sharing,
+)
 from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
@@ -24,7 +33,7 @@ from fluid.backends.ray.devices import CLOSE_S, RayDevices
 from fluid.backends.ray.host_actor import HostStart
 from fluid.backends.ray.host_actors import Checked, HostActors
 from fluid.backends.ray.leaving import LeavingDevices
-from fluid.backends.ray.nodes import NodeChanges
+from fluid.backends.ray.output_inbox import OutputInbox
 from fluid.backends.ray.remote_host import RemoteHost, end_hosts
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError, InvalidFieldError
@@ -51,6 +60,7 @@ class RayLauncher:
         gpu_tokens: returns the UUIDs of the GPUs of a node.
 
     Attributes:
+        actors: of the hosts on other nodes; they also say what has become of the nodes.
         leaving: the devices that go back to Ray.
     """
 
@@ -74,6 +84,9 @@ class RayLauncher:
         self._clock = MonotonicClock()
         self._numbers = itertools.count(-1, -1)
         self._own: Host | None = None
+        #: What trials print on other nodes; and whether lanes that are launched now forward it.
+        self._printed = OutputInbox()
+        self._forwards = False
         self._checkpoints = CheckpointSources(devices, settings, self.start_host)
         #: By node, and by number. A host that is gone is in neither.
         self._hosts: dict[str, RemoteHost] = {}
@@ -90,8 +103,8 @@ class RayLauncher:
         self._selector = WakeableSelector()
         self._listener = LaneListener(settings.key)
         self._selector.watch(_LISTENER, self._listener)
-        self._actors = HostActors(devices, settings.session, self._selector.wake)
-        self.leaving = LeavingDevices(devices, self._actors.request, self._end_host)
+        self.actors = HostActors(devices, settings.session, self._selector.wake)
+        self.leaving = LeavingDevices(devices, self.actors.request, self._end_host)
 
     # -- the interface of a launcher -----------------------------------------------------------------------
 
@@ -112,7 +125,7 @@ class RayLauncher:
             self.leaving.started(lane_id, binding.device_id)
             if isinstance(host, Host):
                 return host.launch(lane_id, binding)
-            host.launch(lane_id, binding)
+            host.launch(lane_id, binding, echo=self._forwards)
             self._flush_soon(host)
             return None
 
@@ -186,6 +199,16 @@ class RayLauncher:
         with self._lock:
             return self._checkpoints.find(host)
 
+    def forward_output(self) -> None:
+        """Makes lanes that are launched from now on forward what their trials print."""
+        self._forwards = True
+        if self._own is not None:
+            self._own.forward_output()
+
+    def read_output(self) -> list[LaneText]:
+        """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`."""
+        return [*([] if self._own is None else self._own.read_output()), *self._printed.take()]
+
     def look(self) -> None:
         """Continues the fork server of this process if it was stopped, and gives up hosts that are long gone."""
         if self._own is not None:
@@ -200,7 +223,7 @@ class RayLauncher:
         answers = False
         try:
             silent = end_hosts(self._remote.values(), self._selector, self._clock)
-            answers = self._actors.close(sorted((self._deserted | silent) - {HERE}))
+            answers = self.actors.close(sorted((self._deserted | silent) - {HERE}))
         finally:
             for host in self._remote.values():
                 host.close()
@@ -250,6 +273,8 @@ class RayLauncher:
         if node == self._devices.node and self._in_process:
             if self._own is None:
                 self._own = Host(self._settings_of(node)._replace(name=HERE))
+                if self._forwards:
+                    self._own.forward_output()
                 self._selector.watch(_OWN, self._own)
             return self._own
         host = self._hosts.get(node)
@@ -275,18 +300,6 @@ class RayLauncher:
             self._selector.wait(0.1)
             self.poll()
 
-    def take_changes(self) -> list[NodeChanges]:
-        """Returns what has become of the nodes since the last call."""
-        return self._actors.take_changes()
-
-    def notify_of_changes(self, notify: Callable[[], None]) -> None:
-        """Sets what is called, in another thread, when there is something to :meth:`take_changes`."""
-        self._actors.notify_of_changes(notify)
-
-    def request(self, work: Callable[[], None]) -> None:
-        """Makes a call to Ray in the thread for such calls."""
-        self._actors.request(work)
-
     # -- hosts ---------------------------------------------------------------------------------------------
 
     def _all_hosts(self) -> list[Host | RemoteHost]:
@@ -309,11 +322,11 @@ class RayLauncher:
         settings = self._settings_of(node)
         # On its own machine nothing is open to the network.
         address = self._listener.listen(LOOPBACK if settings.name == HERE else self._devices.ip)
-        host = RemoteHost(next(self._numbers), node, settings.name)
+        host = RemoteHost(next(self._numbers), node, settings.name, self._printed)
         self._hosts[node] = self._remote[host.number] = host
         folder = os.getcwd() if self._in_process else ""
         start = HostStart(host.number, address, settings._replace(driver=address), folder)
-        self._actors.start(node, start)
+        self.actors.start(node, start)
         self._deserted.discard(host.name)
         return host
 
@@ -359,13 +372,13 @@ class RayLauncher:
         self._lost[host.number] = self._clock.now() + _POST_MORTEM_S
         if self._hosts.get(host.node) is host:  # There may be a new one.
             del self._hosts[host.node]
-        self._actors.check(host.number)
+        self.actors.check(host.number)
         return [*host.lose()]
 
     def _take_news(self) -> list[_Report]:
         reports: list[_Report] = []
         checked: set[int] = set()
-        for news in self._actors.take():
+        for news in self.actors.take():
             if isinstance(news, Checked):
                 checked.add(news.number)
             elif (host := self._remote.get(news.number)) is not None:
@@ -387,7 +400,7 @@ class RayLauncher:
                 self._deserted.add(host.name)
                 why = self._why.pop(number, "does not answer any more")
                 reports += host.fail(f"lost the host that it came from, which {why}")
-                self._actors.kill(number)
+                self.actors.kill(number)
         return reports
 
     def _close_descriptors(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluid._clock import Clock
-from fluid.backends.base import DeviceBinding, Keeping, LaneDying, LaneExited, Sharing
+from fluid.backends.base import DeviceBinding, Keeping, LaneDying, LaneExited, LaneText, Sharing
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
@@ -24,6 +24,7 @@ from fluid.backends.ray.host_messages import (
     SharingChanged,
     StorePayload,
 )
+from fluid.backends.ray.output_inbox import OutputInbox
 
 #: Seconds for hosts to end their lanes.
 _END_S = 5.0
@@ -55,6 +56,7 @@ class RemoteHost:
         number: of its actor.
         node: id of its node.
         name: of its machine, as of the devices there.
+        printed: receives what its trials print.
 
     Attributes:
         sharing: how its lanes share a GPU; ``None`` before it has said so.
@@ -63,10 +65,11 @@ class RemoteHost:
         checked: whether the nodes were checked since its connection was lost.
     """
 
-    def __init__(self, number: int, node: str, name: str) -> None:
+    def __init__(self, number: int, node: str, name: str, printed: OutputInbox) -> None:
         self.number = number
         self.node = node
         self.name = name
+        self._printed = printed
         self.sharing: Sharing | None = None
         self.checkpoints_at: tuple[str, int] | None = None
         self.failed = ""
@@ -103,10 +106,10 @@ class RemoteHost:
 
     # -- requests; they are sent by flush() ------------------------------------------------------------------
 
-    def launch(self, lane_id: int, binding: DeviceBinding) -> None:
-        """Launches a lane, which connects later."""
+    def launch(self, lane_id: int, binding: DeviceBinding, *, echo: bool = False) -> None:
+        """Launches a lane, which connects later; with ``echo``, the host sends what its trials print."""
         self._lanes.add(lane_id)
-        self._outbox.append(LaunchLane(lane_id, binding))
+        self._outbox.append(LaunchLane(lane_id, binding, echo))
 
     def kill(self, lane_id: int) -> None:
         """Kills a lane."""
@@ -166,6 +169,8 @@ class RemoteHost:
         for message in [] if self._connection is None else self._connection.receive():
             if isinstance(message, SharingChanged):
                 self.sharing = message.sharing
+            elif isinstance(message, LaneText):
+                self._printed.put(message)
             elif isinstance(message, HostStarted):
                 self.checkpoints_at = message.checkpoints_at
             elif isinstance(message, PayloadStored):

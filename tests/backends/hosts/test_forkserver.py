@@ -152,11 +152,12 @@ def test_it_tells_how_lanes_end(make_server: Any, fork: Any) -> None:
     assert exits_of(server) == [Exited(6, "exited with status 7")]
 
 
-def test_what_a_lane_prints_itself_is_in_its_log(make_server: Any, fork: Any, tmp_path: Path) -> None:
+def test_what_a_lane_prints_itself_is_in_files_of_its_own(make_server: Any, fork: Any, tmp_path: Path) -> None:
     server = make_server()
     lane = fork(server, 0)
-    lane.ask(written="os.write(1, b'low level')")
-    assert (tmp_path / "logs/lane-0.log").read_text(encoding="utf-8") == "low level"
+    lane.ask(written="os.write(1, b'low level')", failed="os.write(2, b'an error')")
+    assert (tmp_path / "logs/lane-0.out").read_text(encoding="utf-8") == "low level"
+    assert (tmp_path / "logs/lane-0.log").read_text(encoding="utf-8") == "an error"
 
 
 def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from fluid.backends.base import Keeping
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.ray.host_messages import DropPayload, EndLane, PayloadStored, StorePayload
+from fluid.backends.ray.output_inbox import OutputInbox
 from fluid.backends.ray.remote_host import _PART, RemoteHost
 
 
@@ -19,7 +20,7 @@ class Pair:
     """A host as the driver sees it, and its end of the connection."""
 
     def __init__(self) -> None:
-        self.host = RemoteHost(-1, "node", "10.0.0.7")
+        self.host = RemoteHost(-1, "node", "10.0.0.7", OutputInbox())
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)

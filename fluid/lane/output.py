@@ -1,0 +1,253 @@
+"""What a trial prints: to its own log and, where the driver shows it, to the lane's own output as well.
+
+The lane's own output is two files of the run folder, one for standard output and one for standard error. C libraries
+and child processes write there too. The host reads both while they grow
+(:mod:`fluid.backends.hosts.output_tail`). Marks in them name the trainable whose trial printed what follows.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TextIO
+
+#: A mark: the trainable's name, and the lane's process.
+MARK = re.compile(rb"\x1efluid: ([^\x1e]*) pid=(\d+)\x1e\n?")
+#: With what a mark begins.
+MARK_BEGIN = b"\x1e"
+_LONGEST_NAME = 80
+
+
+def lane_output(run_folder: str, lane_id: int) -> tuple[str, str]:
+    """Returns the files of a lane's own standard output and standard error."""
+    stem = os.path.join(run_folder, "logs", f"lane-{lane_id}")
+    return f"{stem}.out", f"{stem}.log"
+
+
+def has_text(path: str) -> bool:
+    """Whether a file of a lane's own output has anything but marks; false if it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        return bool(MARK.sub(b"", file.read(1 << 16)))
+    return False
+
+
+class TrialLog:
+    """The log of the trial whose code runs.
+
+    It is opened at the first write, so that silent trials have none, and closed at the switch to another trial, so that
+    thousands of residents can have one.
+
+    Attributes:
+        path: the file; ``None`` while no trial runs.
+    """
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self._file: TextIO | None = None
+
+    def switch(self, path: str | None) -> None:
+        """Goes on with the log of another trial; ``None`` for none."""
+        if path != self.path:
+            if self._file is not None:
+                with suppress(OSError):
+                    self._file.close()
+            self.path, self._file = path, None
+
+    def write(self, text: str) -> None:
+        """Writes text, buffered by line, so that the log is complete even if the trial is killed."""
+        try:
+            if (file := self._file or self.open()) is not None:
+                file.write(text)
+        except (OSError, ValueError):  # Not contextlib.suppress, which takes longer than to write.
+            pass  # A full disk, or a thread that prints during a switch, must not fail a trial.
+
+    def flush(self) -> None:
+        """Flushes buffered text."""
+        if self._file is not None:
+            with suppress(OSError, ValueError):
+                self._file.flush()
+
+    def open(self) -> TextIO | None:
+        """Returns the open log; ``None`` if no trial runs, or its log cannot be opened."""
+        if self._file is None and self.path is not None:
+            with suppress(OSError):
+                os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+                # What a trial prints may hold secrets of its config: the file is for its owner only.
+                file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                self._file = open(file, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+        return self._file
+
+
+class Output(io.TextIOBase):
+    """Replaces ``sys.stdout`` or ``sys.stderr``: writes to the log of the trial whose code runs.
+
+    One object serves for the whole life of the lane: a logging handler that a trial set up keeps a reference to it,
+    and must not write to that trial's log, or to a closed file, while other trials run.
+
+    Args:
+        own: the lane's own stream; receives the output while no trial runs.
+        log: the log of the trial that runs.
+        echo: whether ``own`` also receives what trials print.
+    """
+
+    def __init__(self, own: TextIO, log: TrialLog, *, echo: bool) -> None:
+        self._own = own
+        self._log = log
+        self._echo = echo
+        self._pid = os.getpid()
+        self._name = ""
+        #: The name of the newest mark; ``None`` if the next text needs one, because a line was left unfinished.
+        self._marked: str | None = ""
+        self._in_line = False
+
+    def switch(self, name: str) -> None:
+        """Goes on with another trial, of the trainable of that name."""
+        self._name = name
+        if self._in_line:
+            self._in_line, self._marked = False, None
+
+    def mark(self) -> None:
+        """Writes a mark unless the newest one is still right."""
+        if self._echo and self._name != self._marked:
+            self._marked = self._name
+            self._own.write(f"\x1efluid: {self._name} pid={self._pid}\x1e\n")
+
+    def write(self, text: str) -> int:
+        """Writes text; what cannot be written is lost, and fails no trial."""
+        if self._log.path is not None:
+            self._log.write(text)
+            if not self._echo:
+                return len(text)
+        try:
+            if self._name != self._marked:
+                self.mark()
+            self._own.write(text)
+            self._in_line = text[-1:] != "\n" if text else self._in_line
+        except (OSError, ValueError):
+            pass
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes buffered text."""
+        self._log.flush()
+        if self._echo or self._log.path is None:
+            self._own.flush()
+
+    def fileno(self) -> int:
+        """The descriptor of the lane's own output, for sub-processes."""
+        return self._own.fileno()
+
+    def isatty(self) -> bool:
+        """False."""
+        return False
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """UTF-8."""
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        """How characters that cannot be encoded are written."""
+        return "backslashreplace"
+
+    @property
+    def buffer(self) -> OutputBytes:
+        """The same output, as a stream of bytes."""
+        return OutputBytes(self)
+
+    def write_bytes(self, data: bytes) -> int:
+        """Writes bytes, at once."""
+        with suppress(OSError, ValueError):
+            self.mark()
+            self.flush()
+            for stream in self._streams():
+                stream.buffer.write(data)
+                stream.flush()
+        return len(data)
+
+    def _streams(self) -> Iterator[TextIO]:
+        if (log := self._log.open()) is not None:
+            yield log
+        if self._echo or self._log.path is None:
+            yield self._own
+
+
+class OutputBytes(io.RawIOBase):
+    """What a lane prints, as a stream of bytes.
+
+    Args:
+        output: the stream of text.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]
+        """Writes bytes, at once."""
+        return self._output.write_bytes(bytes(data))
+
+    def flush(self) -> None:
+        """Flushes the text that was written before."""
+        self._output.flush()
+
+    def fileno(self) -> int:
+        """The descriptor of the lane's own output."""
+        return self._output.fileno()
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+
+class LaneStreams:
+    """The standard output and error of a lane, which its trials share.
+
+    Args:
+        stdout: the lane's own.
+        stderr: the lane's own.
+        echo: whether these also receive what trials print.
+
+    Attributes:
+        stdout: replaces ``sys.stdout``.
+        stderr: replaces ``sys.stderr``.
+        log: of the trial whose code runs.
+    """
+
+    def __init__(self, stdout: TextIO, stderr: TextIO, *, echo: bool = False) -> None:
+        self.log = TrialLog()
+        self.stdout = Output(stdout, self.log, echo=echo)
+        self.stderr = Output(stderr, self.log, echo=echo)
+
+    def switch(self, path: str | None, name: str = "") -> None:
+        """Goes on with the output of another trial.
+
+        Args:
+            path: its log; ``None`` if no trial runs.
+            name: its trainable's.
+        """
+        self.log.switch(path)
+        self.stdout.switch(name)
+        self.stderr.switch(name)
+
+    def mark(self) -> None:
+        """Marks what C libraries and child processes write from now on as that of the trial that runs."""
+        with suppress(OSError, ValueError):
+            self.stdout.mark()
+            self.stderr.mark()
+
+
+def printable_name(trainable: object) -> str:
+    """Returns the name under which the output of a trainable's trials is shown."""
+    while isinstance(trainable, functools.partial):
+        trainable = trainable.func
+    name = str(getattr(trainable, "__name__", None) or type(trainable).__name__)
+    return "".join(filter(str.isprintable, name))[:_LONGEST_NAME]
