@@ -395,8 +395,3 @@ def trials_folder(run_folder: str) -> str:
 def trial_folder(run_folder: str, trial_id: str) -> str:
     """Returns the folder of a trial's output and checkpoints on disk."""
     return os.path.join(trials_folder(run_folder), folder_name(trial_id))
-
-
-def trial_log(run_folder: str, trial_id: str) -> str:
-    """Returns the file of what a trial prints."""
-    return os.path.join(trial_folder(run_folder, trial_id), "output.log")

@@ -15,11 +15,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TextIO
 
+from fluid.lane.messages import trial_folder
+
 #: A mark: the trainable's name, and the lane's process.
 MARK = re.compile(rb"\x1efluid: ([^\x1e]*) pid=(\d+)\x1e\n?")
 #: With what a mark begins.
 MARK_BEGIN = b"\x1e"
 _LONGEST_NAME = 80
+
+
+def trial_log(run_folder: str, trial_id: str) -> str:
+    """Returns the file of what a trial prints."""
+    return os.path.join(trial_folder(run_folder, trial_id), "output.log")
 
 
 def lane_output(run_folder: str, lane_id: int) -> tuple[str, str]:

@@ -104,6 +104,12 @@ class ProcessState:
             os.chdir(self._folder)
         output.switch(self.log_path, self.name)
 
+    def announce(self, name: str, output: LaneStreams) -> None:
+        """Names the trainable of the resident, which is in force, to those who read the output."""
+        self.name = name
+        output.switch(self.log_path, name)
+        output.mark()
+
     def leave(self) -> None:
         """Records the state in which the resident leaves the process."""
         self._random = read_random_state()

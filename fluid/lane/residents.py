@@ -35,9 +35,8 @@ from fluid.lane.messages import (
     ShipTrainable,
     StartResident,
     trial_folder,
-    trial_log,
 )
-from fluid.lane.output import LaneStreams, printable_name
+from fluid.lane.output import LaneStreams, printable_name, trial_log
 from fluid.lane.process_state import (
     ProcessState,
     read_random_state,
@@ -141,7 +140,7 @@ class Residents:
         """
         self.enter(resident)
         trainable = self._trainable(message.key)
-        self._name(resident, printable_name(trainable))
+        resident.process_state.announce(printable_name(trainable), self._output)
         resident.key, resident.save_cost = message.key, self._save_costs.get(message.key, 0.0)
         self._meter.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
@@ -165,11 +164,6 @@ class Residents:
         set_back = None if message.checkpoint is None else self._restore(resident, message, message.checkpoint, renew)
         self._measure(resident)
         return set_back
-
-    def _name(self, resident: ResidentTrial, name: str) -> None:
-        resident.process_state.name = name
-        self._output.switch(resident.process_state.log_path, name)
-        self._output.mark()
 
     def enter(self, resident: ResidentTrial) -> None:
         """Puts a resident's process state in force."""
@@ -400,9 +394,7 @@ class Residents:
             return None
         in_memory = path is not None and self._store.is_in_memory(path)
         begins = f"goes on from iteration {iteration}" if path is not None else "begins afresh"
-        # The driver tells the user, too.
-        self._output.log.write(
-            f"Fluid: this trial {begins} instead of going on from iteration {message.iteration}: {reason}\n"
-        )
+        told = f"Fluid: this trial {begins} instead of going on from iteration {message.iteration}: {reason}\n"
+        self._output.log.write(told)  # The driver's log has it, too.
         now = self._clock.now()
         return ResidentSetBack(now, resident.trial_id, iteration, path, in_memory, reason, cannot_load)

@@ -13,7 +13,7 @@ from fluid.engine.commands import Command, ReportEnd
 from fluid.engine.events import Failure
 from fluid.engine.notices import NoteHung, NoteQueued
 from fluid.engine.state import EngineState
-from fluid.lane.messages import trial_log
+from fluid.lane.output import trial_log
 from fluid.session.inbox import GroupInbox
 from fluid.trialgroup import TrialState
 

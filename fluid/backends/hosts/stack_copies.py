@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
-from fluid.lane.messages import trial_log
+from fluid.lane.output import trial_log
 from fluid.lane.stack_dump import lane_stacks
 
 #: Seconds for a lane to write its stacks, between two looks at them, and without more after which they are complete.

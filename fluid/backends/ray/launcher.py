@@ -34,14 +34,11 @@ from fluid.backends.ray.host_actor import HostStart
 from fluid.backends.ray.host_actors import Checked, HostActors
 from fluid.backends.ray.leaving import LeavingDevices
 from fluid.backends.ray.output_inbox import OutputInbox
-from fluid.backends.ray.remote_host import RemoteHost, end_hosts
+from fluid.backends.ray.remote_host import RemoteHost, await_sharing, end_hosts
 from fluid.elastic.messages import LOOPBACK
-from fluid.errors import FluidError, InvalidFieldError
 
 #: Seconds to wait for Ray to say how a host ended whose connection was lost.
 _POST_MORTEM_S = 3.0
-#: Seconds for all hosts to say how their lanes share GPUs.
-_START_S = 120.0
 #: Seconds for Ray to take the devices back where it has not answered before.
 _SILENT_S = 1.0
 #: Keys of the selector beside the hosts' numbers.
@@ -283,22 +280,13 @@ class RayLauncher:
         return host
 
     def await_sharing(self) -> None:
-        """Waits until each host has said how its lanes share GPUs.
+        """Waits until each host has said how its lanes share GPUs: see :func:`remote_host.await_sharing`."""
 
-        Raises:
-            InvalidFieldError: MPS cannot be had on a node.
-            FluidError: a host could not be started.
-        """
-        deadline = self._clock.now() + _START_S
-        hosts = list(self._remote.values())
-        while waiting := [host for host in hosts if host.sharing is None]:
-            for host in waiting:
-                if host.failed:
-                    raise InvalidFieldError("sharing", self._settings.sharing, f"{host.name}: {host.failed}")
-            if self._clock.now() >= deadline:
-                raise FluidError(f"the host on {waiting[0].name} has not started within {_START_S:g} s")
+        def turn() -> None:
             self._selector.wait(0.1)
             self.poll()
+
+        await_sharing(list(self._remote.values()), self._settings.sharing, turn, self._clock)
 
     # -- hosts ---------------------------------------------------------------------------------------------
 

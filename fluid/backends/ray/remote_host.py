@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,10 @@ from fluid.backends.ray.host_messages import (
     StorePayload,
 )
 from fluid.backends.ray.output_inbox import OutputInbox
+from fluid.errors import FluidError, InvalidFieldError
 
+#: Seconds for all hosts to say how their lanes share GPUs.
+_START_S = 120.0
 #: Seconds for hosts to end their lanes.
 _END_S = 5.0
 #: Bytes of a payload that are sent at once: no other message, and no other lane, waits for more.
@@ -225,3 +228,26 @@ def end_hosts(all_hosts: Iterable[RemoteHost], selector: WakeableSelector, clock
         if hosts:
             selector.wait(max(0.0, deadline - clock.now()))
     return {host.name for host in hosts}
+
+
+def await_sharing(hosts: Sequence[RemoteHost], wanted: str, turn: Callable[[], None], clock: Clock) -> None:
+    """Waits until each host has said how its lanes share GPUs.
+
+    Args:
+        hosts: the hosts.
+        wanted: how they were told to.
+        turn: waits a moment for what hosts report.
+        clock: of the driver.
+
+    Raises:
+        InvalidFieldError: MPS cannot be had on a node.
+        FluidError: a host could not be started.
+    """
+    deadline = clock.now() + _START_S
+    while waiting := [host for host in hosts if host.sharing is None]:
+        for host in waiting:
+            if host.failed:
+                raise InvalidFieldError("sharing", wanted, f"{host.name}: {host.failed}")
+        if clock.now() >= deadline:
+            raise FluidError(f"the host on {waiting[0].name} has not started within {_START_S:g} s")
+        turn()
