@@ -7,9 +7,10 @@ inbox.
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
 from fluid.engine.events import Failure
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.optuna import private_api
 from fluid.integrations.optuna.running import RunningTrial
 from fluid.integrations.optuna.stale_trials import record_run, retry_stale_trials, this_run
+from fluid.integrations.optuna.work import Work
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import Result, TrialListener
+from fluid.session.results import Result, TrialListener, TrialRequest
+from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trialgroup import IterationTimeout, Trial, TrialGroup
 
 with try_import("Optuna", extra="optuna"):
@@ -33,8 +36,6 @@ with try_import("Optuna", extra="optuna"):
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
-
-Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
 
 #: Below Optuna's own, so that ``optuna.logging.set_verbosity`` applies to it.
 _log = logging.getLogger("optuna.fluid")
@@ -45,10 +46,7 @@ _loops = itertools.count()
 class OptimizeArguments:
     """The arguments of :func:`fluid.integrations.optuna.optimize`, checked."""
 
-    trainable: Any
-    space: Space
-    metrics: tuple[str, ...]
-    budget: int
+    work: Work
     n_trials: int | None
     batch_size: int | None
     n_jobs: int | None
@@ -56,6 +54,8 @@ class OptimizeArguments:
     catch: tuple[type[Exception], ...]
     callbacks: tuple[Callable[[Any, Any], None], ...]
     iteration_timeout_s: IterationTimeout
+    gc_after_trial: bool
+    show_progress_bar: bool
 
 
 class OptimizeLoop(TrialListener):
@@ -79,6 +79,7 @@ class OptimizeLoop(TrialListener):
         self._started_at = self._clock.now()
         #: What identifies this run in the study's storage.
         self._run: dict[str, Any] = {}
+        self._progress_bar: Any = None
         self._asked = 0
         self._batches = 0
         #: Trials that were asked for and not told yet, by the id of Fluid's trial.
@@ -94,7 +95,9 @@ class OptimizeLoop(TrialListener):
         Raises:
             Exception: see :func:`fluid.integrations.optuna.optimize`.
         """
-        with private_api.optimizing(self._study), this_run() as self._run:
+        arguments = self._arguments
+        bar = private_api.progress_bar(arguments.show_progress_bar, arguments.n_trials, arguments.timeout)
+        with private_api.optimizing(self._study), this_run() as self._run, bar as self._progress_bar:
             for number in retry_stale_trials(self._study):
                 _log.info(f"Trial {number} was left RUNNING by a run that was killed; it is failed and queued again.")
             try:
@@ -132,28 +135,26 @@ class OptimizeLoop(TrialListener):
 
     def _ask(self) -> list[Trial]:
         """Asks for one trial; the list is empty if the sampler or ``space`` raised."""
-        study, space = self._study, self._arguments.space
+        study, work = self._study, self._arguments.work
         try:
             if private_api.has_heartbeat(study):
                 private_api.fail_stale_trials(study)
-            asked = study.ask() if callable(space) else study.ask(space)
+            asked = work.ask(study)
         except Exception as error:
             self._error = error
             return []
         self._asked += 1
         trial_id = f"{self._name}-{asked.number:04d}"
-        running = self._live[trial_id] = RunningTrial(study, asked, self._arguments.metrics)
+        running = self._live[trial_id] = RunningTrial(study, asked, work.outcome())
         try:
             record_run(study, asked, self._run)
-            config = _config(space(asked)) if callable(space) else asked.params
-            arguments = self._arguments
             trial = Trial(
-                arguments.trainable,
-                config,
-                arguments.budget,
+                work.trainable,
+                work.config(asked),
+                work.budget,
                 trial_id=trial_id,
                 retry_errors=False,
-                iteration_timeout_s=arguments.iteration_timeout_s,
+                iteration_timeout_s=self._arguments.iteration_timeout_s,
             )
             return [trial]
         except Exception as error:
@@ -201,6 +202,13 @@ class OptimizeLoop(TrialListener):
             with suppress(FluidError):  # The executor was closed; ``on_broken`` reports it.
                 self._handle.stop(result.trial_id)
 
+    def on_request(self, request: TrialRequest) -> None:
+        running = self._live.get(request.trial_id)
+        if running is None or running.is_decided:
+            request.refuse(RequestRefusedError(f"trial {request.trial_id!r} has ended"))
+        else:
+            self._arguments.work.answer(request, self._study, running.trial)
+
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         running = self._live.get(trial_id)
         if running is None:
@@ -225,8 +233,11 @@ class OptimizeLoop(TrialListener):
                 self._log_completed(frozen)
             if running.fault is not None and not isinstance(running.fault, self._arguments.catch):
                 raise running.fault
+            if self._arguments.gc_after_trial:
+                gc.collect()
             for callback in self._arguments.callbacks:
                 callback(self._study, copy.deepcopy(frozen))
+            self._progress_bar.update(self._clock.now() - self._started_at, self._study)
         except Exception as error:
             if self._error is None:
                 self._error = error
@@ -239,7 +250,7 @@ class OptimizeLoop(TrialListener):
         for trial_id, running in self._live.items():
             if self._handle is not None:
                 with suppress(FluidError):
-                    self._handle.stop(trial_id)
+                    self._handle.stop(trial_id, now=self._arguments.work.stops_at_once)
             running.error = error
             try:
                 running.tell()
@@ -261,9 +272,3 @@ class OptimizeLoop(TrialListener):
             best = self._study.best_trial
             text += f" Best is trial {best.number} with value: {best.value}."
         _log.info(text)
-
-
-def _config(returned: Any) -> Mapping[str, Any]:
-    if not isinstance(returned, Mapping):
-        raise InvalidFieldError("space", returned, "must return the config, a dict")
-    return returned

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ from fluid._imports import try_import
 
 with try_import("Optuna", extra="optuna"):
     import optuna
+    from optuna.progress_bar import _ProgressBar
     from optuna.storages._heartbeat import get_heartbeat_thread, is_heartbeat_enabled
+    from optuna.study._tell import _check_values_are_feasible
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -55,6 +57,21 @@ def fail_stale_trials(study: Study) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         optuna.storages.fail_stale_trials(study)
+
+
+def problem_with_values(study: Study, values: Any) -> str:
+    """Returns why a study cannot take what an objective returned; empty if it can."""
+    return _check_values_are_feasible(study, values if isinstance(values, Sequence) else [values]) or ""
+
+
+@contextmanager
+def progress_bar(shown: bool, n_trials: int | None, timeout: float | None) -> Iterator[Any]:
+    """Yields Optuna's progress bar, whose ``update`` takes the seconds since the start and the study."""
+    bar = _ProgressBar(shown, n_trials, timeout)
+    try:
+        yield bar
+    finally:
+        bar.close()
 
 
 def heartbeat(study: Study, trial: Trial) -> Any:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fluid._imports import try_import
 from fluid.engine.events import Failure
@@ -25,13 +23,38 @@ if TYPE_CHECKING:
 _log = logging.getLogger("optuna.fluid")
 
 
+class Outcome(Protocol):
+    """What a trial came to: from the metrics of a trainable, or as an objective returned it."""
+
+    def record(self, trial: Trial, result: Result) -> bool:
+        """Takes a result; returns whether the study's pruner ends the trial now.
+
+        Raises:
+            Exception: what fails the trial; ``TrialPruned`` prunes it.
+        """
+        ...
+
+    def require_complete(self, trial: Trial) -> None:
+        """Checks a trial that has ended by itself.
+
+        Raises:
+            InvalidFieldError: it has not reported all that is to be optimized.
+        """
+        ...
+
+    @property
+    def values(self) -> Any:
+        """What to tell the study."""
+        ...
+
+
 class RunningTrial:
     """A trial that was asked for and not told yet. It sends heartbeats if the storage has them.
 
     Args:
         study: the trial's study.
         trial: Optuna's trial.
-        metrics: names of the metrics to optimize, one per objective.
+        outcome: takes its results.
 
     Attributes:
         trial: Optuna's trial.
@@ -39,15 +62,12 @@ class RunningTrial:
         error: an error that ends it; ``TrialPruned`` counts as ``pruned``.
     """
 
-    def __init__(self, study: Study, trial: Trial, metrics: tuple[str, ...]) -> None:
+    def __init__(self, study: Study, trial: Trial, outcome: Outcome) -> None:
         self.trial = trial
         self.pruned = False
         self.error: BaseException | None = None
         self._study = study
-        self._metrics = metrics
-        self._values: dict[str, float] = {}
-        #: Names of all metrics that it reported, for the error that names a missing one.
-        self._names: set[str] = set()
+        self._outcome = outcome
         self._heartbeat = private_api.heartbeat(study, trial)
         self._heartbeat.start()
 
@@ -62,19 +82,9 @@ class RunningTrial:
         return None if self.pruned else self.error
 
     def record(self, result: Result) -> bool:
-        """Records a result, reports it to the study and asks the pruner.
-
-        Returns:
-            Whether the trial is to end now.
-        """
+        """Records a result; returns whether the trial is to end now."""
         try:
-            self._names.update(result.metrics)
-            fresh = {name: float(value) for name, value in self._reported(result.metrics).items()}
-            self._values.update(fresh)
-            if fresh and len(self._metrics) == 1:  # Optuna prunes for one objective only.
-                # Pruners count from 0.
-                self.trial.report(self._values[self._metrics[0]], result.iteration - 1)
-                self.pruned = bool(self.trial.should_prune())
+            self.pruned = self._outcome.record(self.trial, result)
         except Exception as error:
             self.error = error
         return self.is_decided
@@ -85,12 +95,11 @@ class RunningTrial:
             return
         if state == FluidTrialState.FAILED and failure is not None:
             self.error = _raised(TrialFailedError(trial_id, failure))
-        elif len(self._values) < len(self._metrics):
-            missing = next(name for name in self._metrics if name not in self._values)
-            reported = ", ".join(sorted(map(str, self._names))) or "nothing"
-            self.error = InvalidFieldError(
-                "metric", missing, f"is not among the metrics that trial {self.trial.number} reported: {reported}"
-            )
+            return
+        try:
+            self._outcome.require_complete(self.trial)
+        except InvalidFieldError as error:
+            self.error = error
 
     def tell(self) -> FrozenTrial:
         """Tells the study how the trial ended, and stops the heartbeat.
@@ -106,20 +115,18 @@ class RunningTrial:
             frozen = study.tell(self.trial, state=TrialState.PRUNED)
             _log.info(f"Trial {number} pruned. {self.error or ''}".rstrip())
             return frozen
-        values = [self._values.get(name, math.nan) for name in self._metrics]
-        if self.error is None and not any(map(math.isnan, values)):
-            return study.tell(self.trial, values)
+        problem = repr(self.error)
+        if self.error is None:
+            values = self._outcome.values
+            problem = private_api.problem_with_values(study, values)
+            if not problem:
+                return study.tell(self.trial, values)
         frozen = study.tell(self.trial, state=TrialState.FAIL)
-        problem = repr(self.error) if self.error is not None else f"The value {math.nan} is not acceptable"
         _log.warning(
             f"Trial {number} failed with parameters: {self.trial.params} because of the following error: {problem}.",
             exc_info=self.error,
         )
         return frozen
-
-    def _reported(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the optimized metrics of an iteration; it may leave some out, or report ``None``."""
-        return {name: metrics[name] for name in self._metrics if metrics.get(name) is not None}
 
 
 def _raised(failed: TrialFailedError) -> BaseException:

@@ -80,7 +80,7 @@ def test_one_trial_at_a_time_gives_what_study_optimize_gives(executor: FluidExec
         config = suggest(trial)
         for step in range(9):
             trial.report(curve(config, step), step)
-            if trial.should_prune():
+            if step < 8 and trial.should_prune():  # Fluid does not ask after the last iteration.
                 raise optuna.TrialPruned
         return curve(config, 8)
 
@@ -113,6 +113,21 @@ def test_a_trial_that_is_pruned_ends_there(executor: FluidExecutor) -> None:
     assert states(study) == ["PRUNED", "PRUNED"]
     assert [sorted(trial.intermediate_values) for trial in study.trials] == [[0, 1, 2, 3]] * 2
     assert [trial.value for trial in study.trials] == [5.0, 6.0]
+
+
+def test_the_pruner_is_not_asked_after_the_last_iteration(executor: FluidExecutor) -> None:
+    asked: list[int] = []
+
+    class Strict(optuna.pruners.BasePruner):  # type: ignore[misc]
+        def prune(self, study: Any, trial: Any) -> bool:
+            asked.append(trial.last_step)
+            return True
+
+    study = run(enqueued(5.0, 6.0, pruner=Strict()), executor, budget=1, n_trials=2)
+    assert states(study) == ["COMPLETE", "COMPLETE"] and asked == []
+    assert [sorted(trial.intermediate_values) for trial in study.trials] == [[0], [0]]
+    study = run(enqueued(5.0, pruner=Strict()), executor, budget=2, n_trials=1)
+    assert states(study) == ["PRUNED"] and asked == [0]
 
 
 def test_a_trial_may_prune_itself(executor: FluidExecutor, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,7 +51,7 @@ DRIVER = textwrap.dedent(
     storage = storage_of({kind!r}, {folder!r})
     study = optuna.create_study(study_name="left", storage=storage, pruner=Watching())
     executor = FluidExecutor(backend="local", devices=2, run_dir={folder!r} + "/run", verbose=0)
-    optimize(study, wait_for_a_file, 2, executor, space=space({folder!r}), metric="loss", budget=500_000)
+    optimize(study, wait_for_a_file, 2, executor=executor, space=space({folder!r}), metric="loss", budget=500_000)
     """
 )
 
@@ -93,7 +93,7 @@ def test_a_killed_study_goes_on(kind: str, tmp_path: Path, executor: FluidExecut
     study = interrupted_study(kind, tmp_path, signal.SIGKILL)
     assert [trial.state for trial in study.trials] == [TrialState.RUNNING] * 2
     study.sampler = optuna.samplers.RandomSampler(seed=0)
-    optimize(study, wait_for_a_file, 3, executor, space=space(tmp_path), metric="loss", budget=2)
+    optimize(study, wait_for_a_file, 3, executor=executor, space=space(tmp_path), metric="loss", budget=2)
     left, others = study.trials[:2], study.trials[2:]
     assert [trial.state for trial in left] == [TrialState.FAIL] * 2
     # Both stale trials run again first, as two of the three trials asked for.
@@ -106,7 +106,7 @@ def test_a_killed_study_goes_on(kind: str, tmp_path: Path, executor: FluidExecut
 def test_an_interrupted_study_leaves_nothing(tmp_path: Path, executor: FluidExecutor) -> None:
     study = interrupted_study("sqlite", tmp_path, signal.SIGINT)
     assert [trial.state for trial in study.trials] == [TrialState.FAIL] * 2
-    optimize(study, wait_for_a_file, 1, executor, space=space(tmp_path), metric="loss", budget=2)
+    optimize(study, wait_for_a_file, 1, executor=executor, space=space(tmp_path), metric="loss", budget=2)
     assert [trial.state for trial in study.trials[2:]] == [TrialState.COMPLETE]
 
 
@@ -171,7 +171,7 @@ def test_a_storage_with_heartbeats_handles_stale_trials_itself(tmp_path: Path, e
         database.execute("update trial_heartbeats set heartbeat = '2020-01-01 00:00:00'")
     database.close()
     (tmp_path / "go").touch()
-    optimize(study, wait_for_a_file, 2, executor, space=space(tmp_path), metric="loss", budget=2)
+    optimize(study, wait_for_a_file, 2, executor=executor, space=space(tmp_path), metric="loss", budget=2)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE"]
     assert study.trials[1].params == stale.params
     with sqlite3.connect(tmp_path / "study.db") as database:
