@@ -59,7 +59,6 @@ __all__ = [
     "STDERR_FILE",
     "STDOUT_FILE",
     "SUPPORTED",
-    "THREADS_VARIABLE",
     "TRAINING_ITERATION",
     "TRIAL_INFO",
     "FunctionTrainable",
@@ -171,8 +170,6 @@ TRAINABLE = (
     "_timesteps_since_restore",
     "_timesteps_total",
 )
-#: Set by Ray in its workers where it is not set, to the CPUs of the actor.
-THREADS_VARIABLE = "OMP_NUM_THREADS"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 

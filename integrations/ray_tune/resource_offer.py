@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import ray
 
@@ -11,13 +10,14 @@ from fluid.backends.hosts.folders import HERE
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.elastic_lane_trial import runs_elastic
-from fluid.integrations.ray_tune.private_api import THREADS_VARIABLE, Trial, environment_of_job, threads_are_of_ray
+from fluid.integrations.ray_tune.private_api import Trial, environment_of_job, threads_are_of_ray
 from fluid.integrations.ray_tune.resource_requests import (
     CPU,
     Offer,
     OfferedNode,
     TrialNeeds,
     needs_of,
+    omp_threads,
     stays_with_ray,
     trials_at_once,
 )
@@ -65,22 +65,10 @@ def offer_of(executor: FluidExecutor) -> Offer:
     return Offer(
         devices=devices,
         nodes=tuple(nodes),
-        omp_threads=omp_threads(),
+        # As with Ray, the variable of ``ray.init(runtime_env=...)`` comes before that of the driver.
+        omp_threads=omp_threads(environment_of_job(), {} if threads_are_of_ray() else os.environ),
         may_grow=executor.max_devices > len(devices),
     )
-
-
-def omp_threads() -> int | None:
-    """Returns how many threads the user's OMP_NUM_THREADS gives each trial; ``None`` if the user has set none.
-
-    As with Ray, that of ``ray.init(runtime_env={"env_vars": ...})`` comes before that of the driver.
-    """
-    given: Mapping[str, str] = environment_of_job()
-    if THREADS_VARIABLE not in given and not threads_are_of_ray():
-        given = os.environ
-    # A list gives the threads of nested parallel regions, too.
-    outermost = given.get(THREADS_VARIABLE, "").split(",")[0].strip()
-    return int(outermost) if outermost.isdecimal() and int(outermost) else None
 
 
 def _nodes() -> list[OfferedNode]:

@@ -14,6 +14,8 @@ from fluid.errors import InvalidFieldError
 from fluid.resources import Device, MemoryNeed, Requires
 
 CPU, GPU, MEMORY = "CPU", "GPU", "memory"
+#: Ray sets it in its workers where it is not set, to the CPUs of the actor.
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 #: Begin the names of resources that Ray itself gives to nodes.
 _OF_RAY = (CPU, GPU, MEMORY, "object_store_memory", "node:")
 #: What Tune requests for a trial if the user requests nothing.
@@ -123,6 +125,13 @@ def needs_of(request: Mapping[str, float], offer: Offer, *, is_elastic: bool) ->
         memory=MemoryNeed(persistent_bytes=memory / lanes) if memory and offer.on_cpus else None,
         requires=requires,
     )
+
+
+def omp_threads(*environments: Mapping[str, str]) -> int | None:
+    """Returns the threads that OMP_NUM_THREADS gives, in the first environment that has it; ``None`` for none."""
+    value = next((found for variables in environments if (found := variables.get(THREADS_VARIABLE)) is not None), "")
+    outermost = value.split(",")[0].strip()  # A list gives the threads of nested parallel regions, too.
+    return int(outermost) if outermost.isdecimal() and int(outermost) else None
 
 
 def trials_at_once(needs: TrialNeeds, devices: int) -> int:

@@ -18,9 +18,9 @@ import ray.cloudpickle
 from fluid.integrations.ray_tune.private_api import (
     DEFAULT_ENV_VARS,
     ENV_VARS_TO_PROPAGATE,
-    THREADS_VARIABLE,
     environment_of_job,
 )
+from fluid.integrations.ray_tune.resource_requests import THREADS_VARIABLE
 from fluid.trainables.pickling import dump_trainable
 
 #: Refers to an environment variable.

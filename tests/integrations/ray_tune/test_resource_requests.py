@@ -17,6 +17,7 @@ from fluid.integrations.ray_tune.resource_requests import (
     OfferedNode,
     TrialNeeds,
     needs_of,
+    omp_threads,
     stays_with_ray,
     trials_at_once,
 )
@@ -149,6 +150,21 @@ def test_the_users_omp_num_threads_comes_before_the_requested_cpus() -> None:
     seven = CORES._replace(omp_threads=7)
     assert [needs({"cpu": cpus}, seven).threads for cpus in (1, 2, 0.5)] == [7, 7, 7]
     assert needs({"cpu": 4}, seven, is_elastic=True) == TrialNeeds(devices=4, threads=7)
+
+
+@pytest.mark.parametrize(
+    ("job", "driver", "threads"),
+    [
+        (None, None, None),
+        (None, "5", 5),
+        ("3", "5", 3),
+        (" 4,2", None, 4),
+        *((value, None, None) for value in ("", "0", "-1", "many", "2.5")),
+    ],
+)
+def test_the_users_omp_num_threads(job: str | None, driver: str | None, threads: int | None) -> None:
+    environments = ({} if value is None else {"OMP_NUM_THREADS": value} for value in (job, driver))
+    assert omp_threads(*environments) == threads
 
 
 @pytest.mark.parametrize(("devices", "at_once"), [(None, 4), (0.5, 8), (0.3, 12), (0.7, 4), (2, 2), (3, 1), (8, 1)])
