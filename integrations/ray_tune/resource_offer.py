@@ -35,14 +35,17 @@ class ResourceRequests:
         self._executor = executor
         self._offer: Offer | None = None
 
-    def needs(self, trial: Trial) -> TrialNeeds:
+    def needs(self, trial: Trial, *, is_elastic: bool) -> TrialNeeds:
         """Returns what a trial is given for its request.
+
+        Args:
+            trial: Tune's.
+            is_elastic: whether it can span several lanes.
 
         Raises:
             InvalidFieldError: the request is invalid, or asks for more than there is.
         """
         wanted = trial.placement_group_factory.required_resources
-        is_elastic = runs_elastic(trial.get_trainable_cls())
         if self._offer is not None:
             try:
                 return needs_of(wanted, self._offer, is_elastic=is_elastic)
@@ -54,7 +57,9 @@ class ResourceRequests:
     def trials_at_once(self, trial: Trial) -> int:
         """Returns how many trials with the same request the session's devices can run at a time."""
         devices = self._executor.max_devices
-        return devices if stays_with_ray(trial.placement_group_factory) else trials_at_once(self.needs(trial), devices)
+        if stays_with_ray(trial.placement_group_factory):
+            return devices
+        return trials_at_once(self.needs(trial, is_elastic=runs_elastic(trial.get_trainable_cls())), devices)
 
 
 def offer_of(executor: FluidExecutor) -> Offer:

@@ -32,6 +32,7 @@ from fluid.integrations.ray_tune.trial_ids import TrialIds
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
+from fluid.trainables.trainable import is_elastic
 from fluid.trialgroup import Shown, TrialGroup, TrialState
 from fluid.trialgroup import Trial as FluidTrial
 
@@ -177,7 +178,8 @@ class TrialSubmission:
     def _fluid_trial(self, tune_trial: TuneTrial) -> FluidTrial:
         """Returns the trial to submit, with a budget up to the next decision."""
         trial, arguments = tune_trial.trial, tune_trial.arguments
-        needs = self._requests.needs(trial)
+        lane_trial = self._lane_trial(trial)
+        needs = self._requests.needs(trial, is_elastic=is_elastic(lane_trial))
         grant = self._budgets.grant(trial, tune_trial.iteration)
         tune_trial.apply(grant)
         lane_trial = self._lane_trial(trial)
