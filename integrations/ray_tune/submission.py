@@ -27,6 +27,7 @@ from fluid.integrations.ray_tune.private_api import (
     session_path_of,
 )
 from fluid.integrations.ray_tune.resource_offer import ResourceRequests
+from fluid.integrations.ray_tune.resource_requests import refusal
 from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments
 from fluid.integrations.ray_tune.trial_ids import TrialIds
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
@@ -36,6 +37,8 @@ from fluid.trainables.trainable import is_elastic
 from fluid.trialgroup import Shown, TrialGroup, TrialState
 from fluid.trialgroup import Trial as FluidTrial
 
+#: The fields of a trial that come from Tune's request.
+_NEEDED = ("devices", "memory", "requires")
 #: Longest that trials added one per turn are gathered, in seconds, to be planned together.
 _GATHERING_S = 0.02
 
@@ -165,15 +168,23 @@ class TrialSubmission:
             trials.append(self._fluid_trial(tune_trial))
             self._by_id[tune_trial.trial_id] = tune_trial
             tune_trial.arguments = None
+        try:
+            self._hand_in(trials, fresh[0].trial.storage.experiment_dir_name)
+        except InvalidFieldError as error:
+            for trial, tune_trial in zip(trials, fresh, strict=True):
+                if error.field in _NEEDED and getattr(trial, error.field) == error.value:
+                    raise refusal(tune_trial.resources.required_resources, error.reason) from error
+            raise
+        for tune_trial in fresh:
+            tune_trial.handle = self._handle
+
+    def _hand_in(self, trials: list[FluidTrial], name: str) -> None:
         if self._handle is None:
-            name = fresh[0].trial.storage.experiment_dir_name
             search = search_of(self._controller, self._scheduler, self._mode)
             group = TrialGroup(trials, name=name, search=search)
             self._handle = self._executor.submit_trialgroup(group, listener=self._listener)
         else:
             self._handle.add(*trials)
-        for tune_trial in fresh:
-            tune_trial.handle = self._handle
 
     def _fluid_trial(self, tune_trial: TuneTrial) -> FluidTrial:
         """Returns the trial to submit, with a budget up to the next decision."""
