@@ -74,6 +74,7 @@ __all__ = [
     "environment_of_job",
     "give_session_path",
     "is_endless",
+    "labels_of",
     "make_quietly",
     "newest_checkpoint_index",
     "saves_when_asked",
@@ -237,6 +238,12 @@ def newest_checkpoint_index(storage: Any) -> int:
     folder = pyarrow_fs.FileSelector(storage.trial_fs_path, allow_not_found=True)
     names = (_CHECKPOINT.fullmatch(info.base_name) for info in storage.storage_filesystem.get_file_info(folder))
     return max([int(storage.current_checkpoint_index), *(int(found[1]) for found in names if found)])
+
+
+def labels_of(request: Any) -> dict[str, str]:
+    """Returns the labels that the node of a request's only bundle must have; in older releases there are none."""
+    selectors = request._bound.arguments.get("bundle_label_selector") or [{}]
+    return dict(selectors[0])
 
 
 def environment_of_job() -> dict[str, str]:

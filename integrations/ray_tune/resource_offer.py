@@ -10,7 +10,7 @@ from fluid.backends.hosts.folders import HERE
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.elastic_lane_trial import runs_elastic
-from fluid.integrations.ray_tune.private_api import Trial, environment_of_job, threads_are_of_ray
+from fluid.integrations.ray_tune.private_api import Trial, environment_of_job, labels_of, threads_are_of_ray
 from fluid.integrations.ray_tune.resource_requests import (
     CPU,
     Offer,
@@ -20,6 +20,7 @@ from fluid.integrations.ray_tune.resource_requests import (
     omp_threads,
     stays_with_ray,
     trials_at_once,
+    with_labels,
 )
 from fluid.resources import available_cores
 
@@ -45,7 +46,8 @@ class ResourceRequests:
         Raises:
             InvalidFieldError: the request is invalid, or asks for more than there is.
         """
-        wanted = trial.placement_group_factory.required_resources
+        request = trial.placement_group_factory
+        wanted = with_labels(request.required_resources, labels_of(request))
         if self._offer is not None:
             try:
                 return needs_of(wanted, self._offer, is_elastic=is_elastic)
@@ -83,7 +85,7 @@ def _nodes() -> list[OfferedNode]:
     here = {node["NodeManagerAddress"] for node in up if node["NodeID"] == driver}
     nodes = []
     for node in up:
-        resources = dict(node["Resources"])
+        resources = with_labels(node["Resources"], node.get("Labels") or {})
         is_here = (
             node["NodeManagerAddress"] in here
         )  # By address, as Fluid's devices: a machine may have several nodes.

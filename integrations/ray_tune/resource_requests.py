@@ -7,6 +7,7 @@ A request names amounts: ``CPU``, ``GPU``, ``memory``, and custom resources, amo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ CPU, GPU, MEMORY = "CPU", "GPU", "memory"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 #: Begin the names of resources that Ray itself gives to nodes.
 _OF_RAY = (CPU, GPU, MEMORY, "object_store_memory", "node:")
+#: What selects labels by more than one value.
+_OPERATOR = re.compile(r"=(?:!|in\()")
 #: What Tune requests for a trial if the user requests nothing.
 _DEFAULT = {CPU: 1.0}
 #: Begins the names of resources that are models of GPUs.
@@ -87,6 +90,11 @@ class Offer(NamedTuple):
         return f"no node has {name}; there is {', '.join(sorted(there)) or 'no custom resource'}"
 
 
+def with_labels(resources: Mapping[str, float], labels: Mapping[str, str]) -> dict[str, float]:
+    """Adds a resource, named after the label and its value, for each label of a node, or of a request for one."""
+    return {**resources, **{f"{name}={value}": 1.0 for name, value in labels.items()}}
+
+
 def refusal(request: Mapping[str, float], reason: str) -> InvalidFieldError:
     """Returns the error about a request that cannot be met."""
     return InvalidFieldError("resources", dict(request), reason)
@@ -110,6 +118,9 @@ def needs_of(request: Mapping[str, float], offer: Offer, *, is_elastic: bool) ->
     """
     if request == _DEFAULT:
         return TrialNeeds(threads=offer.omp_threads)
+    for name in request:
+        if _OPERATOR.search(name):
+            raise refusal(request, f"{name!r} is not supported: a label must have one value")
     cpus, gpus, memory = (request.get(name, 0.0) for name in (CPU, GPU, MEMORY))
     if gpus > 1.0 and not gpus.is_integer():
         raise refusal(request, "GPU must be a whole number, or a fraction of one GPU")

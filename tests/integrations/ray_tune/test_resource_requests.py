@@ -20,6 +20,7 @@ from fluid.integrations.ray_tune.resource_requests import (
     omp_threads,
     stays_with_ray,
     trials_at_once,
+    with_labels,
 )
 
 GIB = 2.0**30
@@ -138,6 +139,20 @@ def test_what_can_never_be_met_is_refused_with_what_there_is(
 ) -> None:
     with pytest.raises(InvalidFieldError, match=message):
         needs(request_, offer)
+
+
+def test_labels_are_resources_of_their_nodes() -> None:
+    labelled = GPUS._replace(nodes=(OfferedNode("localhost", with_labels({"CPU": 4.0}, {"zone": "a"})),))
+
+    def needs(zone: str) -> TrialNeeds:
+        return needs_of(with_labels({"CPU": 1.0}, {"zone": zone}), labelled, is_elastic=False)
+
+    assert needs("a") == TrialNeeds(threads=1)
+    with pytest.raises(InvalidFieldError, match=r"no node has zone=b; there is .*zone=a"):
+        needs("b")
+    for selector in ("!b", "in(a, b)", "!in(a)"):
+        with pytest.raises(InvalidFieldError, match="is not supported: a label must have one value"):
+            needs(selector)
 
 
 def test_what_further_nodes_may_bring_is_left_to_the_engine() -> None:
