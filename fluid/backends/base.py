@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
@@ -254,31 +255,50 @@ class LaneExited(NamedTuple):
 
 
 class DeviceBinding(NamedTuple):
-    """How a host binds a lane to a device.
+    """How a host binds a lane to a device, or a gang's lane to several.
 
     Attributes:
-        device_id: index of the device.
+        device_ids: index of the device; several for the lane of a gang.
         kind: ``"gpu"`` or ``"cpu"``.
         node: the Ray node that has the device; empty for this machine.
-        token: the GPU's UUID, by which it is named to CUDA and MPS; empty for a CPU device.
+        token: the GPU's UUID, by which it is named to CUDA and MPS; empty for a CPU device. Several are divided by
+            commas.
         visible: value of ``CUDA_VISIBLE_DEVICES``; empty hides every GPU.
         threads: threads that PyTorch and numeric libraries may use.
-        core: the CPU core that the lane is pinned to; ``None`` for no pinning.
+        cores: the CPU cores that the lane is pinned to; none for no pinning.
         memory_share: share of the host's memory for checkpoints that the lane may use: one over the host's devices.
         bounded: whether the device's memory is limited, so that it is measured on a CPU, too.
-        variables: environment variables that tell code in the lane about its device.
+        variables: environment variables that tell code in the lane about its device, each a list as JSON.
     """
 
-    device_id: int
+    device_ids: tuple[int, ...]
     kind: str
     node: str = ""
     token: str = ""
     visible: str = ""
     threads: int = 1
-    core: int | None = None
+    cores: tuple[int, ...] = ()
     memory_share: float = 1.0
     bounded: bool = False
     variables: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def joined(cls, bindings: Sequence[DeviceBinding]) -> DeviceBinding:
+        """The binding of a lane to all devices of these bindings, which are of one host."""
+        first = bindings[0]
+        lists: dict[str, list[Any]] = {}
+        for name, value in (variable for binding in bindings for variable in binding.variables):
+            lists.setdefault(name, []).extend(json.loads(value))
+        return first._replace(
+            device_ids=tuple(device for binding in bindings for device in binding.device_ids),
+            token=",".join(binding.token for binding in bindings) if first.token else "",
+            visible=",".join(binding.visible for binding in bindings) if first.visible else "",
+            threads=sum(binding.threads for binding in bindings),
+            cores=tuple(dict.fromkeys(core for binding in bindings for core in binding.cores)),
+            memory_share=sum(binding.memory_share for binding in bindings),
+            bounded=any(binding.bounded for binding in bindings),
+            variables=tuple((name, json.dumps(values)) for name, values in lists.items()),
+        )
 
 
 class CheckpointSource(NamedTuple):

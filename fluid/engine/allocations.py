@@ -6,10 +6,12 @@ table's columns. All of them are written here and nowhere else, so that they agr
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import Move, TrialRecord
 from fluid.engine.remaining_work import RemainingWork
-from fluid.engine.running_table import RunningTable
+from fluid.engine.running_table import RunningTable, snapshots_by_devices
 from fluid.engine.trials import Trials
 from fluid.planning.arrangement import Running
 from fluid.planning.occupancy import Occupancy
@@ -49,24 +51,49 @@ class Allocations:
         return self._table.alone(self._occupancy)
 
     def snapshot(self) -> Running:
-        """What a re-planner sees: the trials that run and are not being resized, by ascending row."""
+        """The trials that run and are not being resized, by ascending row."""
         return self._table.snapshot(self._occupancy, self._estimates.epsilon)
+
+    def snapshots(self) -> list[Running]:
+        """What a re-planner sees: those of them whose width it may change, by the devices that they may get."""
+        if not self._table.constraints:
+            return [self.snapshot()]
+        return snapshots_by_devices(self.snapshot(), self._table.constraints, self._occupancy)
 
     # -- devices and width ---------------------------------------------------------------------------------
 
-    def place(self, trial: TrialRecord, *, near: int | None, only: bool, own_state: float, host: str | None) -> bool:
+    def place(
+        self,
+        trial: TrialRecord,
+        *,
+        near: int | None,
+        only: bool,
+        own_state: float,
+        host: str | None,
+        allowed: Set[int] | None = None,
+    ) -> bool:
         """Gives a trial that holds nothing devices for its width, as :meth:`Occupancy.place` does.
 
         Returns:
             Whether it fits now.
         """
         need, width = self._estimates.need(trial), trial.placement.width
-        placed = self._occupancy.place(trial.row, width, need, near=near, only=only, own_state=own_state, host=host)
+        placed = self._occupancy.place(
+            trial.row,
+            width,
+            need,
+            near=near,
+            only=only,
+            own_state=own_state,
+            host=host,
+            allowed=allowed,
+            one_host=trial.spec.gang,
+        )
         return placed is not None
 
-    def hold(self, trial: TrialRecord, device: int) -> None:
-        """Gives a trial that holds nothing this device, whether or not there is room."""
-        self._occupancy.hold(trial.row, (device,), trial.placement.width, self._estimates.need(trial))
+    def hold(self, trial: TrialRecord, devices: tuple[int, ...]) -> None:
+        """Gives a trial that holds nothing these devices, whether or not there is room."""
+        self._occupancy.hold(trial.row, devices, trial.placement.width, self._estimates.need(trial))
 
     def set_width(self, trial: TrialRecord, width: float) -> None:
         """Changes the width of a trial that waits, or that keeps its devices."""

@@ -21,10 +21,20 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class StartLane(Command):
-    """Start a warm worker process bound to a device; answered by LaneReady or LaneLost."""
+    """Start a warm worker process bound to a device; answered by LaneReady or LaneLost.
+
+    Attributes:
+        others: further devices of a lane that runs gangs, of the same host; all are visible to it.
+    """
 
     lane_id: int
     device_id: int
+    others: tuple[int, ...] = ()
+
+    @property
+    def device_ids(self) -> tuple[int, ...]:
+        """All its devices."""
+        return (self.device_id, *self.others)
 
 
 @dataclass(frozen=True, slots=True)

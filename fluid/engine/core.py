@@ -18,6 +18,7 @@ from fluid.engine.commands import (
 from fluid.engine.deadlines import Deadlines
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
+from fluid.engine.feasibility import Feasibility
 from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.notices import NotePlaced, NotePreempted, NoteQueued, NoteTrial
@@ -87,6 +88,7 @@ class SessionState:
     scheduling: Scheduling
     deadlines: Deadlines
     watching: Watching
+    feasibility: Feasibility
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     arrivals: dict[int, TrialRecord] = field(default_factory=dict)
@@ -324,7 +326,7 @@ class SessionState:
         self.commands.append(NoteTrial(trial.trial_id, at=self.now, text=text))
 
     def _devices_of(self, trial: TrialRecord) -> tuple[int, ...]:
-        return tuple([self.lanes[lane_id].device_id for lane_id in trial.placement.lanes])
+        return tuple([device for lane_id in trial.placement.lanes for device in self.lanes[lane_id].device_ids])
 
     def report_end(self, trial: TrialRecord) -> None:
         """Tells the submitter how a trial ended."""
@@ -380,4 +382,5 @@ def make_session_state(
         scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations),
         deadlines=deadlines,
         watching=Watching(deadlines, estimates, lanes),
+        feasibility=Feasibility(occupancy),
     )

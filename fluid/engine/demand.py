@@ -27,14 +27,16 @@ class DeviceDemand:
         """How many devices the waiting trials could use beyond those in use.
 
         A trial that is to be packed counts for its share of a device, and an elastic one for one device, as those
-        that it could be widened onto are not worth asking for. A trial that can go on only in the lane that keeps its
-        state does not count.
+        that it could be widened onto are not worth asking for. One of a fixed width counts for all its devices. A trial
+        that can go on only in the lane that keeps its state does not count.
         """
         core = self._core
         if core.drained:
             return 0
         shares = sum(count * min(width, 1.0) for width, count in core.queue.unbound.items())
-        return len(core.arrivals) + math.ceil(shares - TOLERANCE)
+        arriving = sum(trial.fixed_width or 1 for trial in core.arrivals.values())
+        further = sum(count * (width - 1) for asked, count in core.queue.constraints.items() if (width := asked.width))
+        return arriving + further + math.ceil(shares - TOLERANCE)
 
     @property
     def trials_wait(self) -> bool:

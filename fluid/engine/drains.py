@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from fluid.engine.commands import Persist
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import Checkpoint, DeviceDraining, DeviceLost, SessionDraining, TrialSaved
+from fluid.engine.lane_record import LaneRecord
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.notices import NoteDrained
-from fluid.engine.records import LaneRecord, Stage, TrialRecord
+from fluid.engine.records import Stage, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.errors import InvalidFieldError, require_number

@@ -84,6 +84,8 @@ class Estimates:
         """Predicted seconds of running at the width that the trial has, or is to have."""
         if trial.row in self._occupancy.held:
             return self.height(trial) * self.stretch(trial)
+        if trial.spec.gang:
+            return self.height(trial)
         estimate = self.of_key(trial)
         return self.height(trial) * stretch_of(estimate.alpha, estimate.beta, trial.placement.width)
 
@@ -93,6 +95,8 @@ class Estimates:
         width = trial.placement.width
         if width < 1.0:
             width = 1.0 / len(self._occupancy.residents[devices[0]])
+        elif trial.spec.gang:
+            width = 1.0  # its runtime is measured as it is, on all of its devices
         estimate = self.of_key(trial)
         return stretch_of(estimate.alpha, estimate.beta, width) / self._occupancy.speed(devices)
 
@@ -115,8 +119,8 @@ class Estimates:
         return len(self._occupancy.residents[devices[0]])
 
     def packing(self, trial: TrialRecord) -> int:
-        """c for a trial: that of its key, at most the cap that its own failures set."""
-        c, cap = self.of_key(trial).packing, trial.limits.packing_cap
+        """c for a trial: that of its key, at most the cap that its own failures, or its submitter, set."""
+        c, cap = self.of_key(trial).packing, trial.packing_cap
         return c if cap is None else min(c, cap)
 
     def widest(self, trial: TrialRecord) -> int:
@@ -155,10 +159,6 @@ class Estimates:
         """Device memory that the trial's state takes between iterations; 0 if unknown."""
         need = self.need(trial)
         return need.persistent_bytes if need is not None else 0.0
-
-    def could_hold(self, need: MemoryNeed | None) -> bool:
-        """Whether an empty device would have room for the need, or there is no device yet."""
-        return need is None or not self._occupancy or need.peak_bytes <= self.most_usable()
 
     def most_usable(self) -> float:
         """Bytes that trials may fill on the device with the most memory."""

@@ -11,8 +11,9 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
+from fluid.engine.lane_record import LaneRecord
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.records import LaneRecord, TrialRecord
+from fluid.engine.records import TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.trialgroup import TrialState
@@ -84,7 +85,7 @@ class Failures:
         core = self._core
         neighbours = core.estimates.co_residents(trial)
         others = tuple(host for host in trial.placement.stays_in if host != lane_id)
-        devices = [core.lanes[lane].device_id for lane in trial.placement.stays_in]
+        devices = [device for lane in trial.placement.stays_in for device in core.lanes[lane].device_ids]
         core.release(trial)
         core.drain(trial, others)
         self._residency.lose_state(trial, failure.message)
@@ -179,11 +180,11 @@ class Failures:
         core.changed = True
         if lane.killing is not None:
             self._evacuate(lane, event.reason, culprit=lane.killing.trial_id, failure=lane.killing.failure)
-            core.lanes.start(lane.device_id, core.commands)
+            self._replace(lane)
             return
         if lane.ready or event.blameless:
             self._evacuate(lane, event.reason, culprit=event.culprit, blameless=event.blameless)
-            core.lanes.start(lane.device_id, core.commands)
+            self._replace(lane)
             return
         # A device on which no lane starts is tried a few more times, and then removed.
         failed = self._false_starts[lane.device_id] = self._false_starts.get(lane.device_id, 0) + 1
@@ -192,6 +193,11 @@ class Failures:
             self.device_lost(DeviceLost(event.at, lane.device_id))
             if not core.occupancy.devices:
                 self._why_nothing_starts = event.reason
+
+    def _replace(self, lane: LaneRecord) -> None:
+        """Starts another lane in place of a lost one; a gang's is started for the next gang."""
+        if not lane.others:
+            self._core.lanes.start(lane.device_id, self._core.commands)
 
     def fail_what_waits(self) -> None:
         """Fails all queued trials if the last device was removed because no lane starts there."""
@@ -243,7 +249,11 @@ class Failures:
         elif lane.lane_id not in trial.placement.hosts:
             self._resizing.call_off(trial, f"a lane that it was to go to is gone: {reason}")
             core.top_up(trial)
-        elif self._resizing.survivors(trial, lane.lane_id) and self._may_go_on(trial, reason, culprit, blameless):
+        elif (
+            trial.fixed_width is None
+            and self._resizing.survivors(trial, lane.lane_id)
+            and self._may_go_on(trial, reason, culprit, blameless)
+        ):
             self._resizing.go_on_without(trial, lane.lane_id, reason)
         else:
             self._killed(trial, lane.lane_id, reason, culprit=culprit, blameless=blameless, failure=failure)
@@ -335,21 +345,24 @@ class Failures:
         core.changed = self._devices_changed = True
 
     def end_misfits(self) -> None:
-        """Fails queued trials that need more memory than any device has."""
+        """Fails queued trials that no device can ever run, or that need more memory than any has."""
         core = self._core
         waiting = list(core.arrivals.values())
         if self._devices_changed:
             waiting += [core.trials.by_row[row] for row in core.queue]
         self._devices_changed = False
         for trial in waiting:
-            if not core.estimates.could_hold(trial.spec.memory):
-                need, most = core.estimates.need(trial), core.estimates.most_usable()
-                assert need is not None
-                text = f"needs {need.peak_bytes:.0f} bytes and the device with the most has {most:.0f} usable"
-                core.unqueue(trial)
-                self._residency.drop(trial)
-                trial.limits.failure = Failure("out_of_memory", text)
-                core.end(trial, TrialState.FAILED, text)
+            problem = core.feasibility.problem(trial.spec.memory, trial.constraint)
+            if problem is not None:
+                field, value, reason = problem
+                kind = "out_of_memory" if field == "memory" else "no_device"
+                self._end_misfit(trial, Failure(kind, f"{field}={value}: {reason}"))
+
+    def _end_misfit(self, trial: TrialRecord, failure: Failure) -> None:
+        self._core.unqueue(trial)
+        self._residency.drop(trial)
+        trial.limits.failure = failure
+        self._core.end(trial, TrialState.FAILED, failure.message)
 
 
 def _is_final(trial: TrialRecord, failure: Failure) -> bool:

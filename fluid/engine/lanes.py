@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fluid.engine.commands import Command, StartLane, StopLane
-from fluid.engine.records import LaneRecord
+from fluid.engine.lane_record import LaneRecord
 from fluid.planning.memory_ledger import MemoryLedger
 
 
@@ -47,15 +47,16 @@ class Lanes:
 
     # -- lanes come and go -------------------------------------------------------------------------------
 
-    def start(self, device_id: int, commands: list[Command]) -> LaneRecord:
-        """Asks for a new lane on a device."""
-        lane = LaneRecord(self._next, device_id)
+    def start(self, device_id: int, commands: list[Command], others: tuple[int, ...] = ()) -> LaneRecord:
+        """Asks for a new lane on a device; with ``others``, for one that runs gangs on all of them."""
+        lane = LaneRecord(self._next, device_id, others)
         self._next += 1
         self._lanes[lane.lane_id] = lane
-        self._by_device.setdefault(device_id, {})[lane.lane_id] = lane
         lane.own_bytes = self.usual_bytes
-        self._update_memory(device_id)
-        commands.append(StartLane(lane.lane_id, device_id))
+        for device in lane.device_ids:
+            self._by_device.setdefault(device, {})[lane.lane_id] = lane
+            self._update_memory(device)
+        commands.append(StartLane(lane.lane_id, device_id, others))
         return lane
 
     def ready(self, lane_id: int, own_bytes: float) -> None:
@@ -74,22 +75,24 @@ class Lanes:
                 for device_id in self._by_device:
                     self._update_memory(device_id)
             else:
-                self._update_memory(lane.device_id)
+                for device_id in lane.device_ids:
+                    self._update_memory(device_id)
 
     def lose(self, lane_id: int) -> LaneRecord:
         """Removes a lane and frees what it reserved."""
         lane = self._lanes.pop(lane_id)
-        on_device = self._by_device[lane.device_id]
-        del on_device[lane_id]
-        if not on_device:
-            del self._by_device[lane.device_id]
-        self._update_memory(lane.device_id)
+        for device_id in lane.device_ids:
+            on_device = self._by_device[device_id]
+            del on_device[lane_id]
+            if not on_device:
+                del self._by_device[device_id]
+            self._update_memory(device_id)
         for trial_id in list(lane.reserved):
             self._free_memory(lane, trial_id)
         return lane
 
     def stop_device(self, device_id: int, commands: list[Command]) -> list[LaneRecord]:
-        """Removes and ends all lanes of a device."""
+        """Removes and ends all lanes of a device, also those that have other devices too."""
         lost = [self.lose(lane.lane_id) for lane in self.on(device_id)]
         commands += [StopLane(lane.lane_id) for lane in lost]
         self._retired.discard(device_id)
@@ -126,20 +129,46 @@ class Lanes:
         """Gives a trial an idle lane of a device: the one that keeps its state, else a warm one, else a new one.
 
         A lane that another trial is about to leave comes before other warm ones: then no more trials run on the device
-        than hold it.
+        than hold it. Lanes of gangs that hold nothing are ended there.
         """
         best: LaneRecord | None = None
         best_rank: tuple[bool, bool, bool, int] | None = None
+        gangs = False
         for lane in self._by_device.get(device_id, {}).values():
-            if lane.trial_id is None:
+            if lane.others:
+                gangs = True
+            elif lane.trial_id is None:
                 keeps = trial_id in lane.residents
                 rank = (not keeps, lane.draining is None, not lane.ready, len(lane.residents))
                 if best_rank is None or rank < best_rank:
                     best, best_rank = lane, rank
+        if gangs:
+            self._end_idle_gangs((device_id,), commands)
         if best is None:
             best = self.start(device_id, commands)
         best.trial_id = trial_id
         return best
+
+    def acquire_gang(self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command]) -> LaneRecord:
+        """Gives a gang an idle lane of exactly these devices; those of other sets that hold nothing are ended."""
+        wanted = set(device_ids)
+        idle = [lane for lane in self.on(device_ids[0]) if lane.trial_id is None and set(lane.device_ids) == wanted]
+        best = max(idle, key=lambda lane: (trial_id in lane.residents, lane.draining is None, lane.ready), default=None)
+        self._end_idle_gangs(device_ids, commands, but=best)
+        if best is None:
+            best = self.start(device_ids[0], commands, device_ids[1:])
+        best.trial_id = trial_id
+        return best
+
+    def _end_idle_gangs(
+        self, device_ids: tuple[int, ...], commands: list[Command], but: LaneRecord | None = None
+    ) -> None:
+        """Ends lanes of gangs that hold nothing, as their devices are wanted otherwise."""
+        for device_id in device_ids:
+            for lane in self.on(device_id):
+                if lane.others and lane is not but and lane.ready and lane.is_empty:
+                    self.lose(lane.lane_id)
+                    commands.append(StopLane(lane.lane_id))
 
     def release(self, lane_ids: Iterable[int]) -> None:
         """Makes lanes idle; lost ones are ignored."""
@@ -204,9 +233,10 @@ class Lanes:
         self._free_memory(lane, trial_id)
         if memory > 0.0:
             lane.reserved[trial_id] = memory
-            self._memory.reserve(lane.device_id, memory)
+            for device_id in lane.device_ids:
+                self._memory.reserve(device_id, memory)
 
     def _free_memory(self, lane: LaneRecord, trial_id: str) -> None:
         memory = lane.reserved.pop(trial_id, 0.0)
-        if memory:
-            self._memory.reserve(lane.device_id, -memory)
+        for device_id in lane.device_ids if memory else ():
+            self._memory.reserve(device_id, -memory)

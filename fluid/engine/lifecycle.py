@@ -37,7 +37,10 @@ class Lifecycle:
         """QUEUED -> STARTING: takes lanes for a trial that was just placed."""
         core = self._core
         devices = core.occupancy.held[trial.row]
-        lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
+        if trial.spec.gang:
+            lanes = [core.lanes.acquire_gang(devices, trial.trial_id, core.commands)]
+        else:
+            lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
         core.note_placed(trial, devices)

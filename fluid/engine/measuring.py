@@ -55,7 +55,8 @@ class Measuring:
             busy: share of the time in which the device was busy, if that was measured.
         """
         estimate = self._estimates.of_key(trial)
-        residents, width = self._estimates.co_residents(trial), max(1, round(trial.placement.width))
+        residents = self._estimates.co_residents(trial)
+        width = 1 if trial.spec.gang else max(1, round(trial.placement.width))
         if memory is not None:
             self.observe_memory(trial, memory)
         if seconds <= 0.0:

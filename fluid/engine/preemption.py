@@ -79,9 +79,12 @@ class Preemptions:
         return trial.placement.width <= 1.0 and trial.spec.priority == first and not trial.pinned and not trial.calls
 
     def _fits(self, leaving: TrialRecord, coming: TrialRecord) -> bool:
-        """Whether a trial fits beside the state that a preempted one leaves on its device."""
+        """Whether a trial may have the device of a preempted one, and fits beside the state that that leaves there."""
         core = self._core
         (device,) = core.occupancy.held[leaving.row]
+        allowed = core.scheduling.placing.allowed(coming)
+        if allowed is not None and device not in allowed:
+            return False
         usable, need = core.memory.usable_bytes(device), core.estimates.need(coming)
         if usable is None or need is None:
             return True

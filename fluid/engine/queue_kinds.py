@@ -71,5 +71,5 @@ def _plans_as(trial: TrialRecord) -> Hashable:
         return trial.row
     spec, progress, limits = trial.spec, trial.progress, trial.limits
     left = progress.budget - progress.done
-    caps = limits.packing_cap, limits.width_cap
+    caps = limits.packing_cap, limits.width_cap, trial.constraint
     return spec.profile_key, left, spec.priority, spec.max_width, spec.memory, caps

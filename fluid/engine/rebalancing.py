@@ -56,7 +56,7 @@ class Rebalancing:
         if not changes and self._queue:
             changes = self._make_room(replanner)
         elif not changes and not self._has_nothing_to_move(replanner):
-            changes = replanner.replan(self._allocations.snapshot())
+            changes = [change for part in self._allocations.snapshots() for change in replanner.replan(part)]
         by_row = self._trials.by_row
         allowed = [
             (by_row[change.row], change.width) for change in changes if self._allowed(by_row[change.row], change.width)
@@ -80,7 +80,8 @@ class Rebalancing:
             self._allocations.allow_packing(trial, max(narrowest, 1.0 / self._estimates.packing(trial)))
         if not self._table.can_narrow():
             return []
-        return replanner.make_room(self._allocations.snapshot(), np.array([self._allocations.waiting_work]))
+        waiting = np.array([self._allocations.waiting_work])
+        return [change for part in self._allocations.snapshots() for change in replanner.make_room(part, waiting)]
 
     def _allowed(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial can be resized now, and a wider one ends sooner."""

@@ -1,13 +1,14 @@
-"""Records of trials, lanes and groups: plain data that the state machine changes."""
+"""Records of trials and groups: plain data that the state machine changes."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
 from fluid.engine.events import Checkpoint, Failure
 from fluid.engine.trial_spec import TrialSpec
+from fluid.planning.constraints import Constraint
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
@@ -278,6 +279,7 @@ class TrialRecord:
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         story: the latest transitions, for error messages.
+        constraint: what the trial asks of its devices; ``None`` if nothing.
     """
 
     spec: TrialSpec
@@ -293,6 +295,10 @@ class TrialRecord:
     restored_for_call: bool = False
     outcome: TrialState | None = None
     story: list[tuple[float, str]] = field(default_factory=list)
+    constraint: Constraint | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.constraint = self.spec.constraint()
 
     @property
     def trial_id(self) -> str:
@@ -325,57 +331,21 @@ class TrialRecord:
         return self.spec.max_width if cap is None else min(self.spec.max_width, cap)
 
     @property
+    def fixed_width(self) -> int | None:
+        """The number of devices that the trial asks for; ``None`` where the planner decides."""
+        return None if self.constraint is None else self.constraint.width
+
+    @property
+    def packing_cap(self) -> int | None:
+        """Most trials on the trial's device, itself included; ``None`` for no cap of its own."""
+        cap = self.limits.packing_cap
+        asked = None if self.constraint is None else self.constraint.most_residents
+        return cap if asked is None else asked if cap is None else min(cap, asked)
+
+    @property
     def pinned(self) -> bool:
         """Whether the trial can go on only in the lane that keeps its state."""
         return self.residence.lane is not None and not self.spec.can_save
-
-
-@dataclass(frozen=True, slots=True)
-class Killing:
-    """The engine has told the backend to kill a lane.
-
-    Attributes:
-        trial_id: the trial because of which.
-        failure: what that trial is to blame for; ``None`` if it is stopped.
-    """
-
-    trial_id: str
-    failure: Failure | None = None
-
-
-@dataclass(slots=True)
-class LaneRecord:
-    """One lane.
-
-    Attributes:
-        ready: whether the lane has reported that it is warm.
-        trial_id: the trial that holds the lane; ``None`` while it is idle.
-        draining: trial that was told to leave and may still run here; no other trial runs here until it has left.
-        residents: trials whose state the lane keeps though they do not run, least recently used first.
-        reserved: bytes of device memory by trial, for residents and for trials about to leave.
-        own_bytes: device memory that the lane takes for itself, such as for a CUDA context.
-        killing: set once the backend was told to kill the lane; ``None`` otherwise.
-    """
-
-    lane_id: int
-    device_id: int
-    ready: bool = False
-    trial_id: str | None = None
-    draining: str | None = None
-    residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    reserved: dict[str, float] = field(default_factory=dict)
-    own_bytes: float = 0.0
-    killing: Killing | None = None
-
-    @property
-    def usable(self) -> bool:
-        """Whether the trial that holds the lane can be told to run."""
-        return self.ready and self.draining is None and self.killing is None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the lane holds nothing that would be lost with it."""
-        return self.trial_id is None and self.draining is None and not self.residents and not self.reserved
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from fluid.engine.commands import Save, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, TrialSaved
 from fluid.engine.records import TrialRecord
+from fluid.planning.constraints import Constraint
 from fluid.trialgroup import TrialState
 
 
@@ -128,7 +129,7 @@ class Residency:
         assert lane_id is not None and not trial.residence.saving
         trial.residence.saving = True
         # Host memory may go with a device that is closed.
-        durable = self._core.occupancy.is_closed(self._core.lanes[lane_id].device_id)
+        durable = any(map(self._core.occupancy.is_closed, self._core.lanes[lane_id].device_ids))
         self._core.commands.append(Save(trial.trial_id, (lane_id,), drop=True, durable=durable))
         self._core.log(trial, f"is saved out of lane {lane_id}")
 
@@ -208,22 +209,21 @@ class Residency:
         Returns:
             Trials that can go on only on a device whose other residents cannot be evicted: they start beside them.
         """
-        core, occupancy = self._core, self._core.occupancy
+        core = self._core
         if not core.memory.reserved and not core.lanes.usual_bytes:
             return []
         cramped = []
-        for position, row in enumerate(core.queue):
+        seen: set[Constraint | None] = set()
+        for row in core.queue:
             trial = core.trials.by_row[row]
-            if position > 0 and not trial.pinned:
-                continue
+            if trial.constraint in seen and not trial.pinned:
+                continue  # the first of those that may get the same devices comes first
+            seen.add(trial.constraint)
             need = core.estimates.need(trial)
             if need is None:
                 continue
-            open_ = [index for index in occupancy.residents if occupancy.is_open(index, trial.placement.width)]
-            if trial.pinned:
-                open_ = [index for index in open_ if index == trial.residence.device]
             lacking = max(1, round(trial.placement.width))
-            for device in sorted(open_, key=self._crowd):
+            for device in self._open_to(trial):
                 usable = core.memory.usable_bytes(device)
                 if usable is not None and need.peak_bytes > usable:
                     continue
@@ -235,6 +235,23 @@ class Residency:
                 if lacking == 0:
                     break
         return cramped
+
+    def _open_to(self, trial: TrialRecord) -> list[int]:
+        """The devices that a queued trial may get but for their memory, the emptiest first; of one host for a gang."""
+        core, width = self._core, trial.placement.width
+        open_ = [index for index in core.occupancy.residents if core.occupancy.is_open(index, width)]
+        lane = trial.residence.lane
+        if trial.pinned and lane is not None:
+            open_ = [index for index in open_ if index in core.lanes[lane].device_ids]
+        if core.trials.constrained:
+            allowed = core.scheduling.placing.allowed(trial)
+            open_ = [index for index in open_ if allowed is None or index in allowed]
+        open_.sort(key=self._crowd)
+        if not trial.spec.gang:
+            return open_
+        hosts = [core.occupancy.device(index).host for index in open_]
+        host = next((name for name in hosts if hosts.count(name) >= width), None)
+        return [index for index, name in zip(open_, hosts, strict=True) if name == host]
 
     def _crowd(self, device: int) -> tuple[int, float]:
         return len(self._core.occupancy.residents[device]), self._core.memory.filled_bytes(device)

@@ -29,7 +29,8 @@ class Resizing:
         old_devices = occupancy.held[trial.row]
         # While others wait, a trial that is narrowed below its device lets them in; it does not join others elsewhere.
         stays = width < 1.0 and place.width == 1.0 and bool(core.queue)
-        devices = old_devices if stays else occupancy.devices_for(trial.row, width, need)
+        allowed = core.scheduling.placing.allowed(trial) if core.trials.constrained else None
+        devices = old_devices if stays else occupancy.devices_for(trial.row, width, need, allowed)
         if devices is None or (devices != old_devices and not trial.spec.can_save):
             return
         if devices == old_devices:

@@ -5,7 +5,8 @@ Collecting a thousand records anew at every departure would cost more than all t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
 from fluid.planning.arrangement import Running
+from fluid.planning.constraints import Constraint
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.runtime_model import TOLERANCE, IntArray
+from fluid.resources import Requires
 
 _NO_LIMIT = 1 << 30
 
@@ -38,6 +41,8 @@ class RunningTable:
     """
 
     def __init__(self) -> None:
+        #: What running trials ask of their devices, by row; trials that ask for nothing are left out.
+        self.constraints: dict[int, Constraint] = {}
         self._rows: list[int] = []
         self._position: dict[int, int] = {}
         self._row, self._key, self._device, self._packing_cap, self._width_cap = (_Column(np.int64) for _ in range(5))
@@ -85,7 +90,9 @@ class RunningTable:
         self._rows.append(trial.row)
         for column in self._columns:
             column.reserve(position + 1)
-        packing_cap = trial.limits.packing_cap
+        packing_cap = trial.packing_cap
+        if trial.constraint is not None:
+            self.constraints[trial.row] = trial.constraint
         self._row.values[position] = trial.row
         self._key.values[position] = self._keys[trial.spec.profile_key]
         self._device.values[position] = devices[0]
@@ -100,6 +107,7 @@ class RunningTable:
         position = self._position.pop(row, None)
         if position is None:
             return
+        self.constraints.pop(row, None)
         last = self._rows.pop()
         if last != row:
             self._rows[position], self._position[last] = last, position
@@ -130,7 +138,8 @@ class RunningTable:
         """Whether a trial could do with less: it has several devices, or one for itself though it packs."""
         count = len(self._rows)
         widths = self._width.values[:count]
-        return bool(((widths >= 2.0) | ((widths == 1.0) & (self._packing(slice(count)) > 1))).any())
+        can = (widths >= 2.0) | ((widths == 1.0) & (self._packing(slice(count)) > 1))
+        return bool(can.any() if not self.constraints else self._changeable(can).any())
 
     def alone(self, occupancy: Occupancy) -> list[int]:
         """Rows of the trials that have one device, and that for themselves, ascending."""
@@ -142,7 +151,8 @@ class RunningTable:
     @property
     def has_several_devices(self) -> bool:
         """Whether a trial has several devices."""
-        return bool((self._width.values[: len(self._rows)] >= 2.0).any())
+        several = self._width.values[: len(self._rows)] >= 2.0
+        return bool(several.any() if not self.constraints else self._changeable(several).any())
 
     @property
     def total_work(self) -> float:
@@ -156,7 +166,10 @@ class RunningTable:
         if not (widths > 1.0).any():
             return []
         limit = self._limit(slice(count))
-        return [(self._rows[position], int(limit[position])) for position in np.flatnonzero(widths > limit).tolist()]
+        found = widths > limit
+        if self.constraints:
+            found = self._changeable(found)
+        return [(self._rows[position], int(limit[position])) for position in np.flatnonzero(found).tolist()]
 
     def snapshot(self, occupancy: Occupancy, epsilon: float) -> Running:
         """The columns, by ascending row."""
@@ -184,6 +197,12 @@ class RunningTable:
             epsilon=epsilon,
         )
 
+    def _changeable(self, found: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Leaves out the trials whose submitter has fixed their width."""
+        fixed = [self._position[row] for row, constraint in self.constraints.items() if constraint.width is not None]
+        found[fixed] = False
+        return found
+
     def _packing(self, positions: slice | IntArray) -> IntArray:
         c: IntArray = np.minimum(self._c.values[self._key.values[positions]], self._packing_cap.values[positions])
         return c
@@ -191,3 +210,39 @@ class RunningTable:
     def _limit(self, positions: slice | IntArray) -> IntArray:
         d: IntArray = np.minimum(self._d.values[self._key.values[positions]], self._width_cap.values[positions])
         return d
+
+
+def snapshots_by_devices(
+    running: Running, constraints: Mapping[int, Constraint], occupancy: Occupancy
+) -> list[Running]:
+    """Parts a snapshot by the devices that trials may get; trials of a fixed width are left out, with their devices.
+
+    Args:
+        running: the snapshot.
+        constraints: what trials ask of their devices, by row.
+        occupancy: which trial holds which device.
+    """
+    fixed = {row for row, constraint in constraints.items() if constraint.width is not None}
+    taken = {index for row in fixed for index in occupancy.held[row]}
+    parts: dict[Requires | None, list[int]] = {}
+    for position, row in enumerate(running.rows.tolist()):
+        if row not in fixed:
+            constraint = constraints.get(row)
+            parts.setdefault(None if constraint is None else constraint.requires, []).append(position)
+    found = []
+    for requires, positions in parts.items():
+        allowed = occupancy.eligible.of(None if requires is None else Constraint(requires))
+        devices = {device.index for device in occupancy.open_devices} - taken
+        if allowed is not None:
+            devices &= allowed
+        idle = sum(index in devices for index in occupancy.idle_since)
+        found.append(_part(running, np.array(positions, dtype=np.int64), free=idle, n=max(1, len(devices))))
+    return found
+
+
+def _part(running: Running, positions: IntArray, *, free: int, n: int) -> Running:
+    """Some trials of a snapshot, on ``n`` devices of which ``free`` are idle."""
+    columns = ("rows", "remaining", "widths", "residents", "device", "speed", "alpha", "beta", "c")
+    limit = np.minimum(running.d[positions], n)
+    some = {name: getattr(running, name)[positions] for name in columns}
+    return replace(running, **some, d=limit, free=free, n=n)

@@ -13,8 +13,11 @@ import numpy as np
 
 from fluid.engine import tuning
 from fluid.engine.allocations import Allocations
+from fluid.engine.critical_paths import CriticalPaths
+from fluid.engine.device_shares import DeviceShares
 from fluid.engine.estimates import Estimates
 from fluid.engine.lanes import Lanes
+from fluid.engine.placing import Placing
 from fluid.engine.queue_kinds import PlannedTrials, QueueKinds, kinds_of
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
@@ -45,7 +48,7 @@ class Scheduling:
         replanner: the planner's re-planner of the latest arrival.
         joined: trials queued since this was last emptied, for :class:`fluid.engine.waits.Waits`.
         renamed: queue lines that got another width since this was last emptied, from old to new, for the same.
-        refused: trials that did not fit at the latest :meth:`dispatch`, one of those that are alike to placement.
+        placing: finds devices for the trials of the queue.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Scheduling:
     ) -> None:
         self.replanner: Replanner = planner.replanner()
         self.joined: list[TrialRecord] = []
-        self.refused: list[TrialRecord] = []
+        self.placing = Placing(trials, queue, occupancy, lanes, estimates, allocations)
         self.renamed: list[Mapping[Hashable, Hashable]] = []
         #: The kinds of the queued trials; ``None`` where trials were queued since all were planned at once.
         self._kinds: QueueKinds | None = None
@@ -71,9 +74,9 @@ class Scheduling:
         self._occupancy = occupancy
         self._lanes = lanes
         self._estimates = estimates
-        self._table = table
         self._allocations = allocations
         self._work = allocations.work
+        self._paths = CriticalPaths(trials, occupancy, estimates, table, allocations.work)
         self._cluster: Cluster | None = None
 
     # -- arrivals ------------------------------------------------------------------------------------------
@@ -106,18 +109,30 @@ class Scheduling:
         self._kinds = self._kinds_of(waiting, plan)
 
     def _plan(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
-        if len(trials) == 1 and self._has_one_width(trials[0]):
+        if len(trials) == 1 and trials[0].constraint is None and self._has_one_width(trials[0]):
             self.replanner = self._planner.replanner()
             return PlannedTrials([0], [1.0], [self._estimates.height(trials[0])], [0])
+        if self._trials.constrained:
+            return self._plan_constrained(trials)
+        return self._plan_alike(trials, self._open_cluster(), self._work.total, self._occupancy.free_count)
+
+    def _plan_alike(self, trials: Sequence[TrialRecord], cluster: Cluster, others: float, idle: int) -> PlannedTrials:
+        """Plans trials that may get the same devices.
+
+        Args:
+            trials: at least one.
+            cluster: those devices.
+            others: seconds of work of the trials that run or wait.
+            idle: number of idle devices.
+        """
         # Most trials of a long queue are alike to the planner: what it sees is computed once for all of these.
         first, kind_of = kinds_of(trials)
-        instance, heights = self._instance(first)
+        instance, heights = self._instance(first, cluster)
         if len(first) < len(trials):
             instance = instance.take(kind_of, [trial.spec.trial_id for trial in trials])
             heights = [heights[kind] for kind in kind_of]
-        if self._work.by_row:
-            others = np.array([self._work.total])
-            arrangement = self._planner.join(instance, others, self._occupancy.free_count)
+        if others > 0.0 or self._work.by_row:
+            arrangement = self._planner.join(instance, np.array([others]), idle)
         else:
             arrangement = self._planner.arrange(instance)
         self.replanner = arrangement.replanner
@@ -133,9 +148,29 @@ class Scheduling:
         has_own_device = not self._work.by_row or self._estimates.packing(trial) == 1
         return has_own_device and self._estimates.widest(trial) == 1
 
+    def _plan_constrained(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
+        """Plans trials of which some may get certain devices only, or have a fixed width."""
+        shares = DeviceShares(self._occupancy, self._estimates, self._trials, self._work, trials)
+        heights = [self._estimates.height(trial) for trial in trials]
+        widths = [float(trial.fixed_width or 1) for trial in trials]
+        free = [position for position, trial in enumerate(trials) if trial.fixed_width is None]
+        order = [position for position, trial in enumerate(trials) if trial.fixed_width is not None]
+        order.sort(key=lambda position: (-trials[position].spec.priority, -widths[position], -heights[position]))
+        for share in shares.parts(free):
+            if share.devices:
+                cluster = Cluster(tuple(share.devices), self._occupancy.memory.watermark)
+                some = [trials[position] for position in share.positions]
+                plan = self._plan_alike(some, cluster, share.others, share.idle)
+                order += [share.positions[each] for each in plan.order]
+                for position, width in zip(share.positions, plan.widths, strict=True):
+                    widths[position] = width
+            else:
+                order += share.positions
+        return PlannedTrials(order, widths, heights, kinds_of(trials)[1])
+
     def _enqueue_all(self, trials: Sequence[TrialRecord], plan: PlannedTrials) -> None:
-        self._set_paths(trials)
-        early = self._to_start_early([trials[position] for position in plan.order])
+        self._paths.measure(trials)
+        early = self._paths.to_start_early([trials[position] for position in plan.order])
         path = self._work.longest_path
         for position in plan.order:
             trial = trials[position]
@@ -189,8 +224,10 @@ class Scheduling:
         kinds, work = self._kinds, self._work
         if kinds is None or not kinds.trials or work.longest_path > 0.0 or len(self._queue) == len(work.by_row):
             return False
+        if self._trials.constrained:
+            return False
         first = [next(iter(trials.values())) for trials in kinds.trials.values()]
-        instance, heights = self._instance(first)
+        instance, heights = self._instance(first, self._open_cluster())
         counts = np.array([len(trials) for trials in kinds.trials.values()])
         widths = self._planner.join_alike(instance, counts, self._occupancy.free_count)
         if widths is None:
@@ -210,16 +247,20 @@ class Scheduling:
         self.replanner = self._planner.replanner()
         return True
 
-    def _instance(self, trials: Sequence[TrialRecord]) -> tuple[Instance, list[float]]:
-        """The planner's input, and the seconds of work left of each trial."""
-        estimates = self._estimates
+    def _open_cluster(self) -> Cluster:
+        """All devices that trials are placed on."""
         if self._cluster is None:
             self._cluster = Cluster(tuple(self._occupancy.open_devices), self._occupancy.memory.watermark)
+        return self._cluster
+
+    def _instance(self, trials: Sequence[TrialRecord], cluster: Cluster) -> tuple[Instance, list[float]]:
+        """The planner's input, and the seconds of work left of each trial."""
+        estimates = self._estimates
         of_keys = [estimates.of_key(trial) for trial in trials]
-        heights = [estimates.height(trial) for trial in trials]
+        heights, needs = [estimates.height(trial) for trial in trials], [estimates.need(trial) for trial in trials]
         instance = Instance.build(
             [max(height, tuning.LEAST_HEIGHT_S) for height in heights],
-            self._cluster,
+            cluster,
             alpha=[estimate.alpha for estimate in of_keys],
             beta=[estimate.beta for estimate in of_keys],
             c=[estimates.packing(trial) for trial in trials],
@@ -228,13 +269,9 @@ class Scheduling:
             threshold=-math.inf,  # c comes from measurements; alpha must not lower it a second time
             trial_ids=[trial.trial_id for trial in trials],
             priority=[trial.spec.priority for trial in trials],
-            needs=[estimates.need(trial) for trial in trials],
+            needs=[need if need is None or need.peak_bytes <= cluster.rooms[-1] else None for need in needs],
         )
         return instance, heights
-
-    def _height(self, trial: TrialRecord) -> float:
-        """Seconds of work left, more than 0: a trial that is queued for a call has run its budget."""
-        return max(self._estimates.height(trial), tuning.LEAST_HEIGHT_S)
 
     # -- the queue -----------------------------------------------------------------------------------------
 
@@ -248,7 +285,7 @@ class Scheduling:
             early: whether it starts with those that have follow-up iterations.
         """
         if again:
-            self._set_paths([trial])
+            self._paths.measure([trial])
         height, path = self._estimates.height(trial), self._work.longest_path
         self._enqueue(trial, width, height, path, again=again, early=early)
 
@@ -259,13 +296,22 @@ class Scheduling:
         row, spec = trial.row, trial.spec
         pinned = trial.pinned
         # A pinned trial can use only the device of its lane.
-        trial.placement.width = width = min(width, 1.0) if pinned else width
+        trial.placement.width = width = min(width, 1.0) if pinned and not trial.spec.gang else width
         self._work.set(row, height)
         kind = self._kind(trial, pinned=pinned)
         # It has follow-up iterations, or is by itself longer than the longest critical path.
         leads = path > 0.0 and (trial.progress.follow_up_iterations > 0 or height > tuning.OVERTAKES * path)
         critical = self._planner.preempts and (early or leads)
-        self._queue.push(row, width, spec.priority, kind, critical=critical, in_front=again, bound=pinned)
+        self._queue.push(
+            row,
+            width,
+            spec.priority,
+            kind,
+            critical=critical,
+            in_front=again,
+            bound=pinned,
+            constraint=trial.constraint,
+        )
         self.joined.append(trial)
         self._kinds = None
 
@@ -275,7 +321,8 @@ class Scheduling:
         # that keeps its state, a trial fits although others with the same need do not.
         if pinned or (trial.residence.device is not None and self._estimates.need(trial) is not None):
             return trial.row
-        return trial.spec.memory or (trial.spec.profile_key if self._occupancy.memory.is_bounded else None)
+        kind = trial.spec.memory or (trial.spec.profile_key if self._occupancy.memory.is_bounded else None)
+        return kind if trial.constraint is None else (kind, trial.constraint)
 
     def withdraw(self, trial: TrialRecord) -> None:
         """Takes a trial out of the queue; one that is not queued is passed over."""
@@ -288,35 +335,11 @@ class Scheduling:
         if self._kinds is not None:
             self._kinds.remove(trial.row)
 
-    def _set_paths(self, trials: Sequence[TrialRecord]) -> None:
-        """Sets the critical paths of trials; the pace of the follow-up iterations, of other trials, is a guess."""
-        leading = [trial for trial in trials if trial.progress.follow_up_iterations > 0]
-        pace = self._estimates.usual_pace() if leading else 0.0
-        for trial in leading:
-            follow_up = trial.progress.follow_up_iterations * pace
-            self._work.set_path(trial.row, self._estimates.height(trial) + follow_up)
-
-    def _to_start_early(self, trials: Sequence[TrialRecord]) -> set[int]:
-        """Rows of the first trials without follow-up iterations: with those that run, as many as their share of work.
-
-        The others fill the devices at the end; but results of whole trials are of use from the beginning.
-        """
-        others = [trial.row for trial in trials if trial.progress.follow_up_iterations == 0]
-        if len(others) == len(trials) or not others:
-            return set()
-        heights = {trial.row: self._height(trial) for trial in trials}
-        share = sum(heights[row] for row in others) / sum(heights.values())
-        running = sum(self._trials.by_row[row].progress.follow_up_iterations == 0 for row in self._table)
-        return set(others[: max(0, round(share * len(self._occupancy)) - running)])
-
     # -- placing -------------------------------------------------------------------------------------------
 
     def dispatch(self) -> list[TrialRecord]:
         """Places every queued trial that fits; returns them."""
-        self.refused = []
-        if not self._queue:
-            return []
-        started = [self._trials.by_row[row] for row in self._queue.start(self._place)]
+        started = [self._trials.by_row[row] for row in self.placing.place_all()]
         for trial in started:
             self._left_queue(trial)
             self._allocations.mark_running(trial)
@@ -324,52 +347,26 @@ class Scheduling:
 
     def start_where_kept(self, trial: TrialRecord) -> bool:
         """Places a queued trial on the device that keeps its state, though memory is short, if no trial runs there."""
-        device = trial.residence.device
-        if device is None or self._occupancy.residents[device] or self._lane_is_busy(trial):
+        lane = trial.residence.lane
+        if lane is None or self.placing.lane_is_busy(trial):
+            return False
+        devices = self._lanes[lane].device_ids
+        if any(self._occupancy.residents[device] for device in devices):
             return False
         self._queue.remove(trial.row)
         self._left_queue(trial)
-        self._allocations.hold(trial, device)
+        self._allocations.hold(trial, devices)
         self._allocations.mark_running(trial)
         return True
 
     def start_on(self, trial: TrialRecord, device: int) -> bool:
         """Places a queued trial on this device, ahead of those that have waited longer; returns whether it fits."""
-        if not self._place_near(trial, device, only=True):
+        if not self.placing.place_near(trial, device, only=True):
             return False
         self._queue.remove(trial.row)
         self._left_queue(trial)
         self._allocations.mark_running(trial)
         return True
-
-    def _place(self, row: int) -> bool:
-        trial = self._trials.by_row[row]
-        near = None if trial.residence.saving else trial.residence.device
-        busy = trial.pinned and self._lane_is_busy(trial)
-        if not busy and self._place_near(trial, near, only=trial.pinned):
-            return True
-        self.refused.append(trial)
-        return False
-
-    def _place_near(self, trial: TrialRecord, near: int | None, *, only: bool) -> bool:
-        """Places a trial, on that device if it fits there; where ``only`` is set, on no other one."""
-        own_state, residence = 0.0, trial.residence
-        if near is not None and near == residence.device and residence.lane is not None:
-            # On the device that keeps its state, its need includes that state, which is reserved there already.
-            own_state = self._lanes.kept_bytes(residence.lane, trial.trial_id)
-        return self._allocations.place(
-            trial, near=near, only=only, own_state=own_state, host=self._host_of_state(trial)
-        )
-
-    def _host_of_state(self, trial: TrialRecord) -> str | None:
-        """The host from which a trial is restored, where that needs no transfer; ``None`` if it starts afresh."""
-        residence = trial.residence
-        if residence.device is not None:
-            return self._occupancy.device(residence.device).host
-        return None if residence.checkpoint is None else residence.checkpoint.host
-
-    def _lane_is_busy(self, trial: TrialRecord) -> bool:
-        return trial.residence.lane is not None and self._lanes[trial.residence.lane].trial_id is not None
 
     # -- devices -------------------------------------------------------------------------------------------
 
@@ -394,7 +391,7 @@ class Scheduling:
         most = max(1, len(self._occupancy))
         for row in list(self._queue):
             trial = self._trials.by_row[row]
-            if trial.placement.width > most:
+            if trial.placement.width > most and trial.fixed_width is None:
                 self._queue.remove(row)
                 self._left_queue(trial)
                 self.enqueue(trial, float(most))

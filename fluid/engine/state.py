@@ -193,6 +193,20 @@ class EngineState:
         return self._core.drained
 
     @property
+    def reserved_devices(self) -> frozenset[int]:
+        """Devices kept for waiting trials of a fixed width."""
+        return self._core.scheduling.placing.reservations.devices
+
+    @property
+    def most_devices(self) -> int:
+        """Most devices that the session may come to hold; 0 if none come by themselves."""
+        return self._core.feasibility.most_devices
+
+    def set_most_devices(self, most: int) -> None:
+        """Sets the most devices that the session may come to hold; 0 if none come by themselves."""
+        self._core.feasibility.most_devices = most
+
+    @property
     def devices(self) -> list[Device]:
         """The devices in use, in order of their index."""
         return self.occupancy.devices

@@ -17,7 +17,7 @@ from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import GroupRecord, Progress, TrialRecord
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.trialgroup import TrialState, require_timeout
+from fluid.trialgroup import TrialState, require_devices, require_timeout
 
 #: How a trial of an earlier session may have ended.
 _ENDS = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
@@ -60,7 +60,7 @@ class Submissions:
         """Refuses a group whose id is taken, or one of whose trials cannot be."""
         claims.claim("group_id", event.group_id, self._core.groups)
         for history in event.trials:
-            self._check_trial(history.trial, claims)
+            self._check_trial(history.trial, claims, fits=history.ended is None)
             require_integer("budget", history.budget, at_least=1)
             require_integer("reported", history.reported, at_least=0)
             if history.ended is not None:
@@ -93,15 +93,20 @@ class Submissions:
             trial.residence.given_up = ended is TrialState.DONE and not history.trial.can_save
         return trial
 
-    def _check_trial(self, spec: TrialSpec, claims: Claims) -> None:
+    def _check_trial(self, spec: TrialSpec, claims: Claims, *, fits: bool = True) -> None:
+        """Refuses a trial whose id is taken, with a bad field, or, where ``fits`` is set, for which no device is."""
         claims.claim("trial_id", spec.trial_id, self._core.trials, self._core.forgotten)
         require_integer("budget", spec.budget, at_least=1)
         require_integer("max_width", spec.max_width, at_least=1)
         require_number("priority", spec.priority, at_least=float("-inf"))
         require_integer("follow_up_iterations", spec.follow_up_iterations, at_least=0)
         require_timeout("iteration_timeout_s", spec.iteration_timeout_s)
-        if not self._core.estimates.could_hold(spec.memory):
-            raise InvalidFieldError("memory", spec.memory, f"trial {spec.trial_id!r} fits on no device")
+        require_devices("devices", spec.devices)
+        if fits:
+            problem = self._core.feasibility.problem(spec.memory, spec.constraint())
+            if problem is not None:
+                field, value, reason = problem
+                raise InvalidFieldError(field, value, f"trial {spec.trial_id!r} fits on no device: {reason}")
 
     def _admit(self, group_id: str, spec: TrialSpec, state: TrialState = TrialState.QUEUED) -> TrialRecord:
         core = self._core

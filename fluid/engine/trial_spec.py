@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
+from fluid.planning.constraints import Constraint
 from fluid.resources import MemoryNeed, Requires
 from fluid.trialgroup import IterationTimeout
 
@@ -16,7 +17,7 @@ class TrialSpec:
         trial_id: unique within the session.
         budget: iterations to run.
         priority: trials of a higher priority start first.
-        profile_key: trials of one key share measured overheads.
+        profile_key: trials of one key share measured overheads; a gang shares none with trials of one device.
         max_width: most devices; 1 for a trial that is not elastic.
         memory: device memory it needs, if known beforehand.
         can_save: whether it can be saved and restored, and so moved to another lane.
@@ -42,3 +43,7 @@ class TrialSpec:
     requires: Requires | None = None
     devices: float | None = None
     gang: bool = False
+
+    def constraint(self) -> Constraint | None:
+        """What the trial asks of its devices; ``None`` if nothing."""
+        return Constraint.of(self.requires, self.devices, self.gang)

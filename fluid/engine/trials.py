@@ -12,11 +12,13 @@ class Trials:
 
     Attributes:
         by_row: the same records by row; :meth:`add` and :meth:`remove` keep both.
+        constrained: whether any trial so far asked for certain devices.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[str, TrialRecord] = {}
         self.by_row: dict[int, TrialRecord] = {}
+        self.constrained = False
         self._rows = 0
 
     def __getitem__(self, trial_id: str) -> TrialRecord:
@@ -55,6 +57,8 @@ class Trials:
     def add(self, trial: TrialRecord) -> None:
         """Adds a trial whose id and row are new."""
         self._by_id[trial.trial_id] = self.by_row[trial.row] = trial
+        if trial.constraint is not None:
+            self.constrained = True
 
     def remove(self, trial: TrialRecord) -> None:
         """Removes a trial; its row is not used again."""

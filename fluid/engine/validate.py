@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from fluid.engine import tuning
 from fluid.engine.core import EngineError
-from fluid.engine.records import LaneRecord, Stage, TrialRecord
+from fluid.engine.lane_record import LaneRecord
+from fluid.engine.records import Stage, TrialRecord
 from fluid.engine.state import EngineState
 from fluid.engine.watching import IterationDeadline
 from fluid.planning.runtime_model import residents_at
@@ -160,9 +161,17 @@ def _idle_devices(state: EngineState) -> Iterator[str]:
     """No device is idle while a trial is queued that could start there."""
     occupancy = state.occupancy
     idle = [index for index, rows in occupancy.residents.items() if not rows and not occupancy.is_closed(index)]
+    reserved = state.reserved_devices
     for row in state.queue if idle else ():
         trial = state.trials.by_row[row]
-        fitting = [device for device in idle if _could_start(state, trial, device)]
+        eligible = occupancy.eligible.of(trial.constraint)
+        fitting = [device for device in idle if eligible is None or device in eligible]
+        fitting = [device for device in fitting if _could_start(state, trial, device)]
+        if any(device in reserved for device in fitting):
+            continue
+        if trial.spec.gang:
+            hosts = Counter(occupancy.device(device).host for device in fitting)
+            fitting = [device for device in fitting if hosts[occupancy.device(device).host] >= trial.placement.width]
         if fitting and len(fitting) >= round(trial.placement.width):
             yield f"devices {fitting} are idle, and {trial.trial_id!r} of width {trial.placement.width:g} waits"
 
@@ -171,10 +180,11 @@ def _could_start(state: EngineState, trial: TrialRecord, device: int) -> bool:
     """Whether memory, and the lane of a trial that cannot be saved, let it start on an idle device."""
     residence = trial.residence
     lane = None if residence.lane is None else state.lanes[residence.lane]
-    if trial.pinned and lane is not None and (lane.device_id != device or lane.trial_id is not None):
+    if trial.pinned and lane is not None and (device not in lane.device_ids or lane.trial_id is not None):
         return False
     own_state = 0.0
-    if lane is not None and lane.device_id == device and not residence.saving and trial.placement.width <= 1.0:
+    stays = trial.placement.width <= 1.0 or trial.spec.gang
+    if lane is not None and device in lane.device_ids and not residence.saving and stays:
         own_state = state.lanes.kept_bytes(lane.lane_id, trial.trial_id)
     return state.memory.fits(device, state.estimates.need(trial), own_state=own_state)
 
@@ -206,8 +216,8 @@ def _copies(state: EngineState) -> Iterator[str]:
 
 
 def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
-    if lane.device_id not in state.occupancy.residents:
-        yield f"is on device {lane.device_id}, which is gone"
+    if not state.occupancy.residents.keys() >= set(lane.device_ids):
+        yield f"is on devices {lane.device_ids}, of which some are gone"
     if lane.trial_id is not None:
         place = state.trials[lane.trial_id].placement
         if lane.lane_id not in place.lanes and (place.move is None or lane.lane_id not in place.move.old_lanes):
@@ -326,7 +336,7 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield f"runs in lanes {place.lanes}, of which some are gone"
         return
     lanes = [state.lanes[lane_id] for lane_id in place.lanes]
-    if tuple(lane.device_id for lane in lanes) != held:
+    if sorted(device for lane in lanes for device in lane.device_ids) != sorted(held):
         yield f"runs in lanes {place.lanes} and holds devices {held}"
     if any(lane.trial_id != trial.trial_id for lane in lanes):
         yield f"runs in lanes {place.lanes}, which others hold"
@@ -337,9 +347,33 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield "waits for others to leave, and has started"
     if not place.stopping_lanes <= set(place.lanes):
         yield f"is to leave lanes {place.stopping_lanes}, and runs in {place.lanes}"
-    cap, limit = trial.limits.packing_cap, occupancy.limit(held[0])
+    yield from _constraint(state, trial, held)
+    cap, limit = trial.packing_cap, occupancy.limit(held[0])
     if cap is not None and trial.state is not TrialState.STOPPING and limit > max(cap, residents_at(place.width)):
         yield f"may be one of {cap}, and device {held[0]} takes {limit}"
+
+
+def _constraint(state: EngineState, trial: TrialRecord, held: tuple[int, ...]) -> Iterator[str]:
+    """A trial has the devices that it asked for, and no more company than it allows."""
+    constraint, occupancy = trial.constraint, state.occupancy
+    if constraint is None:
+        return
+    devices, asked = [occupancy.device(index) for index in held], trial.spec
+    if asked.requires is not None and not all(map(asked.requires.met_by, devices)):
+        yield f"runs on devices {held}, and requires {asked.requires}"
+    if trial.state is TrialState.STOPPING:
+        return
+    if constraint.width is not None:
+        residents = [row for index in held for row in occupancy.residents[index] if row != trial.row]
+        # An elastic trial that cannot be saved goes on alone in the lane that keeps its state.
+        width = constraint.width if trial.spec.can_save or asked.gang else len(held)
+        if len(held) != width or residents:
+            yield f"runs on devices {held} beside rows {residents}, and asked for {asked.devices}"
+    if asked.gang and (len({device.host for device in devices}) > 1 or len(trial.placement.lanes) != 1):
+        yield f"is a gang, and runs in lanes {trial.placement.lanes} on {devices}"
+    shares = [record.spec.devices for row in occupancy.residents[held[0]] if (record := state.trials.by_row.get(row))]
+    if len(held) == 1 and sum(min(share, 1.0) for share in shares if share is not None) > 1.0 + _ROUNDING:
+        yield f"shares device {held[0]} with {shares}"
 
 
 def _watched(state: EngineState, trial: TrialRecord) -> Iterator[str]:

@@ -91,7 +91,8 @@ def seconds_left(trials: Iterable[TrialRecord], occupancy: Occupancy, estimates:
     if not occupancy or not any(estimates.is_measured(trial) for trial in unended):
         return None
     longest = max(estimates.seconds_left(trial) for trial in unended)
-    return max(longest, sum(estimates.height(trial) for trial in unended) / len(occupancy))
+    work = sum(estimates.height(trial) * ((trial.fixed_width or 1) if trial.spec.gang else 1) for trial in unended)
+    return max(longest, work / len(occupancy))
 
 
 def _group_view(group: GroupRecord, trials: Trials) -> GroupView:

@@ -44,7 +44,7 @@ class Waits:
     def note(self) -> None:
         """Notes trials that have joined a line and still wait, and lines that wait for something else than before."""
         scheduling, queue = self._core.scheduling, self._core.queue
-        refused, joined = scheduling.refused, scheduling.joined
+        refused, joined = scheduling.placing.refused, scheduling.joined
         scheduling.joined = []
         self._rename_lines()
         if not queue:

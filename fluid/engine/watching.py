@@ -9,8 +9,9 @@ from fluid.engine.commands import Command, KillLane
 from fluid.engine.deadlines import Deadlines
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
+from fluid.engine.lane_record import Killing
 from fluid.engine.lanes import Lanes
-from fluid.engine.records import Killing, TrialRecord
+from fluid.engine.records import TrialRecord
 
 
 class IterationDeadline(NamedTuple):

@@ -27,6 +27,7 @@ class Gpu(NamedTuple):
     Attributes:
         token: its UUID, the value of ``CUDA_VISIBLE_DEVICES`` with which a process sees this GPU only.
         memory_bytes: its memory.
+        name: the model; ``None`` if the driver does not report it.
 
     Example:
         >>> Gpu("GPU-5f0d", 80e9).token
@@ -35,6 +36,7 @@ class Gpu(NamedTuple):
 
     token: str
     memory_bytes: float
+    name: str | None = None
 
 
 class GpuProcess(NamedTuple):
@@ -274,11 +276,13 @@ def _exists(uuid: str) -> bool:
 
 
 def _gpu(handle: Any) -> Gpu:
-    return Gpu(_text(pynvml.nvmlDeviceGetUUID(handle)), float(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+    memory_bytes = float(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    name = _query(lambda: _text(pynvml.nvmlDeviceGetName(handle)))
+    return Gpu(_text(pynvml.nvmlDeviceGetUUID(handle)), memory_bytes, name or None)
 
 
 def _state(handle: Any) -> GpuState:
-    token, memory_bytes = _gpu(handle)
+    token, memory_bytes, name = _gpu(handle)
     mode = _query(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)))
     mig = _query(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]))
     busy = _query(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0)
@@ -286,7 +290,7 @@ def _state(handle: Any) -> GpuState:
     processes = _processes(handle)
     return GpuState(
         token,
-        _query(lambda: _text(pynvml.nvmlDeviceGetName(handle))) or "GPU",
+        name or "GPU",
         memory_bytes,
         float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
         busy,

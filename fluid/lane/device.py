@@ -32,21 +32,26 @@ def bind(options: LaneOptions) -> None:
         # NVML counts GPUs in this order, and the driver chose this one by NVML's number.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.update((*options.environment, *options.variables))
+    if options.cores:
+        with suppress(OSError, AttributeError):  # The cores may have been taken from this container.
+            os.sched_setaffinity(0, options.cores)
+    set_threads(options.threads)
+
+
+def set_threads(threads: int) -> None:
+    """Sets how many threads PyTorch, and numeric libraries that are loaded from now on, may use in this process."""
     for name in _THREAD_VARIABLES:
-        os.environ[name] = str(options.threads)
-    if options.core is not None:
-        with suppress(OSError, AttributeError):  # The core may have been taken from this container.
-            os.sched_setaffinity(0, {options.core})
-    torch = sys.modules.get("torch")
-    if torch is not None:  # Loaded before the fork: it has read its environment already.
-        torch.set_num_threads(options.threads)
+        os.environ[name] = str(threads)
+    set_num_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if set_num_threads is not None:  # PyTorch is loaded, and has read its environment already.
+        set_num_threads(threads)
 
 
 def warm_up(options: LaneOptions) -> float:
     """Makes the CUDA context of a GPU's lane ahead of its first trial, if PyTorch is loaded.
 
     Returns:
-        Bytes of device memory that the context takes; 0 where that cannot be measured.
+        Bytes of device memory that the context takes on the first GPU; 0 where that cannot be measured.
     """
     torch = sys.modules.get("torch")
     if options.kind != "gpu" or torch is None:
@@ -54,10 +59,11 @@ def warm_up(options: LaneOptions) -> float:
     try:
         token = next((gpu.token for gpu in find_gpus()), "")
         before = used_bytes(token)
-        torch.zeros(1, device="cuda")
-        torch.cuda.synchronize()
+        for index in range(torch.cuda.device_count()):  # Several for the lane of a gang.
+            torch.zeros(1, device=f"cuda:{index}")
+        torch.cuda.synchronize(0)
         torch.cuda.empty_cache()
-        return _own_bytes(token, before, float(torch.cuda.memory_reserved()))
+        return _own_bytes(token, before, float(torch.cuda.memory_reserved(0)))
     except Exception:  # A trial that needs the GPU will meet the same error and report it.
         traceback.print_exc()
         return 0.0
@@ -105,6 +111,8 @@ class MemoryMeter(Protocol):
 class DeviceMemoryMeter:
     """Measures GPU memory through PyTorch; nothing on a CPU, or before CUDA is used.
 
+    Of several GPUs, each measurement is the largest of any.
+
     PyTorch keeps memory that tensors have freed, and other processes cannot use it. So the peak is the most that
     PyTorch had reserved, and cached memory is released when the lane switches trials or has nothing to do.
 
@@ -114,24 +122,30 @@ class DeviceMemoryMeter:
 
     def __init__(self, kind: str) -> None:
         self._is_gpu = kind == "gpu"
-        self._held = 0.0
+        #: Bytes held on each GPU.
+        self._held: list[float] = []
 
     def begin(self) -> None:
         """Starts a measurement."""
         cuda = self._cuda()
         if cuda is not None:
-            self._held = float(cuda.memory_allocated())
-            cuda.reset_peak_memory_stats()
+            gpus = range(cuda.device_count())
+            self._held = [float(cuda.memory_allocated(gpu)) for gpu in gpus]
+            for gpu in gpus:
+                cuda.reset_peak_memory_stats(gpu)
 
     def end(self) -> tuple[float, float] | None:
         """Ends a measurement: see :meth:`MemoryMeter.end`."""
         cuda = self._cuda()
         if cuda is None:
             return None
-        cuda.synchronize()
-        before, self._held = self._held, float(cuda.memory_allocated())
-        peak = max(float(cuda.max_memory_allocated()), float(cuda.max_memory_reserved()))
-        return self._held - before, peak - self._held
+        gpus = range(cuda.device_count())
+        for gpu in gpus:
+            cuda.synchronize(gpu)
+        before, self._held = self._held or [0.0] * len(gpus), [float(cuda.memory_allocated(gpu)) for gpu in gpus]
+        peaks = [max(float(cuda.max_memory_allocated(gpu)), float(cuda.max_memory_reserved(gpu))) for gpu in gpus]
+        grown = max(now - then for now, then in zip(self._held, before, strict=True))
+        return grown, max(peak - now for peak, now in zip(peaks, self._held, strict=True))
 
     def release_cached(self, *, collect: bool = False) -> None:
         """Empties PyTorch's cache: see :meth:`MemoryMeter.release_cached`."""
@@ -140,7 +154,8 @@ class DeviceMemoryMeter:
             return
         if collect:
             gc.collect()
-        if collect or cuda.memory_reserved() > cuda.memory_allocated():
+        gpus = range(cuda.device_count())
+        if collect or any(cuda.memory_reserved(gpu) > cuda.memory_allocated(gpu) for gpu in gpus):
             with suppress(RuntimeError):  # A device with a fault; see is_usable.
                 cuda.empty_cache()
 

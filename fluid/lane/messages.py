@@ -2,8 +2,7 @@
 
 Tuples, because thousands of them pass per second and pickle several times faster than dataclasses. The driver tells a
 lane what to do with its residents, the trials that it hosts: ``RunResident``, ``PauseResident`` ... The lane reports
-back: ``ResidentIterated``, ``ResidentPaused`` ... Trials are identified by their id; times are seconds on the clock of
-the lane's machine.
+back: ``ResidentIterated`` ... Trials are identified by their id; times are seconds on the clock of the lane's machine.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class LaneOptions(NamedTuple):
         kind: ``"gpu"`` or ``"cpu"``.
         visible: value of ``CUDA_VISIBLE_DEVICES``; empty hides every GPU, ``None`` leaves the variable unchanged.
         threads: threads that PyTorch and numeric libraries may use.
-        core: the CPU core that it is pinned to; ``None`` for no pinning.
+        cores: the CPU cores that it is pinned to; none for no pinning.
         address: at which other machines reach its machine.
         run_folder: folder for the trials' output, logs and checkpoints on disk.
         memory_folder: folder in host memory for checkpoints; empty for none.
@@ -55,7 +54,7 @@ class LaneOptions(NamedTuple):
     kind: str = "cpu"
     visible: str | None = ""
     threads: int = 1
-    core: int | None = None
+    cores: tuple[int, ...] = ()
     address: str = LOOPBACK
     run_folder: str = "."
     memory_folder: str = ""
@@ -115,8 +114,8 @@ class DropTrainable(NamedTuple):
 class StartResident(NamedTuple):
     """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 
-    ``source`` is the address of the server of the machine that has the checkpoint, if that is not the lane's own.
-    With ``membership`` the trial is set up as a member of an elastic trial, answers Prepared and waits.
+    ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``threads``
+    those that the trial asks for. As a member of an elastic trial (``membership``) it answers Prepared and waits.
     """
 
     trial_id: str
@@ -127,6 +126,7 @@ class StartResident(NamedTuple):
     iteration: int = 0
     membership: Membership | None = None
     source: tuple[str, int] | None = None
+    threads: int | None = None
 
 
 class RunResident(NamedTuple):

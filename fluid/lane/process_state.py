@@ -1,10 +1,11 @@
 """The process state of each resident: random number generators, working directory, standard output.
 
 The residents of a lane share one process. The lane swaps this state when it switches from one to another, so that
-each sees the process as its own. Modules are looked up in ``sys.modules`` and never imported: a trial has no state in
-a module that it has not loaded. Not swapped are PyTorch's global flags, the environment, class attributes, and
-threads that a trial left running. (The standard library's ``redirect_stdout`` replaces ``sys.stdout``, of which
-logging handlers keep references; hence :class:`fluid.lane.output.Output`.)
+each sees the process as its own. A resident that asks for a number of CPU threads has them while it runs. Modules are
+looked up in ``sys.modules`` and never imported: a trial has no state in a module that it has not loaded. Not swapped
+are PyTorch's global flags, the rest of the environment, class attributes, and threads that a trial left running. (The
+standard library's ``redirect_stdout`` replaces ``sys.stdout``, of which logging handlers keep references; hence
+:class:`fluid.lane.output.Output`.)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from fluid.lane.device import set_threads
 from fluid.lane.output import LaneStreams
 
 _SEED_BYTES = 16
@@ -89,12 +91,16 @@ class ProcessState:
     Args:
         log_path: as above.
         folder: its working directory at first.
+        threads: CPU threads that it asks for; ``None`` for the lane's own.
+        lane_threads: the lane's own.
     """
 
-    def __init__(self, log_path: str, folder: str) -> None:
+    def __init__(self, log_path: str, folder: str, threads: int | None = None, lane_threads: int = 1) -> None:
         self.log_path = log_path
         self.name = ""
         self._folder = folder
+        self._threads = threads
+        self._lane_threads = lane_threads
         self._random: dict[str, Any] = {}
 
     def enter(self, output: LaneStreams) -> None:
@@ -103,6 +109,8 @@ class ProcessState:
         with suppress(OSError):  # The folder may have been deleted since.
             os.chdir(self._folder)
         output.switch(self.log_path, self.name)
+        if self._threads is not None:
+            set_threads(self._threads)
 
     def announce(self, name: str, output: LaneStreams) -> None:
         """Names the trainable of the resident, which is in force, to those who read the output."""
@@ -110,8 +118,18 @@ class ProcessState:
         output.switch(self.log_path, name)
         output.mark()
 
+    def give_back(self, output: LaneStreams) -> None:
+        """Sets the lane's own output and number of threads, as the resident is gone."""
+        output.switch(None)
+        self._give_back_threads()
+
+    def _give_back_threads(self) -> None:
+        if self._threads is not None:
+            set_threads(self._lane_threads)
+
     def leave(self) -> None:
         """Records the state in which the resident leaves the process."""
         self._random = read_random_state()
         with suppress(OSError):
             self._folder = os.getcwd()
+        self._give_back_threads()

@@ -122,12 +122,12 @@ class Residents:
 
     # -- arriving and leaving ------------------------------------------------------------------------------
 
-    def admit(self, trial_id: str) -> ResidentTrial:
-        """Adds a trial that is still to be set up; releases a resident of the same id first."""
-        before = self._by_id.get(trial_id)
-        if before is not None:
+    def admit(self, trial_id: str, threads: int | None = None) -> ResidentTrial:
+        """Adds a trial that is to be set up, with so many CPU threads; releases a resident of the same id first."""
+        if (before := self._by_id.get(trial_id)) is not None:
             self.release(before)
-        state = ProcessState(trial_log(self._options.run_folder, trial_id), self._home)
+        log = trial_log(self._options.run_folder, trial_id)
+        state = ProcessState(log, self._home, threads, self._options.threads)
         resident = ResidentTrial(trial_id=trial_id, process_state=state, link=self._requests.link(trial_id))
         self._by_id[trial_id] = resident
         return resident
@@ -184,7 +184,7 @@ class Residents:
         del self._by_id[resident.trial_id]
         self._requests.unlink(resident.trial_id)
         self._store.forget_resident(resident.trial_id)
-        self._output.switch(None)
+        resident.process_state.give_back(self._output)
         self.current = None
         self._meter.release_cached(collect=True)
 

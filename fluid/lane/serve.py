@@ -184,7 +184,7 @@ class _Lane:
     # A message about a trial that is not resident is ignored: the trial has failed, and the driver was told.
 
     def _start(self, message: StartResident) -> None:
-        resident = self._residents.admit(message.trial_id)
+        resident = self._residents.admit(message.trial_id, message.threads)
         begun = self._clock.now()
         with self._user_code(resident) as code:
             set_back = self._residents.set_up(resident, message)

@@ -81,13 +81,16 @@ class IdleDevices:
 
     # -- choices -------------------------------------------------------------------------------------------
 
-    def choose(self, count: int, fits: _Fits = None, host: str | None = None) -> tuple[int, ...] | None:
+    def choose(
+        self, count: int, fits: _Fits = None, host: str | None = None, *, one_host: bool = False
+    ) -> tuple[int, ...] | None:
         """Chooses ``count`` idle devices: of one host and speed if possible, then of one host, then any.
 
         Args:
             count: how many.
             fits: says which devices have room for the trial; ``None`` if all have.
             host: preferred among hosts that are equally good otherwise.
+            one_host: whether all have to be of one host.
 
         Returns:
             Their indices; ``None`` if there are too few.
@@ -100,7 +103,7 @@ class IdleDevices:
             return self._fastest(fits, host)
         idle = self._fitting(fits)
         chosen = self._on_one_host(count, idle, host)
-        if chosen is not None:
+        if chosen is not None or one_host:
             return chosen
         sizes = _sizes(idle)
         if sum(sizes.values()) < count:

@@ -6,13 +6,17 @@ Packed trials (width 1/p) go to the most idle device. Wide trials get the device
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from fluid.errors import InvalidFieldError
+from fluid.planning.constraints import EligibleDevices
 from fluid.planning.idle_devices import IdleDevices
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.runtime_model import residents_at
 from fluid.resources import DEFAULT_MEMORY_WATERMARK, Cluster, Device, MemoryNeed
+
+#: Says which devices have room for a trial; ``None`` if all that are idle have.
+_Fits = Callable[[int], bool] | None
 
 
 class Occupancy:
@@ -30,7 +34,9 @@ class Occupancy:
     """
 
     def __init__(self, cluster: Cluster | None = None, *, watermark: float = DEFAULT_MEMORY_WATERMARK) -> None:
-        self._devices: dict[int, Device] = {}
+        #: Which devices meet which requirements.
+        self.eligible = EligibleDevices()
+        self._devices = self.eligible.all
         #: devices that no further trial is placed on
         self._closed: set[int] = set()
         #: device index -> rows on it, in order of arrival.
@@ -108,7 +114,7 @@ class Occupancy:
         """Adds an idle device; its index must be new."""
         if device.index in self._devices:
             raise InvalidFieldError("index", device.index, "a device with this index exists already")
-        self._devices[device.index] = device
+        self.eligible.add(device)
         self._on_host.setdefault(device.host, []).append(device.index)
         self.residents[device.index] = []
         self.memory.add_device(device.index, device.memory_bytes)
@@ -134,7 +140,8 @@ class Occupancy:
         self._on_host[host].remove(index)
         if not self._on_host[host]:
             del self._on_host[host]
-        del self._devices[index], self.residents[index]
+        del self.residents[index]
+        self.eligible.remove(index)
         self.memory.remove_device(index)
         return evicted
 
@@ -148,6 +155,8 @@ class Occupancy:
         only: bool = False,
         own_state: float = 0.0,
         host: str | None = None,
+        allowed: Set[int] | None = None,
+        one_host: bool = False,
     ) -> tuple[int, ...] | None:
         """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now.
 
@@ -157,17 +166,22 @@ class Occupancy:
             need: device memory, where it is known.
             near: device to prefer for a width of at most 1.
             only: whether no other device will do.
-            own_state: bytes that are reserved on ``near`` for the trial's own state, which its need includes.
+            own_state: bytes that are reserved for the trial's own state, which its need includes: on ``near``, or, if
+                that is ``None``, on each device allowed.
             host: to prefer among hosts with equally idle and fast devices.
+            allowed: the only devices that will do; ``None`` for all.
+            one_host: whether all have to be of one host.
         """
         chosen: tuple[int, ...] | None = None
-        if near is not None and width <= 1.0 and self._admits(near, width, need, own_state):
+        can_be_near = near is not None and width <= 1.0 and (allowed is None or near in allowed)
+        if near is not None and can_be_near and self._admits(near, width, need, own_state):
             chosen = (near,)
         elif not only and width < 1.0:
-            device = self._open_device(residents_at(width), need, host=host)
+            device = self._open_device(residents_at(width), need, host=host, allowed=allowed)
             chosen = None if device is None else (device,)
         elif not only:
-            chosen = self._idle.choose(round(width), self._fits(need), host)
+            own = own_state if near is None else 0.0
+            chosen = self._idle.choose(round(width), self._fits(need, allowed, own), host, one_host=one_host)
         if chosen is not None:
             self._hold(row, chosen, residents_at(width), need)
         return chosen
@@ -235,7 +249,9 @@ class Occupancy:
             self._hold(old_devices_row, left, tolerates, placed)
             self.memory.set_need(old_devices_row, old_need)
 
-    def devices_for(self, row: int, width: float, need: MemoryNeed | None = None) -> tuple[int, ...] | None:
+    def devices_for(
+        self, row: int, width: float, need: MemoryNeed | None = None, allowed: Set[int] | None = None
+    ) -> tuple[int, ...] | None:
         """The devices that :meth:`move` can give a row for another width; changes nothing.
 
         A trial alone on its devices keeps them, unless another host can hold it whole and its own ones cannot; one
@@ -246,6 +262,7 @@ class Occupancy:
             row: a row that holds devices.
             width: its new width.
             need: device memory, where it is known.
+            allowed: the only devices that it may get; ``None`` for all.
 
         Returns:
             The devices; ``None`` if it cannot have that width now.
@@ -253,13 +270,14 @@ class Occupancy:
         before = self.held[row]
         host = self._devices[before[0]].host
         if width < 1.0:
-            slot = self._open_device(residents_at(width), need, avoid=before, shared_only=True, host=host)
+            tolerates = residents_at(width)
+            slot = self._open_device(tolerates, need, avoid=before, shared_only=True, host=host, allowed=allowed)
             if slot is None and len(self.residents[before[0]]) > residents_at(width):
                 return None
             return (slot,) if slot is not None else self._idle.resized(before, 1)
         if all(len(self.residents[index]) == 1 for index in before):
-            return self._idle.resized(before, round(width), self._fits(need))
-        return self._idle.choose(round(width), self._fits(need), host)
+            return self._idle.resized(before, round(width), self._fits(need, allowed))
+        return self._idle.choose(round(width), self._fits(need, allowed), host)
 
     def can_widen_in_place(self, row: int, width: float) -> bool:
         """Whether the host of a row's first device has enough idle devices for this width, memory apart."""
@@ -277,13 +295,15 @@ class Occupancy:
         self,
         tolerates: int,
         need: MemoryNeed | None,
+        *,
         avoid: tuple[int, ...] = (),
         shared_only: bool = False,
         host: str | None = None,
+        allowed: Set[int] | None = None,
     ) -> int | None:
         """The most idle device for one more packed trial: fewest residents, fastest, on that host, lowest index."""
         if not shared_only and self._idle.count:
-            idle = self._idle.choose(1, self._fits(need), host)
+            idle = self._idle.choose(1, self._fits(need, allowed), host)
             if idle is not None:
                 return idle[0]
         for count in range(1, tolerates):
@@ -298,17 +318,19 @@ class Occupancy:
                     or self._devices[index].speed != -heap[0][0]
                 ):
                     heapq.heappop(heap)  # stale: the device changed since this entry was made
-                elif index in avoid or not self.memory.fits(index, need):
+                elif index in avoid or not self._takes(index, need, allowed):
                     unfit.append(heapq.heappop(heap))
                 else:
                     found = index
             for entry in unfit:
                 heapq.heappush(heap, entry)
             if found is not None:
-                return self._alike_on(host, found, avoid, need)
+                return self._alike_on(host, found, avoid, need, allowed)
         return None
 
-    def _alike_on(self, host: str | None, found: int, avoid: tuple[int, ...], need: MemoryNeed | None) -> int:
+    def _alike_on(
+        self, host: str | None, found: int, avoid: tuple[int, ...], need: MemoryNeed | None, allowed: Set[int] | None
+    ) -> int:
         """The first device of a host that is open to a trial and as idle and fast as another one; else that one."""
         other = self._devices[found]
         if host is None or host == other.host or host not in self._on_host:
@@ -319,13 +341,19 @@ class Occupancy:
                 and self.open_slots(index) > 0
                 and self._devices[index].speed == other.speed
                 and index not in avoid
-                and self.memory.fits(index, need)
+                and self._takes(index, need, allowed)
             ):
                 return index
         return found
 
-    def _fits(self, need: MemoryNeed | None) -> Callable[[int], bool] | None:
+    def _fits(self, need: MemoryNeed | None, allowed: Set[int] | None = None, own_state: float = 0.0) -> _Fits:
+        if allowed is not None:
+            fits = self.memory.fits
+            return lambda index: index in allowed and (need is None or fits(index, need, own_state=own_state))
         return None if need is None else lambda index: self.memory.fits(index, need)
+
+    def _takes(self, index: int, need: MemoryNeed | None, allowed: Set[int] | None) -> bool:
+        return (allowed is None or index in allowed) and self.memory.fits(index, need)
 
     # -- bookkeeping --------------------------------------------------------------------------------------
 

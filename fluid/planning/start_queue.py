@@ -10,6 +10,8 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 
+from fluid.planning.constraints import Constraint
+
 #: (-priority, whether it is not critical, -width)
 _Class = tuple[float, bool, float]
 
@@ -49,6 +51,9 @@ class StartQueue:
         self._bound: set[int] = set()
         #: width -> number of its other rows; no zeros.
         self._unbound: dict[float, int] = {}
+        #: Constraints of rows that have one, and the number of the other rows by constraint; no zeros.
+        self._constraint: dict[int, Constraint] = {}
+        self._constrained: dict[Constraint, int] = {}
         self._tickets = 0
 
     def __len__(self) -> int:
@@ -77,6 +82,7 @@ class StartQueue:
         critical: bool = False,
         in_front: bool = False,
         bound: bool = False,
+        constraint: Constraint | None = None,
     ) -> None:
         """Queues a row behind those of its priority, width and kind.
 
@@ -88,6 +94,7 @@ class StartQueue:
             critical: whether other trials wait for its end.
             in_front: whether it goes before those like it instead of behind them.
             bound: whether only one device will do for it.
+            constraint: what it asks of its devices; part of its kind.
         """
         key = (-priority, not critical, -width)
         self._tickets += 1
@@ -106,6 +113,9 @@ class StartQueue:
             self._bound.add(row)
         else:
             self._unbound[width] = self._unbound.get(width, 0) + 1
+            if constraint is not None:
+                self._constraint[row] = constraint
+                self._constrained[constraint] = self._constrained.get(constraint, 0) + 1
 
     def width(self, row: int) -> float:
         """The width with which a row was queued."""
@@ -170,6 +180,13 @@ class StartQueue:
         self._where.clear()
         self._bound.clear()
         self._unbound.clear()
+        self._constraint.clear()
+        self._constrained.clear()
+
+    @property
+    def constraints(self) -> Mapping[Constraint, int]:
+        """Number of queued rows by what they ask of devices, without those that only one device will do for."""
+        return self._constrained
 
     @property
     def unbound(self) -> Mapping[float, int]:
@@ -222,6 +239,11 @@ class StartQueue:
     def _remove(self, row: int, line: _QueueLine) -> None:
         del self._where[row], line.rows[row]
         width = -line.key[2]
+        constraint = self._constraint.pop(row, None) if self._constraint else None
+        if constraint is not None:
+            self._constrained[constraint] -= 1
+            if not self._constrained[constraint]:
+                del self._constrained[constraint]
         if row in self._bound:
             self._bound.remove(row)
         elif self._unbound[width] > 1:

@@ -172,7 +172,8 @@ class Autoscaler:
 def make_autoscaler(
     state: EngineState, backend: Backend, first: Iterable[Device], handle: Callable[[Event], None]
 ) -> Autoscaler | None:
-    """Returns what scales a session; ``None`` if its backend cannot, or is not to."""
+    """Returns what scales a session, and tells the engine how far; ``None`` if its backend cannot, or is not to."""
     if not isinstance(backend, ScalableBackend) or backend.scaling_limits.is_off:
         return None
+    state.set_most_devices(backend.scaling_limits.autoscale or 0)
     return Autoscaler(state, backend, first, handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -286,15 +287,17 @@ class Session:
 
     def _payload_of(self, trial: Trial) -> TrialPayload:
         shown_config = None if trial.shown is None else trial.shown.config
-        return self._payloads.payload_of(trial.trainable, trial.config, shown_config)
+        payload = self._payloads.payload_of(trial.trainable, trial.config, shown_config)
+        return payload if trial.threads is None else replace(payload, threads=trial.threads)
 
     def _spec(self, trial: Trial) -> TrialSpec:
         elastic = is_elastic(trial.trainable)
+        gang = not elastic and trial.devices is not None and trial.devices >= 2
         return TrialSpec(
             trial_id=trial.id,
             budget=trial.budget,
             priority=trial.priority,
-            profile_key=trial.key,
+            profile_key=f"{trial.key} on {trial.devices:g} devices" if gang and trial.devices else trial.key,
             max_width=(trial.max_width or self._max_width) if elastic else 1,
             memory=trial.memory,
             can_save=can_save(trial.trainable),
@@ -303,7 +306,7 @@ class Session:
             iteration_timeout_s=trial.iteration_timeout_s,
             requires=trial.requires,
             devices=trial.devices,
-            gang=not elastic and trial.devices is not None and trial.devices >= 2,
+            gang=gang,
         )
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:

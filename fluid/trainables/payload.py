@@ -50,12 +50,14 @@ class TrialPayload:
 
     Attributes:
         shown_config: the config that reports show, in its JSON form.
+        threads: CPU threads that the trial asks for; ``None`` for those of its lane.
         config_digest: stands for a config of at least :data:`LARGE_BYTES`; empty for a smaller one.
     """
 
     trainable: TrainablePayload
     config: bytes
     shown_config: Any = None
+    threads: int | None = None
     config_digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 from fake_backend import Chances, FakeBackend
@@ -31,7 +32,7 @@ from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
-from fluid.resources import Device, MemoryNeed
+from fluid.resources import Device, MemoryNeed, Requires
 from fluid.trialgroup import TrialState
 
 #: Steps after which what can end must have ended.
@@ -90,6 +91,7 @@ class Session:
         planner: its name.
         undivided: whether trials can neither be packed nor widened, so that they preempt each other.
         sparse: whether trials are few, long and wide, so that they are resized.
+        picky: whether trials ask for certain devices, or for a number of them.
         options: of the engine.
     """
 
@@ -101,9 +103,11 @@ class Session:
         *,
         undivided: bool = False,
         sparse: bool = False,
+        picky: bool = False,
         **options: Any,
     ) -> None:
         self.rng = rng
+        self.picky = picky
         self.undivided, self.sparse = undivided, sparse
         if undivided:
             options["max_packing"] = 1
@@ -116,6 +120,8 @@ class Session:
             resident_limit=rng.choice([0, 1, 3]),
             **options,
         )
+        if picky and rng.random() < 0.3:
+            self.state.set_most_devices(8)
         self.reported: dict[str, int] = {}
         self.ends: dict[str, str] = {}
         self.forgotten: set[str] = set()
@@ -134,7 +140,7 @@ class Session:
         self._next_group = 0
         self._next_trial = 0
         self.memory = rng.choice([None, 100.0])
-        for _ in range(rng.choice([2, 3] if undivided else [3, 4] if sparse else [1, 2, 4])):
+        for _ in range(rng.choice([4, 6] if picky else [2, 3] if undivided else [3, 4] if sparse else [1, 2, 4])):
             self.add_device()
 
     # -- steps ---------------------------------------------------------------------------------------------
@@ -184,26 +190,63 @@ class Session:
         rng = self.rng
         self._next_trial += 1
         memory = MemoryNeed(rng.choice([0.0, 20.0]), rng.choice([5.0, 30.0, 60.0])) if rng.random() < 0.3 else None
+        requires, devices = self.asked() if self.picky and rng.random() < 0.6 else (None, None)
+        max_width = 1 if self.undivided else rng.choice([2, 4] if self.sparse else [1, 1, 2, 4])
         return TrialSpec(
             f"t{self._next_trial}",
             budget=rng.randint(1, 30 if self.sparse else 15 if self.undivided else 8),
             priority=rng.choice([1.0, 1.0, 2.0]),
             profile_key=rng.choice(["a", "b"]),
-            max_width=1 if self.undivided else rng.choice([2, 4] if self.sparse else [1, 1, 2, 4]),
+            max_width=max_width,
             memory=memory,
             can_save=rng.random() < (0.9 if self.undivided else 0.7),
             retry_errors=rng.random() < 0.8,
             follow_up_iterations=rng.choice([0, 0, 9]),
             iteration_timeout_s=rng.choice(["auto", None, 0.5, 3.0]),
+            requires=requires,
+            devices=devices,
+            gang=max_width == 1 and devices is not None and devices >= 2,
         )
 
+    def asked(self) -> tuple[Requires | None, float | None]:
+        """What a trial asks of its devices."""
+        rng = self.rng
+        choices = [Requires(model="A100"), Requires(model="H100|T4"), Requires(host="there"), Requires(tags="fast")]
+        requires = rng.choice([None, None, *choices, Requires(kind="gpu"), Requires(memory_bytes=100.0)])
+        return requires, rng.choice([None, 1, 0.5, 1 / 3, 0.25, 2, 2, 3])
+
+    def fits(self, spec: TrialSpec) -> bool:
+        """Whether the devices that there are, or may come, could run a trial."""
+        state, most = self.state, 8 if self.state.most_devices else 0
+        usable = state.memory.usable_bytes
+        fitting = [
+            device
+            for device in state.occupancy.devices
+            if spec.memory is None or (room := usable(device.index)) is None or spec.memory.peak_bytes <= room
+        ]
+        fitting = [device for device in fitting if spec.requires is None or spec.requires.met_by(device)]
+        width = max(1, spec.devices or 1)
+        if not state.occupancy.devices or most:
+            return not most or not state.occupancy.devices or width <= most
+        per_host = Counter(device.host if spec.gang else "" for device in fitting)
+        return max(per_host.values(), default=0) >= width
+
+    def request(self, event: GroupSubmitted | TrialsAdded) -> bool:
+        """Asks for trials, which must be refused if one of them fits nowhere; returns whether they were accepted."""
+        if all(map(self.fits, event.trials)):
+            self.handle(event)
+            return True
+        self.refused(event)
+        return False
+
     def submit(self, count: int) -> None:
-        self._next_group += 1
-        self.handle(GroupSubmitted(self.backend.now, f"g{self._next_group}", tuple(self.spec() for _ in range(count))))
+        group_id = f"g{self._next_group + 1}"
+        if self.request(GroupSubmitted(self.backend.now, group_id, tuple(self.spec() for _ in range(count)))):
+            self._next_group += 1
 
     def add_trial(self) -> None:
         if self._next_group:
-            self.handle(TrialsAdded(self.backend.now, f"g{self.rng.randint(1, self._next_group)}", (self.spec(),)))
+            self.request(TrialsAdded(self.backend.now, f"g{self.rng.randint(1, self._next_group)}", (self.spec(),)))
 
     def extend(self) -> None:
         """Extends a trial; it must be refused or go on, and a refusal must change nothing."""
@@ -297,7 +340,12 @@ class Session:
         host = self.rng.choice(["here", "there"])
         speed = self.rng.choice([1.0, 1.0, 2.0])
         self.backend.hosts[self._next_device] = host
-        device = Device(self._next_device, host=host, speed=speed, memory_bytes=self.memory)
+        more: dict[str, Any] = {}
+        if self.picky:
+            more["model"] = self.rng.choice(["NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", "Tesla T4", None])
+            more["tags"] = self.rng.choice([(), ("fast",)])
+            more["kind"] = self.rng.choice(["gpu", "gpu", "cpu"])
+        device = Device(self._next_device, host=host, speed=speed, memory_bytes=self.memory, **more)
         self.handle(DeviceAdded(self.backend.now, device))
 
     def lose_device(self) -> None:
@@ -403,6 +451,9 @@ class Session:
     def drain(self) -> None:
         """Lets everything end, with nothing going wrong any more, and checks what came of it."""
         self.backend.chances = Chances()
+        if self.state.most_devices:  # None come any more: what waits for others fails.
+            self.state.set_most_devices(0)
+            self.add_device()
         for _ in range(_PATIENCE):
             if not self.state.occupancy:
                 self.add_device()
@@ -455,7 +506,8 @@ def random_session(seed: int, steps: int) -> Session:
     sparse = not undivided and rng.random() < 0.3
     planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]
     planner = rng.choice(planners)
-    session = Session(rng, chances, planner, undivided=undivided, sparse=sparse)
+    picky = rng.random() < 0.5
+    session = Session(rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky)
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense, session.drain_device]
     for _ in range(steps):
         # Preemptions and resizes need ticks as a driver sends them, and fewer requests of the submitter.

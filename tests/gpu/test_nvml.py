@@ -157,7 +157,7 @@ def test_all_that_a_gpu_tells(nvml: Callable[..., Any]) -> None:
         (9, 0),
         ((10, 3 * GIB), (11, None)),
     )
-    assert module.find_gpus() == [("GPU-a", 141 * GIB)]
+    assert module.find_gpus() == [("GPU-a", 141 * GIB, "NVIDIA H200")]
     assert module.no_gpu_reason() == ""
     assert fake.open == 0, "NVML was let go of each time"
 

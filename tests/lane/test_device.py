@@ -36,26 +36,29 @@ class Allocator:
     def is_initialized(self) -> bool:
         return self.initialised
 
-    def memory_allocated(self) -> float:
+    def device_count(self) -> int:
+        return 1
+
+    def memory_allocated(self, gpu: int) -> float:
         return self.allocated
 
-    def memory_reserved(self) -> float:
+    def memory_reserved(self, gpu: int) -> float:
         return self.reserved
 
-    def max_memory_allocated(self) -> float:
+    def max_memory_allocated(self, gpu: int) -> float:
         return self.most_allocated
 
-    def max_memory_reserved(self) -> float:
+    def max_memory_reserved(self, gpu: int) -> float:
         return self.most_reserved
 
-    def reset_peak_memory_stats(self) -> None:
+    def reset_peak_memory_stats(self, gpu: int) -> None:
         self.most_allocated, self.most_reserved = self.allocated, self.reserved
 
     def empty_cache(self) -> None:
         self.emptied += 1
         self.reserved = self.allocated
 
-    def synchronize(self) -> None:
+    def synchronize(self, gpu: int = 0) -> None:
         pass
 
 
@@ -151,7 +154,7 @@ def test_a_lane_that_cannot_use_its_device_comes_all_the_same(
     cuda: Allocator, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     nvml(monkeypatch, [0.0], 500 * MB)
-    monkeypatch.setattr(cuda, "synchronize", lambda: 1 / 0)
+    monkeypatch.setattr(cuda, "synchronize", lambda gpu: 1 / 0)
     assert warm_up(LaneOptions(0, kind="gpu")) == 0.0
     assert "ZeroDivisionError" in capfd.readouterr().err
 

@@ -40,7 +40,6 @@ from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
 from fluid.lane.output import has_text, lane_output
 from fluid.lane.policy import DEFAULT_POLICY
-from fluid.resources import available_cores
 
 #: What a module loads only once it is used, which then takes each lane seconds: PyTorch's optimizers, when one is made.
 _LATE = {"torch.optim": ("torch._dynamo",)}
@@ -292,7 +291,7 @@ class Host:
             kind=binding.kind,
             visible=binding.token or binding.visible,
             threads=binding.threads,
-            core=binding.core,
+            cores=binding.cores,
             address=self._settings.address,
             run_folder=self.folders.run_folder,
             memory_folder=self.folders.memory_folder,
@@ -363,11 +362,3 @@ def _with_late(modules: Sequence[str]) -> list[str]:
     """Adds what these modules load late, at the end: lanes without it come no later than lanes with it."""
     late = [ahead for name in modules for user, ahead in _LATE.items() if f"{name}.".startswith(f"{user}.")]
     return [*modules, *itertools.chain.from_iterable(late)]
-
-
-def threads_per_gpu(gpus: int) -> int:
-    """Returns how many threads the lanes of a GPU use: as ``OMP_NUM_THREADS`` says, or their share of the cores."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if wanted.isdecimal() and int(wanted) > 0:
-        return int(wanted)
-    return max(1, len(available_cores()) // max(1, gpus))

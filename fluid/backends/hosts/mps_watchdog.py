@@ -85,11 +85,12 @@ class MpsWatchdog:
             self._restarting = True
             self._condition.notify()
 
-    def lane_environment(self, device: str) -> tuple[tuple[str, str], ...]:
-        """The environment of a client on a GPU, named by its UUID; empty once MPS was given up."""
-        if self._given_up or device not in self._daemon.devices:
+    def lane_environment(self, devices: str) -> tuple[tuple[str, str], ...]:
+        """The environment of a client on GPUs, given by UUIDs with commas between; empty once MPS was given up."""
+        names = devices.split(",")
+        if self._given_up or not set(names) <= set(self._daemon.devices):
             return ()
-        return tuple(self._daemon.lane_environment(device).items())
+        return tuple((self._daemon.lane_environment(names[0]) | {"CUDA_VISIBLE_DEVICES": devices}).items())
 
     def close(self) -> None:
         """Ends the daemon; nothing of it is left when this returns."""

@@ -182,8 +182,9 @@ class LanePool:
     def _check(self, command: Command, started: set[int]) -> None:
         """Refuses what this backend cannot do. A lane that was there and has died is no error: it was reported."""
         if isinstance(command, StartLane):
-            if command.device_id not in self._devices:
-                raise FluidError(f"{command}: there is no device {command.device_id}")
+            for device_id in command.device_ids:
+                if device_id not in self._devices:
+                    raise FluidError(f"{command}: there is no device {device_id}")
             if command.lane_id in self._lane_ids:
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
@@ -220,7 +221,8 @@ class LanePool:
         self._lane_ids.add(command.lane_id)
         lane = self._lanes.add(command.lane_id)
         try:
-            connected = self._launcher.launch(command.lane_id, self._bind(self._devices[command.device_id]))
+            bindings = [self._bind(self._devices[device_id]) for device_id in command.device_ids]
+            connected = self._launcher.launch(command.lane_id, DeviceBinding.joined(bindings))
         except (FluidError, OSError) as error:
             self._lost(lane, f"could not be started: {error}")
             return

@@ -56,6 +56,8 @@ class Registry:
         self._idle_bytes = 0
         #: Names of large configs, by trial.
         self._large_configs: dict[str, str] = {}
+        #: CPU threads of the trials that ask for a number of them.
+        self._threads: dict[str, int] = {}
 
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._trials
@@ -69,6 +71,8 @@ class Registry:
             del self._idle[key]
             self._idle_bytes -= known.size
         self._trials[trial_id] = (key, payload.config)
+        if payload.threads is not None:
+            self._threads[trial_id] = payload.threads
         if payload.config_digest:
             name = self._large_configs[trial_id] = f"config-{payload.config_digest.hex()}"
             self._payloads.add(name)
@@ -82,6 +86,7 @@ class Registry:
         trial = self._trials.pop(trial_id, None)
         if trial is None:
             return []
+        self._threads.pop(trial_id, None)
         name = self._large_configs.pop(trial_id, None)
         if name is not None:
             self._payloads.remove(name)
@@ -107,6 +112,10 @@ class Registry:
     def look_up(self, trial_id: str) -> tuple[int, bytes]:
         """Returns the key of a trial's trainable, and its pickled config."""
         return self._trials[trial_id]
+
+    def threads(self, trial_id: str) -> int | None:
+        """Returns the CPU threads that a trial asks for; ``None`` if it does not."""
+        return self._threads.get(trial_id)
 
     def is_elastic(self, trial_id: str) -> bool:
         """Whether a trial can span several devices."""

@@ -32,6 +32,8 @@ def start_message(
     config: bytes,
     membership: m.Membership | None = None,
     source: tuple[str, int] | None = None,
+    *,
+    threads: int | None = None,
 ) -> m.StartResident:
     """Returns the message that starts a trial in a lane.
 
@@ -41,6 +43,7 @@ def start_message(
         config: the trial's pickled config.
         membership: for a trial in several lanes, of which the lane is to be a member.
         source: where the checkpoints of the machine that has the trial's are served; ``None`` if it is the lane's own.
+        threads: CPU threads that the trial asks for; ``None`` if it does not.
     """
     checkpoint = command.checkpoint
     return m.StartResident(
@@ -52,6 +55,7 @@ def start_message(
         iteration=0 if checkpoint is None else checkpoint.iteration,
         membership=membership,
         source=source,
+        threads=threads,
     )
 
 

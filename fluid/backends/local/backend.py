@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fluid.backends.base import DeviceBinding, Sharing
 from fluid.backends.hosts.folders import new_session
 from fluid.backends.hosts.gpu_sharing import WAYS
-from fluid.backends.hosts.host import Host, HostSettings, threads_per_gpu
+from fluid.backends.hosts.host import Host, HostSettings
+from fluid.backends.hosts.threads import explicit_threads, threads_per_gpu
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
@@ -132,11 +133,11 @@ class _LocalBindings:
         is_gpu = device.kind == "gpu"
         cores = available_cores()
         return DeviceBinding(
-            device.index,
+            (device.index,),
             device.kind,
             token=self.token(device),
-            threads=self.threads if is_gpu else 1,
-            core=cores[device.index % len(cores)] if self.pin_cores and not is_gpu else None,
+            threads=self.threads if is_gpu else explicit_threads() or 1,
+            cores=(cores[device.index % len(cores)],) if self.pin_cores and not is_gpu else (),
             memory_share=self.memory_share,
             bounded=device.memory_bytes is not None,
         )
@@ -161,7 +162,10 @@ def choose_devices(devices: int | Iterable[Device] | None, gpus: Sequence[Gpu]) 
         count = len(gpus) if devices is None else require_integer("devices", devices, at_least=1)
         if count > len(gpus):
             raise InvalidFieldError("devices", devices, f"there are {len(gpus)} GPUs")
-        return [Device(index, kind="gpu", memory_bytes=gpus[index].memory_bytes) for index in range(count)]
+        return [
+            Device(index, kind="gpu", memory_bytes=gpu.memory_bytes, model=gpu.name)
+            for index, gpu in enumerate(gpus[:count])
+        ]
     chosen = list(Cluster.of(devices).devices)
     _check_gpus(chosen, gpus)
     return chosen

@@ -265,7 +265,7 @@ class _RayBindings:
         if device.kind == "gpu" and not token and visible is None:
             raise FluidError("Ray has not said which GPU it is")
         return DeviceBinding(
-            index,
+            (index,),
             device.kind,
             node=devices.node_of(index),
             token=token,

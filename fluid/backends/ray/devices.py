@@ -166,7 +166,7 @@ class RayDevices:
         return None if slot.view is None else slot.view.visible
 
     def threads_for(self, index: int) -> int:
-        """Returns how many threads a lane of a device should use."""
+        """Returns how many threads a lane of a device should use, where ``OMP_NUM_THREADS`` does not say."""
         mine = self._slots[index]
         if mine.device.kind == "cpu":
             return 1

@@ -119,7 +119,7 @@ class RayLauncher:
         with self._lock:
             host = self.start_host(binding.node)
             self._of_lane[lane_id] = host
-            self.leaving.started(lane_id, binding.device_id)
+            self.leaving.started(lane_id, binding.device_ids)
             if isinstance(host, Host):
                 return host.launch(lane_id, binding)
             host.launch(lane_id, binding, echo=self._forwards)

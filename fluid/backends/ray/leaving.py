@@ -23,8 +23,8 @@ class LeavingDevices:
         self._devices = devices
         self._request = request
         self._end_host = end_host
-        #: Device of every lane that may still run.
-        self._device_of: dict[int, int] = {}
+        #: Devices of every lane that may still run.
+        self._devices_of: dict[int, tuple[int, ...]] = {}
         #: Devices whose lanes are to end first, and those that Ray was or is given back.
         self._waiting: set[int] = set()
         self._gone: set[int] = set()
@@ -33,15 +33,15 @@ class LeavingDevices:
         """Whether a device goes back, or has gone."""
         return device_id in self._waiting or device_id in self._gone
 
-    def started(self, lane_id: int, device_id: int) -> None:
+    def started(self, lane_id: int, device_ids: tuple[int, ...]) -> None:
         """Takes note of a lane."""
-        self._device_of[lane_id] = device_id
+        self._devices_of[lane_id] = device_ids
 
     def ended(self, lane_id: int) -> None:
-        """Gives its device back if that was the last lane there."""
-        device_id = self._device_of.pop(lane_id, None)
-        if device_id is not None and device_id in self._waiting:
-            self._give_back_if_empty(device_id)
+        """Gives its devices back that are to go if that was the last lane there."""
+        for device_id in self._devices_of.pop(lane_id, ()):
+            if device_id in self._waiting:
+                self._give_back_if_empty(device_id)
 
     def give_back(self, device_id: int) -> None:
         """Gives a device back once its lanes have ended."""
@@ -50,7 +50,7 @@ class LeavingDevices:
             self._give_back_if_empty(device_id)
 
     def _give_back_if_empty(self, device_id: int) -> None:
-        if device_id in self._device_of.values():
+        if any(device_id in devices for devices in self._devices_of.values()):
             return
         node = self._devices.node_of(device_id)
         self._waiting.remove(device_id)

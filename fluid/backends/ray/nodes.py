@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,11 @@ _NEW_S = 30.0
 #: Seconds for Ray to notice that devices which were given back are free.
 _NOTICE_S = 3.0
 _LOOK_AGAIN_S = 0.05
+#: Resources of every node; others that are not custom ones: of accelerators, addresses and placement groups.
+_OWN_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
+_ACCELERATOR_TYPE = "accelerator_type:"
+_OF_RAY = re.compile(rf"^(?:node:|{_ACCELERATOR_TYPE})|_group_(?:\d+_)?[0-9a-f]{{16,}}$")
+_NODE_ID_LABEL = "ray.io/node-id"
 #: Ray adds and subtracts shares of a device.
 _ROUNDING = 1e-6
 
@@ -38,6 +44,7 @@ class Node(NamedTuple):
         port: where its node manager (raylet) answers.
         alive: whether it is alive; Ray takes up to half a minute to notice that a node is gone.
         resources: what it has for Ray, also what is reserved.
+        labels: its labels.
     """
 
     node_id: str
@@ -45,6 +52,20 @@ class Node(NamedTuple):
     port: int
     alive: bool
     resources: Mapping[str, float]
+    labels: Mapping[str, str] = {}
+
+    @property
+    def model(self) -> str | None:
+        """The accelerator type that Ray knows; ``None`` if it knows none."""
+        prefix = _ACCELERATOR_TYPE
+        return next((name.removeprefix(prefix) for name in sorted(self.resources) if name.startswith(prefix)), None)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Names of its custom resources, and its labels as ``name=value``."""
+        custom = [name for name in self.resources if name not in _OWN_RESOURCES and not _OF_RAY.search(name)]
+        labels = [f"{name}={value}" for name, value in self.labels.items() if name != _NODE_ID_LABEL]
+        return tuple(sorted(custom + labels))
 
     def count(self, kind: str) -> int:
         """Returns how many whole devices of a kind it has."""
@@ -111,6 +132,7 @@ def list_nodes() -> dict[str, Node]:
             int(entry["NodeManagerPort"]),
             bool(entry["Alive"]),
             entry.get("Resources", {}),
+            entry.get("Labels", {}),
         )
         for entry in ray.nodes()
     }

@@ -33,11 +33,13 @@ class GpuView(NamedTuple):
         visible: what Ray sets ``CUDA_VISIBLE_DEVICES`` to; ``None`` if it leaves it.
         token: UUID of the GPU; ``None`` if NVML does not tell.
         memory_bytes: its memory; ``None`` if NVML does not tell.
+        model: its model; ``None`` if NVML does not tell.
     """
 
     visible: str | None
     token: str | None
     memory_bytes: float | None
+    model: str | None = None
 
 
 @dataclass(slots=True)
@@ -93,12 +95,19 @@ class DeviceSlot:
         return True
 
     def settle(self, node: Node, driver_ip: str) -> None:
-        """Names the device's machine and fills in its memory, once its node is known."""
-        memory = self.device.memory_bytes
-        if memory is None and self.view is not None:
-            memory = self.view.memory_bytes
-        # By address: nodes of one machine share its memory and its disk.
-        self.device = replace(self.device, host=HERE if node.ip == driver_ip else node.ip, memory_bytes=memory)
+        """Names the device's machine and fills in its memory, model and tags, once its node is known."""
+        memory, model = self.device.memory_bytes, None
+        if self.view is not None:
+            memory = self.view.memory_bytes if memory is None else memory
+            model = self.view.model
+        self.device = replace(
+            self.device,
+            # By address: nodes of one machine share its memory and its disk.
+            host=HERE if node.ip == driver_ip else node.ip,
+            memory_bytes=memory,
+            model=model or node.model or self.device.model,
+            tags=node.tags or self.device.tags,
+        )
 
 
 class DeviceCounts(NamedTuple):
@@ -151,5 +160,5 @@ def _bundle(device: Device) -> dict[str, float]:
 
 def _see_gpu() -> GpuView:
     gpus = find_gpus()
-    token, memory = gpus[0] if gpus else (None, None)
-    return GpuView(os.environ.get("CUDA_VISIBLE_DEVICES"), token, memory)
+    token, memory, model = gpus[0] if gpus else (None, None, None)
+    return GpuView(os.environ.get("CUDA_VISIBLE_DEVICES"), token, memory, model)

@@ -179,8 +179,9 @@ class SimulatedBackend:
         for command in commands:
             if type(command) not in self._handlers:
                 raise FluidError(f"{command} is no command for a backend")
-            if isinstance(command, StartLane) and command.device_id not in self._devices:
-                raise FluidError(f"{command}: there is no device {command.device_id}")
+            for device in command.device_ids if isinstance(command, StartLane) else ():
+                if device not in self._devices:
+                    raise FluidError(f"{command}: there is no device {device}")
         for command in commands:
             self._handlers[type(command)](command)
 
@@ -238,7 +239,7 @@ class SimulatedBackend:
     # -- commands --------------------------------------------------------------------------------------------
 
     def _start_lane(self, command: StartLane) -> None:
-        self._devices.start_lane(command.lane_id, command.device_id)
+        self._devices.start_lane(command.lane_id, command.device_ids)
         self._ready.append(LaneReady(self.now(), command.lane_id))
 
     def _stop_lane(self, command: StopLane) -> None:

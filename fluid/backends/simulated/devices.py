@@ -91,8 +91,8 @@ class VirtualDevices:
         self.segments: list[Segment] = []
         self._clock = clock
         self._devices: dict[int, Device] = {}
-        #: lane -> device
-        self._lanes: dict[int, int] = {}
+        #: lane -> its devices, several for the lane of a gang
+        self._lanes: dict[int, tuple[int, ...]] = {}
         #: device -> trials that run on it now, by id
         self._busy: dict[int, dict[str, SimulatedTrial]] = {}
         #: Heap of what is predicted: when, a number that orders what comes at once, the trial, its version then, and
@@ -120,17 +120,17 @@ class VirtualDevices:
     def __len__(self) -> int:
         return len(self._devices)
 
-    def start_lane(self, lane_id: int, device_id: int) -> None:
-        """Binds a lane to a device."""
-        self._lanes[lane_id] = device_id
+    def start_lane(self, lane_id: int, device_ids: tuple[int, ...]) -> None:
+        """Binds a lane to devices."""
+        self._lanes[lane_id] = device_ids
 
     def has_lane(self, lane_id: int) -> bool:
         """Whether a lane was started and not removed."""
         return lane_id in self._lanes
 
     def host_of(self, lane_id: int) -> str:
-        """The host of a lane's device."""
-        return self._devices[self._lanes[lane_id]].host
+        """The host of a lane's devices."""
+        return self._devices[self._lanes[lane_id][0]].host
 
     def stop_lane(self, lane_id: int) -> None:
         """Removes a lane; the trials that ran there have been vacated."""
@@ -175,7 +175,7 @@ class VirtualDevices:
         return trial, resize
 
     def _devices_of(self, trial: SimulatedTrial) -> list[int]:
-        return [self._lanes[lane] for lane in trial.lanes if lane in self._lanes]
+        return [device for lane in trial.lanes for device in self._lanes.get(lane, ())]
 
     def _repace_neighbours(self, trial: SimulatedTrial) -> None:
         for device in self._devices_of(trial):
@@ -191,7 +191,8 @@ class VirtualDevices:
         trial.work = max(0.0, trial.work - trial.rate * max(0.0, now - trial.since))
         trial.since = max(now, trial.since)
         devices = self._devices_of(trial)
-        width = float(len(devices)) if len(devices) > 1 else 1.0 / len(self._busy[devices[0]])
+        # A gang, in one lane, has its seconds on all of its devices.
+        width = float(len(trial.lanes)) if len(devices) > 1 else 1.0 / len(self._busy[devices[0]])
         speed = min(self._devices[device].speed for device in devices)
         trial.rate = speed / stretch_of(trial.truth.alpha, trial.truth.beta, width)
         trial.version = next(self._sequence)

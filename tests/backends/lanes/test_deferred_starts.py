@@ -101,7 +101,7 @@ def start(
 def test_a_lane_is_told_where_a_checkpoint_of_another_machine_is_served(lanes: Lanes) -> None:
     checkpoint = Checkpoint(3, "/x", host="10.0.0.7")
     sent = start(lanes, VirtualClock(), checkpoint, {"10.0.0.7": CheckpointSource(SOURCE)})
-    assert sent()[4:] == ("/x", 3, None, SOURCE)
+    assert sent()[4:8] == ("/x", 3, None, SOURCE)
 
 
 @pytest.mark.parametrize("checkpoint", [None, Checkpoint(3, "/x", host="10.0.0.8")])
@@ -124,4 +124,4 @@ def test_it_does_not_wait_for_ever(lanes: Lanes) -> None:
     sent = start(lanes, clock, Checkpoint(3, "/x", host="10.0.0.7"), sources)
     assert sent() is None
     clock.advance_to(1e3)
-    assert sent()[4:] == ("/x", 3, None, None)
+    assert sent()[4:8] == ("/x", 3, None, None)

@@ -1,0 +1,64 @@
+"""The record of a lane: plain data that the state machine changes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from fluid.engine.events import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Killing:
+    """The engine has told the backend to kill a lane.
+
+    Attributes:
+        trial_id: the trial because of which.
+        failure: what that trial is to blame for; ``None`` if it is stopped.
+    """
+
+    trial_id: str
+    failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class LaneRecord:
+    """One lane.
+
+    Attributes:
+        device_id: its device; the first one of a gang's lane.
+        others: further devices of a gang's lane, of the same host.
+        ready: whether the lane has reported that it is warm.
+        trial_id: the trial that holds the lane; ``None`` while it is idle.
+        draining: trial that was told to leave and may still run here; no other trial runs here until it has left.
+        residents: trials whose state the lane keeps though they do not run, least recently used first.
+        reserved: bytes of device memory by trial, for residents and for trials about to leave.
+        own_bytes: device memory that the lane takes for itself, such as for a CUDA context.
+        killing: set once the backend was told to kill the lane; ``None`` otherwise.
+    """
+
+    lane_id: int
+    device_id: int
+    others: tuple[int, ...] = ()
+    ready: bool = False
+    trial_id: str | None = None
+    draining: str | None = None
+    residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    reserved: dict[str, float] = field(default_factory=dict)
+    own_bytes: float = 0.0
+    killing: Killing | None = None
+
+    @property
+    def device_ids(self) -> tuple[int, ...]:
+        """All its devices."""
+        return (self.device_id, *self.others)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the trial that holds the lane can be told to run."""
+        return self.ready and self.draining is None and self.killing is None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the lane holds nothing that would be lost with it."""
+        return self.trial_id is None and self.draining is None and not self.residents and not self.reserved

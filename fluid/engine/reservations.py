@@ -1,0 +1,114 @@
+"""Reservations: devices kept for waiting trials of a fixed width, which others would otherwise pass for ever.
+
+A trial that needs n devices at once waits until n are idle together. Trials behind it in the queue may use devices that
+are reserved for it only if they are predicted to end before these are expected to be idle, as in EASY backfilling
+(Lifka, The ANL/IBM SP scheduling system, 1995). That time is set once, so the trial does not wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fluid.engine.estimates import Estimates
+from fluid.engine.records import TrialRecord
+from fluid.engine.trials import Trials
+from fluid.planning.occupancy import Occupancy
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Devices that wait for a trial.
+
+    Attributes:
+        devices: which.
+        at: when they are expected to be idle, seconds.
+    """
+
+    devices: frozenset[int]
+    at: float
+
+
+class Reservations:
+    """Reserves devices, at most once for trials that ask for the same.
+
+    Args:
+        trials: the trials of the session.
+        occupancy: which trial holds which device.
+        estimates: when trials will end.
+    """
+
+    def __init__(self, trials: Trials, occupancy: Occupancy, estimates: Estimates) -> None:
+        self._trials = trials
+        self._occupancy = occupancy
+        self._estimates = estimates
+        #: By row of the trial that waits.
+        self._made: dict[int, Reservation] = {}
+        #: Those of trials that were passed over in the present round of the queue.
+        self._passed: dict[int, Reservation] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any devices are reserved for trials that were passed over in this round."""
+        return bool(self._passed)
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """All devices that are reserved for trials that were passed over in this round."""
+        return frozenset().union(*(made.devices for made in self._passed.values()))
+
+    def begin_round(self, waiting: Iterable[int]) -> None:
+        """Begins a round of the queue; drops the reservations of trials that are not among those waiting."""
+        self._passed = {}
+        if self._made:
+            rows = set(waiting)
+            self._made = {row: made for row, made in self._made.items() if row in rows and self._is_whole(made)}
+
+    def passed_over(self, trial: TrialRecord, allowed: Iterable[int]) -> None:
+        """Reserves devices for a trial of a fixed width that does not fit now.
+
+        Args:
+            trial: the trial.
+            allowed: the devices that it may get.
+        """
+        made = self._made.get(trial.row)
+        if made is None or made.devices & self.devices:
+            if any(self._trials.by_row[row].constraint == trial.constraint for row in self._passed):
+                return
+            made = self._find(trial, [index for index in allowed if index not in self.devices])
+            if made is None:
+                return
+            self._made[trial.row] = made
+        self._passed[trial.row] = made
+
+    def forbidden_to(self, trial: TrialRecord) -> set[int]:
+        """The reserved devices on which a trial that comes later in this round would end too late."""
+        ends_at = self._occupancy.now + self._estimates.seconds_left(trial)
+        is_known = self._estimates.is_measured(trial)
+        others = (made for row, made in self._passed.items() if row != trial.row)
+        late = (made.devices for made in others if not is_known or ends_at > made.at)
+        return set().union(*late)
+
+    def _is_whole(self, made: Reservation) -> bool:
+        occupancy = self._occupancy
+        return all(index in occupancy.residents and not occupancy.is_closed(index) for index in made.devices)
+
+    def _find(self, trial: TrialRecord, allowed: Iterable[int]) -> Reservation | None:
+        """The devices, of one host for a gang, that are expected to be idle together first."""
+        width, occupancy, need = trial.fixed_width or 1, self._occupancy, self._estimates.need(trial)
+        on_host: dict[str, list[tuple[float, int]]] = {}
+        for index in allowed:
+            usable = occupancy.memory.usable_bytes(index)
+            if occupancy.is_closed(index) or (need is not None and usable is not None and need.peak_bytes > usable):
+                continue
+            host = occupancy.device(index).host if trial.spec.gang else ""
+            on_host.setdefault(host, []).append((self._idle_in(index), index))
+        choices = [sorted(found)[:width] for _, found in sorted(on_host.items()) if len(found) >= width]
+        if not choices:
+            return None
+        best = min(choices, key=lambda found: found[-1][0])
+        return Reservation(frozenset(index for _, index in best), occupancy.now + best[-1][0])
+
+    def _idle_in(self, index: int) -> float:
+        """Predicted seconds until a device is idle."""
+        holders = [self._trials.by_row.get(row) for row in self._occupancy.residents[index]]
+        return max((self._estimates.seconds_left(trial) for trial in holders if trial is not None), default=0.0)
