@@ -23,6 +23,7 @@ from fluid.backends.ray.host_actor import HostStart, run_host
 from fluid.backends.ray.nodes import NodeChanges
 from fluid.backends.ray.placement import PIN_SHARE
 from fluid.backends.ray.remote import call, make_host_class, pickled
+from fluid.backends.ray.starvation import StarvationWatch
 
 with try_import("Ray", extra="ray"):
     import ray
@@ -69,6 +70,7 @@ class HostActors:
         self._devices = devices
         self._session = session
         self._wake = wake
+        self._starvation = StarvationWatch(devices.devices[0].kind)
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         #: The thread's own.
         self._handles: dict[int, Any] = {}
@@ -166,6 +168,7 @@ class HostActors:
             self._tell(Checked(number))
 
     def _look(self, *, probe: bool = False) -> None:
+        self._starvation.look(len(self._devices.devices))
         changes = self._devices.check(probe=probe)
         if any(changes):
             self._changes.append(changes)

@@ -15,7 +15,9 @@ from fluid._clock import wall_seconds
 #: Module and dotted name of each.
 AVAILABLE_PER_NODE = ("ray._private.state", "available_resources_per_node")
 DRAINING_NODES = ("ray._private.state", "state.get_draining_nodes")
-NAMES = (AVAILABLE_PER_NODE, DRAINING_NODES)
+RESOURCE_STATE = ("ray.autoscaler.v2.sdk", "get_cluster_resource_state")
+GCS_CLIENT = ("ray._raylet", "GcsClient")
+NAMES = (AVAILABLE_PER_NODE, DRAINING_NODES, RESOURCE_STATE, GCS_CLIENT)
 
 
 def find(module: str, name: str) -> Any | None:
@@ -46,3 +48,11 @@ def draining_nodes() -> dict[str, float | None]:
     now = wall_seconds()
     # Ray gives milliseconds since 1970, or 0.
     return {node: max(0.0, deadline / 1e3 - now) if deadline else None for node, deadline in ask().items()}
+
+
+def pending_requests(gcs_address: str) -> list[dict[str, float]]:
+    """Returns what tasks and actors wait for, by resource; empty in a release that cannot tell."""
+    ask, client = find(*RESOURCE_STATE), find(*GCS_CLIENT)
+    if ask is None or client is None:
+        return []
+    return [dict(one.request.resources_bundle) for one in ask(client(address=gcs_address)).pending_resource_requests]

@@ -1,4 +1,4 @@
-"""A trial's code starts Ray actors on its own device, though Fluid has every CPU of the cluster from Ray."""
+"""Ray's tasks in a session that has every CPU of the cluster from Ray: on a trial's own device, and elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ray_drive import eventually
 
 from fluid.executor import FluidExecutor
 from fluid.trialgroup import Trial, TrialGroup
@@ -41,3 +42,14 @@ def test_each_lane_knows_its_bundle(cluster: Any) -> None:
         results = list(executor.submit_trialgroup(TrialGroup(trials)).results())
     assert [result.metrics["is_there"] for result in results] == [True] * 6
     assert {result.metrics["number"] for result in results} <= set(range(6))
+
+
+def test_a_task_that_waits_for_what_the_session_holds_is_warned_of(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fluid.backends.ray.starvation.LOOK_S", 0.1)
+    with FluidExecutor(backend="ray", verbose=0):
+        waiting = ray.remote(int).remote()
+        (record,) = eventually(lambda: [one for one in caplog.records if "tasks or actors" in one.getMessage()])
+        assert "wait for {'CPU': 1.0}, while this session holds 6 CPUs" in record.getMessage()
+        ray.cancel(waiting)

@@ -26,11 +26,12 @@ def test_no_other_module_uses_a_private_name() -> None:
 
 
 def test_a_release_without_them_is_used_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    for constant in ("AVAILABLE_PER_NODE", "DRAINING_NODES"):
+    for constant in ("AVAILABLE_PER_NODE", "DRAINING_NODES", "RESOURCE_STATE"):
         module, name = getattr(private_api, constant)
         monkeypatch.setattr(private_api, constant, (module, f"{name}_of_another_release"))
     assert private_api.free_resources() is None
     assert private_api.draining_nodes() == {}
+    assert private_api.pending_requests("127.0.0.1:1") == []
     assert private_api.find("ray._private.gone", "state") is None
 
 
