@@ -30,7 +30,7 @@ from fluid.integrations.ray_tune.private_api import RESULT_DUPLICATE, TrackedAct
 from fluid.integrations.ray_tune.serialization import pickle_arguments
 from fluid.integrations.ray_tune.submission import TrialSubmission
 from fluid.integrations.ray_tune.tune_trial import ActorStage, Task, TuneTrial, checkpoint_path, notify
-from fluid.session.results import Result, TrialListener
+from fluid.session.results import Result, TrialListener, TrialRequest
 
 #: Most live trials that the controller is told of, or more where more can run at once. Its loggers keep files open for
 #: each live trial, and lanes that run ahead of the controller could start thousands.
@@ -283,7 +283,8 @@ class ControllerBridge(TrialListener):
             return
         if tune_trial.cut_at is not None:
             return  # A restored sweep makes it again.
-        tune_trial.receive(result.metrics)
+        if not tune_trial.receive(result.metrics):
+            return
         if tune_trial.stage is ActorStage.REMOVED:
             tune_trial.discard_results()
         elif tune_trial.train_task is not None and len(tune_trial.results) == 1:
@@ -297,6 +298,12 @@ class ControllerBridge(TrialListener):
             self.call_back(lambda: self._fail_to_start(tune_trial))
         elif tune_trial.train_task is not None and not tune_trial.results and tune_trial.is_idle:
             self._answer_idle(tune_trial)
+
+    def on_request(self, request: TrialRequest) -> None:
+        try:
+            request.answer(self._submission.answer(request.trial_id, request.read()))
+        except Exception as error:
+            request.refuse(error)
 
     def on_broken(self, error: BaseException) -> None:
         self._broken, self._submission.is_broken = error, True

@@ -19,6 +19,7 @@ from ray.tune import Checkpoint
 from fluid._clock import MonotonicClock
 from fluid.engine import tuning
 from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
+from fluid.integrations.ray_tune.inner_training import InnerTraining, install, switch_training
 from fluid.integrations.ray_tune.private_api import (
     DONE,
     RESULT_DUPLICATE,
@@ -55,12 +56,14 @@ class LaneTrialSpec(NamedTuple):
         checkpoints: the iterations after which the lane makes a checkpoint.
         session_path: where Ray keeps this sweep's files on a machine; ``None`` in releases that do not need it.
         restore_from: the result of ``save`` from which it is restored; ``None`` for a fresh start.
+        devices: how many the trial holds.
     """
 
     arguments: Mapping[str, Any]
     checkpoints: CheckpointSchedule
     session_path: str | None = None
     restore_from: Any = None
+    devices: int = 1
 
 
 class LaneTrial:
@@ -83,6 +86,8 @@ class LaneTrial:
         return spec
 
     def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
+        install()
+        self._inner_training = InnerTraining(spec.devices)
         #: Iterations done here; the trainable's own count may start from a checkpoint's.
         self.iteration = 0
         self._session: Any = None
@@ -106,6 +111,10 @@ class LaneTrial:
                 result = self._trainable.train()
             except StopIteration as error:
                 raise stray_stop_iteration("step") from error
+            except BaseException:
+                if self._inner_training.wants_devices:
+                    raise NoIterationLeftError from None
+                raise
             if RESULT_DUPLICATE in result:
                 raise NoIterationLeftError
             done = bool(result.get(DONE))
@@ -115,6 +124,7 @@ class LaneTrial:
         return {RESULT: self._without_config(result), SAVED: saved, DONE: done}
 
     def cleanup(self) -> None:
+        self._inner_training.end()
         # A trainable that has failed raises its error again when it is stopped; it has been reported.
         with self._in_place(), suppress(Exception):
             self._trainable.stop()
@@ -176,6 +186,7 @@ class LaneTrial:
         """Switches the process to this trial's Tune session and to its streams redirected by ``log_to_file``."""
         module: Any = session_module
         session, module._session = module._session, self._session
+        training = switch_training(self._inner_training)
         streams = sys.stdout, sys.stderr
         if self._redirected:
             sys.stdout, sys.stderr = self._streams
@@ -186,6 +197,7 @@ class LaneTrial:
                 self._streams = sys.stdout, sys.stderr
                 self._redirected = True
             sys.stdout, sys.stderr = streams
+            switch_training(training)
             self._session, module._session = module._session, session
 
 

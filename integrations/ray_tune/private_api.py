@@ -18,6 +18,7 @@ import ray
 from pyarrow import fs as pyarrow_fs
 from ray._private import auto_init_hook
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+from ray._private.state import state as ray_state
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.train._internal import session as session_module
@@ -59,6 +60,7 @@ __all__ = [
     "STDERR_FILE",
     "STDOUT_FILE",
     "SUPPORTED",
+    "TRAINER_MODULE",
     "TRAINING_ITERATION",
     "TRIAL_INFO",
     "FunctionTrainable",
@@ -70,6 +72,9 @@ __all__ = [
     "UnsupportedRayError",
     "arguments_of",
     "check",
+    "check_train",
+    "cluster_may_grow",
+    "connect_to_cluster",
     "controller_of",
     "environment_of_job",
     "give_session_path",
@@ -171,6 +176,11 @@ TRAINABLE = (
     "_timesteps_since_restore",
     "_timesteps_total",
 )
+#: The module of Ray Train's trainers, which has these names, and the names of what they start.
+TRAINER_MODULE = "ray.train.v2.api.data_parallel_trainer"
+TRAINERS = ("DataParallelTrainer", "TrainController")
+TRAINER = ("_initialize_and_run_controller", "fit")
+WORKER_GROUP = ("_create_placement_group", "_create_workers", "_get_worker_runtime_env")
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
@@ -220,6 +230,29 @@ def check(controller: Any, scheduler: Any) -> None:
     for kind, names in SCHEDULERS.items():
         if isinstance(scheduler, kind):
             require(kind.__name__, scheduler, names)
+
+
+def check_train(module: Any) -> None:
+    """Checks that Ray Train's module of trainers has every name that Fluid uses.
+
+    Raises:
+        UnsupportedRayError: one is missing.
+    """
+    require(TRAINER_MODULE, module, TRAINERS)
+    require("DataParallelTrainer", module.DataParallelTrainer, TRAINER)
+    require("TrainController", module.TrainController, ("worker_group_cls",))
+    require("WorkerGroup", module.TrainController.worker_group_cls, WORKER_GROUP)
+
+
+def connect_to_cluster() -> None:
+    """Connects a lane to the driver's cluster, as the first use of Ray would."""
+    auto_init_hook.auto_init_ray()
+
+
+def cluster_may_grow() -> bool:
+    """Whether the cluster says how far its autoscaler may make it grow."""
+    ask = getattr(ray_state, "get_max_resources_from_cluster_config", None)
+    return ask is not None and bool(ask())
 
 
 def session_path_of(storage: Any) -> str | None:

@@ -11,11 +11,13 @@ from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
-from fluid.errors import InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.budgets import Budgets
 from fluid.integrations.ray_tune.decisions import had_run_its_course
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for
+from fluid.integrations.ray_tune.inner_needs import InnerNeeds
+from fluid.integrations.ray_tune.inner_training import DevicesWanted
 from fluid.integrations.ray_tune.interruption import interruption_of
 from fluid.integrations.ray_tune.lane_trial import RESULT, SPEC, LaneTrial, LaneTrialSpec
 from fluid.integrations.ray_tune.private_api import (
@@ -76,6 +78,7 @@ class TrialSubmission:
         self._mode = mode
         self._listener = listener
         self._budgets = Budgets(controller, scheduler)
+        self._inner_needs = InnerNeeds(executor)
         self._clock = MonotonicClock()
         self._environment = ActorEnvironment.of_driver()
         self._requests = ResourceRequests(executor)
@@ -141,7 +144,7 @@ class TrialSubmission:
     def _submit(self) -> None:
         """Submits the added trials up to the limit on trials under way."""
         batch: list[TuneTrial] = []
-        while self._new and (self._concurrency is None or self._under_way + len(batch) < self._concurrency):
+        while self._new and ((limit := self._limit()) is None or self._under_way + len(batch) < limit):
             tune_trial = self._new.popleft()
             if tune_trial.stage is ActorStage.NEW:
                 batch.append(tune_trial)
@@ -151,6 +154,11 @@ class TrialSubmission:
         fresh = [tune_trial for tune_trial in batch if not (tune_trial.is_submitted and self._resume(tune_trial))]
         if fresh:
             self._submit_fresh(fresh)
+
+    def _limit(self) -> int | None:
+        """Most trials under way at once; ``None`` for no limit."""
+        limits = (self._concurrency, self._inner_needs.most_at_once(self._new[0].trial))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _resume(self, tune_trial: TuneTrial) -> bool:
         """Extends a trial that stayed resident; returns whether it still could be."""
@@ -191,20 +199,25 @@ class TrialSubmission:
         trial, arguments = tune_trial.trial, tune_trial.arguments
         lane_trial = self._lane_trial(trial)
         needs = self._requests.needs(trial, is_elastic=is_elastic(lane_trial))
-        grant = self._budgets.grant(trial, tune_trial.iteration)
-        tune_trial.apply(grant)
-        lane_trial = self._lane_trial(trial)
+        inner = tune_trial.needs_devices or self._inner_needs.devices_of(trial)
+        if inner is not None and inner > (needs.devices or 1):
+            needs = needs._replace(devices=inner)
+        tune_trial.devices = max(1, int(needs.devices or 1))
+        tune_trial.trains_within |= inner is not None
+        grant = self._budgets.grant(trial, tune_trial.iteration + len(tune_trial.results))
+        tune_trial.apply(grant._replace(iterations=tune_trial.repeats + grant.iterations))
         tune_trial.reports_checkpoints = issubclass(lane_trial.shipped_trainable.trainable, FunctionTrainable)
         spec = LaneTrialSpec(
             arguments=arguments,
             checkpoints=grant.checkpoints,
             session_path=session_path_of(arguments["storage"]),
             restore_from=tune_trial.restore_from,
+            devices=tune_trial.devices,
         )
         return FluidTrial(
             lane_trial,
             {SPEC: pickle_arguments(spec)},
-            budget=grant.iterations,
+            budget=tune_trial.budget,
             trial_id=tune_trial.trial_id,
             retry_errors=False,
             max_width=1 if needs.devices is not None else None,
@@ -253,12 +266,56 @@ class TrialSubmission:
             self._forget_stopped(trial_id)
         if tune_trial is None or tune_trial.stage is ActorStage.REMOVED:
             return None
+        if tune_trial.starts_anew and failure is None:
+            self._start_anew(tune_trial)
+            return None
         tune_trial.is_idle, tune_trial.failure = True, failure
         if tune_trial.finished_early:
             self._budgets.record_length(tune_trial.trial, tune_trial.start_iteration + tune_trial.received)
         elif failure is None and tune_trial.open_ended:
             self.extend(tune_trial)
         return tune_trial
+
+    # -- Ray Train within trials -----------------------------------------------------------------------------
+
+    def answer(self, trial_id: str, wanted: DevicesWanted) -> bool:
+        """Answers a trial that is about to run Ray Train; returns whether it has to end, to be started anew.
+
+        Raises:
+            FluidError: there are too few devices.
+        """
+        tune_trial = self._by_id.get(trial_id)
+        if tune_trial is None:
+            raise FluidError(f"trial {trial_id!r} has ended")
+        tune_trial.trains_within = True
+        devices = self._inner_needs.answer(tune_trial.trial, tune_trial.devices, wanted)
+        if devices is not None:
+            tune_trial.needs_devices, tune_trial.starts_anew = devices, True
+            self._take_back(tune_trial)
+        return tune_trial.starts_anew
+
+    def _take_back(self, first: TuneTrial) -> None:
+        """Makes trials that wait in the engine wait here, to be submitted with the devices of a trial like them."""
+        waiting = [
+            other
+            for other in self._by_id.values()
+            if other.stage is ActorStage.STARTING and other.trial.trainable_name == first.trial.trainable_name
+        ]
+        for other in waiting:
+            self._stop(other, TrialState.PAUSED.value)
+            other.start_anew(self._ids.new(other.trial.trial_id))
+            other.arguments = arguments_of(other.trial)
+            other.stage, other.is_counted = ActorStage.NEW, False
+        self._under_way -= len(waiting)
+        self._new.extendleft(reversed(waiting))
+
+    def _start_anew(self, tune_trial: TuneTrial) -> None:
+        """Submits a trial that has ended for want of devices with those that it needs."""
+        tune_trial.is_idle = True
+        self._stop(tune_trial, TrialState.PAUSED.value)
+        tune_trial.start_anew(self._ids.new(tune_trial.trial.trial_id))
+        tune_trial.arguments = arguments_of(tune_trial.trial)
+        self._submit_fresh([tune_trial])
 
     # -- stopping ------------------------------------------------------------------------------------------
 
@@ -295,7 +352,7 @@ class TrialSubmission:
         if tune_trial.is_counted:
             tune_trial.is_counted = False
             self._under_way -= 1
-            if self._new and self._concurrency is not None:
+            if self._new and self._limit() is not None:
                 self._submit()
 
     def _drop(self, tune_trial: TuneTrial) -> None:

@@ -63,7 +63,12 @@ class TuneTrial:
         open_ended: whether it may continue beyond them without a decision of Tune.
         checkpoints: the iterations after which its lane makes a checkpoint.
         reports_checkpoints: whether it makes checkpoints only with its results, as a function does.
+        devices: how many it holds when it runs.
+        trains_within: whether it runs Ray Train, as far as is known, whose workers stay while it is resident.
+        needs_devices: how many it needs for Ray Train, if they are more than it had when it came to that.
+        starts_anew: whether it ends now to be started anew with as many.
         received: number of results received from the engine.
+        repeats: results that it gives once more, as it was started anew.
         results: those that the controller has not been given yet.
         said_done: whether the last of them said that the trial was done.
         reported_done: whether the last result given to the controller said that the trial was done.
@@ -95,7 +100,12 @@ class TuneTrial:
     open_ended: bool = False
     checkpoints: CheckpointSchedule = field(default_factory=CheckpointSchedule)
     reports_checkpoints: bool = False
+    devices: int = 1
+    trains_within: bool = False
+    needs_devices: int | None = None
+    starts_anew: bool = False
     received: int = 0
+    repeats: int = 0
     said_done: bool = False
     results: deque[Any] = field(default_factory=deque)
     reported_done: bool = False
@@ -141,7 +151,14 @@ class TuneTrial:
         self.saved_path = None
         self.is_idle = self.is_ahead = self.said_done = self.reported_done = False
         self.failure = None
+        self.starts_anew, self.repeats = False, 0
         self.start_from(checkpoint)
+
+    def start_anew(self, trial_id: str) -> None:
+        """Makes it a trial that the engine does not know, which starts as before and repeats the results so far."""
+        known = self.iteration, self.saved_path, self.saved_after, self.received
+        self.reset(trial_id, self.restore_from)
+        self.iteration, self.saved_path, self.saved_after, self.repeats = known
 
     def apply(self, grant: Grant) -> None:
         """Adds a grant to its budget."""
@@ -153,7 +170,7 @@ class TuneTrial:
 
     def can_stay_resident(self) -> bool:
         """Whether its state is exactly the one that the controller knows."""
-        settled = self.is_submitted and self.is_idle
+        settled = self.is_submitted and self.is_idle and not self.trains_within
         return settled and not (self.failure or self.finished_early or self.results or self.is_ahead)
 
     def can_resume(self, trial: Trial) -> bool:
@@ -171,11 +188,15 @@ class TuneTrial:
 
     # -- results and checkpoints ---------------------------------------------------------------------------
 
-    def receive(self, metrics: Any) -> None:
-        """Takes a result of the engine."""
+    def receive(self, metrics: Any) -> bool:
+        """Takes a result of the engine; returns whether it is news."""
         self.received += 1
-        self.results.append(metrics)
         self.said_done = bool(metrics[DONE])
+        if self.repeats:
+            self.repeats -= 1
+            return False
+        self.results.append(metrics)
+        return True
 
     def next_result(self) -> dict[str, Any]:
         """Takes the oldest result and returns it as the controller expects it."""

@@ -273,7 +273,7 @@ class _RayBindings:
             threads=devices.threads_for(index),
             memory_share=1.0 / max(1, devices.count_on(device.host)),
             bounded=device.memory_bytes is not None,
-            variables=variables_of([devices.bundle_of(index)]),
+            variables=variables_of(*devices.bundle_of(index)),
         )
 
     def token(self, index: int) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import pickle
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
@@ -30,13 +28,14 @@ class Bundle(NamedTuple):
     number: int
 
 
-def variables_of(bundles: Iterable[tuple[Any, int]]) -> tuple[tuple[str, str], ...]:
-    """Returns the environment variable that tells a lane its devices, given their placement groups and bundles."""
-    told = [(base64.b64encode(pickle.dumps(PlacementGroup(group.id))).decode(), index) for group, index in bundles]
-    return ((VARIABLE, json.dumps(told)),)
+def variables_of(group: Any, number: int) -> tuple[tuple[str, str], ...]:
+    """Returns the environment variable that tells a lane the bundle of its device; several are divided by commas."""
+    told = base64.b64encode(pickle.dumps(PlacementGroup(group.id))).decode()
+    return ((VARIABLE, f"{told}:{number}"),)
 
 
 def bundles_of_lane() -> tuple[Bundle, ...]:
-    """Returns the devices of this lane; none where Fluid does not have them from Ray."""
-    told = json.loads(os.environ.get(VARIABLE, "[]"))
-    return tuple(Bundle(base64.b64decode(group), index) for group, index in told)
+    """Returns the bundles of this lane's devices; none where Fluid does not have them from Ray."""
+    told = os.environ.get(VARIABLE, "")
+    parts = [part.rpartition(":") for part in told.split(",") if part]
+    return tuple(Bundle(base64.b64decode(group), int(number)) for group, _, number in parts)
