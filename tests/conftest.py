@@ -181,7 +181,8 @@ def ray_cluster() -> Iterator[str]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    folders = (_HERE / "integrations" / "ray_tune", _HERE.parent / "examples", os.environ.get("PYTHONPATH"))
+    tune = _HERE / "integrations" / "ray_tune"
+    folders = (tune, tune / "parity", _HERE.parent / "examples", os.environ.get("PYTHONPATH"))
     with pytest.MonkeyPatch.context() as patch:
         # Ray's workers are no children of this process: they inherit from the cluster's processes.
         patch.setenv("PYTHONPATH", os.pathsep.join(str(folder) for folder in folders if folder))

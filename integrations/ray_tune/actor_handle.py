@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import ray
+
+from fluid._clock import wall_seconds
 
 
 class _LocalMethod:
@@ -22,17 +25,22 @@ class LocalActorHandle:
 
     Args:
         trial_id: Tune's.
+        config: the trial's.
     """
 
-    def __init__(self, trial_id: str) -> None:
-        self._trial_id = trial_id
+    def __init__(self, trial_id: str, config: Any) -> None:
+        self._trial_id, self._config = trial_id, config
         self.get_auto_filled_metrics = _LocalMethod(self._metrics)
         self.get_current_ip_pid = _LocalMethod(lambda: (ray.util.get_node_ip_address(), os.getpid()))
 
     def _metrics(self, debug_metrics_only: bool = False) -> dict[str, Any]:
+        seconds = wall_seconds()
         return {
             "trial_id": self._trial_id,
+            "date": datetime.fromtimestamp(seconds).strftime("%Y-%m-%d_%H-%M-%S"),
+            "timestamp": int(seconds),
             "pid": os.getpid(),
             "hostname": platform.node(),
             "node_ip": ray.util.get_node_ip_address(),
+            "config": self._config,
         }

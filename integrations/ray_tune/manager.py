@@ -197,7 +197,7 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
         if tune_trial.trial.checkpoint is not None:
             flush_loggers(self._executor)
             save_logs(tune_trial.trial)
-        handle = LocalActorHandle(tune_trial.trial.trial_id)
+        handle = LocalActorHandle(tune_trial.trial.trial_id, tune_trial.trial.config)
         self._live_actors_to_ray_actors_resources[tune_trial.actor] = (handle, None)
 
     def _on_trial_died(self, tune_trial: TuneTrial) -> None:
