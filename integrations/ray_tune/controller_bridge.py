@@ -319,7 +319,7 @@ class ControllerBridge(TrialListener):
             tune_trial.record_save(saved)
             self._outbox.answer(tune_trial, lambda: notify(task.on_result, actor, saved))
         else:
-            raised = as_task_error(error, "save")
+            raised = as_task_error(error, tune_trial.trial, "save")
             self._outbox.answer(tune_trial, lambda: notify(task.on_error, actor, raised))
 
     def _count_save(self, change: int) -> None:
@@ -359,7 +359,7 @@ class ControllerBridge(TrialListener):
             self._remove_dead(tune_trial)
             notify(tune_trial.actor._on_error, tune_trial.actor, error)
         else:
-            error = task_error(failure, "train", cause_of(failure))
+            error = task_error(failure, tune_trial.trial, "train")
         if task is not None:
             notify(task.on_error, tune_trial.actor, error)
 
@@ -372,7 +372,7 @@ class ControllerBridge(TrialListener):
             self._report_start(tune_trial)  # The controller then requests a restore, which reports the failure.
             return
         self._remove_dead(tune_trial)
-        notify(tune_trial.actor._on_error, tune_trial.actor, task_error(failure, "__init__", cause_of(failure)))
+        notify(tune_trial.actor._on_error, tune_trial.actor, task_error(failure, tune_trial.trial, "__init__"))
 
     def _remove_dead(self, tune_trial: TuneTrial) -> None:
         """Removes a trial whose actor, as the controller sees it, has died."""

@@ -8,7 +8,9 @@ import traceback
 from ray.exceptions import RayActorError, RayTaskError
 
 from fluid.engine.events import Failure
-from fluid.session.results import TrialFailedError
+from fluid.integrations.ray_tune.lane_trial import RestoreError
+from fluid.integrations.ray_tune.private_api import Trial
+from fluid.session.results import CallFailedError, TrialFailedError
 
 
 def cause_of(failure: Failure) -> BaseException:
@@ -23,10 +25,20 @@ def cause_of(failure: Failure) -> BaseException:
     return (TimeoutError if failure.kind == "timeout" else RuntimeError)(failure.message)
 
 
-def task_error(failure: Failure, task: str, cause: BaseException | None = None) -> RayTaskError:
-    """Returns the error that Tune sees when a method of the trainable, ``task``, has raised."""
-    raised = RayTaskError(task, failure.traceback or failure.message, cause_of(failure) if cause is None else cause)
-    return raised.as_instanceof_cause()
+def task_error(failure: Failure, trial: Trial, task: str) -> RayTaskError:
+    """Returns the error that Tune sees when a method of a trial's trainable, ``task``, has raised."""
+    cause = cause_of(failure)
+    if isinstance(cause, RestoreError):
+        return _task_error(trial, "restore", cause.traceback, cause.error)
+    return _task_error(trial, task, failure.traceback or failure.message, cause)
+
+
+def as_task_error(error: BaseException, trial: Trial, task: str) -> RayTaskError:
+    """Returns an exception in the form in which Tune sees it when a method of a trial's trainable has raised."""
+    if isinstance(error.__cause__, CallFailedError):
+        return _task_error(trial, task, error.__cause__.failure.traceback, error)
+    cause = error.__cause__ if isinstance(error, TrialFailedError) and error.__cause__ is not None else error
+    return _task_error(trial, task, "".join(traceback.format_exception(error)), cause)
 
 
 def actor_error(failure: Failure) -> RayActorError:
@@ -34,7 +46,7 @@ def actor_error(failure: Failure) -> RayActorError:
     return RayActorError(error_msg=failure.message)
 
 
-def as_task_error(error: BaseException, task: str) -> RayTaskError:
-    """Returns an exception in the form in which Tune sees it when a method of the trainable, ``task``, has raised."""
-    cause = error.__cause__ if isinstance(error, TrialFailedError) and error.__cause__ is not None else error
-    return RayTaskError(task, "".join(traceback.format_exception(error)), cause).as_instanceof_cause()
+def _task_error(trial: Trial, task: str, text: str, cause: BaseException) -> RayTaskError:
+    # Without a title, Ray writes the driver's command line in its place.
+    title = f"ray::{trial.get_trainable_cls().__name__}.{task}"
+    return RayTaskError(task, text, cause, proctitle=title, actor_repr=trial.trainable_name).as_instanceof_cause()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NamedTuple
@@ -45,7 +46,16 @@ _COUNTERS = ("_iterations_since_restore", "_time_since_restore", "_restored", "_
 
 
 class RestoreError(Exception):
-    """The trainable could not be restored; the cause says why."""
+    """The trainable could not be restored.
+
+    Attributes:
+        traceback: of the trainable's own error, as text.
+        error: that error; another with its message if it cannot be pickled.
+    """
+
+    def __init__(self, traceback: str, error: Exception) -> None:
+        super().__init__(traceback, error)
+        self.traceback, self.error = traceback, error
 
 
 class LaneTrialSpec(NamedTuple):
@@ -79,7 +89,7 @@ class LaneTrial:
                 with self._in_place():
                     self._trainable.restore(spec.restore_from)
             except Exception as error:
-                raise RestoreError(f"{type(error).__name__}: {error}") from error
+                raise RestoreError(traceback.format_exc(), _sendable(error)) from error
 
     def _unpickle(self, config: Mapping[str, PickledArguments]) -> LaneTrialSpec:
         spec: LaneTrialSpec = self.shipped_trainable.unpickle(config[SPEC])
@@ -229,3 +239,12 @@ class SavableLaneTrial(LaneTrial):
             setattr(trainable, name, value)
         if index is not None:
             trainable._storage.current_checkpoint_index = index
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or one with its message if it would not arrive in the driver."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -119,7 +119,7 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
             value = self._bridge.call(actor, method, arguments)
         except Exception as error:
             reference = ray.put(None)
-            raised = as_task_error(error, method)
+            raised = as_task_error(error, self._bridge.trial(actor), method)
             self._actor_task_events.track_future(reference, lambda _: notify(task.on_error, actor, raised))
             return reference
         reference = ray.put(value)

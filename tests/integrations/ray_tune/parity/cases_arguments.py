@@ -11,7 +11,6 @@ import pyarrow.fs
 import ray.tune
 from parity_case import Side, case
 from parity_trainables import Reporter, Talker, Values, artifacts, context, talk, values
-from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from tune_sweeps import Climber, ReusableClimber, climb
 
@@ -30,7 +29,16 @@ def a_class(side: Side) -> None:
 
 
 @case(
-    "run.name", "run.metric", "run.mode", "run.num_samples", "run.resources_per_trial", "TuneContext", "run.trial_name_creator", "run.trial_dirname_creator", telling=True)
+    "run.name",
+    "run.metric",
+    "run.mode",
+    "run.num_samples",
+    "run.resources_per_trial",
+    "TuneContext",
+    "run.trial_name_creator",
+    "run.trial_dirname_creator",
+    telling=True,
+)
 def a_registered_function_in_its_context(side: Side) -> Any:
     tune.register_trainable("parity-context", context)
     analysis = side.run(
@@ -252,9 +260,20 @@ def several_bundles(side: Side) -> None:
 
 
 @case(
-    "run.raise_on_failed_trial", "run.fail_fast", "run.local_dir", "run.chdir_to_trial_dir", "run.mode", "run.metric", "run.scheduler", "run.search_alg", "run.resume", "run.time_budget_s", telling=True)
+    "run.raise_on_failed_trial",
+    "run.fail_fast",
+    "run.local_dir",
+    "run.chdir_to_trial_dir",
+    "run.mode",
+    "run.metric",
+    "run.scheduler",
+    "run.search_alg",
+    "run.resume",
+    "run.time_budget_s",
+    telling=True,
+)
 def arguments_that_are_refused(side: Side) -> None:
-    for wrong in (
+    wrongs: list[dict[str, Any]] = [
         {"mode": "most"},
         {"config": 3},
         {"local_dir": "x"},
@@ -272,10 +291,11 @@ def arguments_that_are_refused(side: Side) -> None:
         {"callbacks": [3]},
         {"storage_path": "s3x://no"},
         {"no_such": 1},
-        {"scheduler": FIFOScheduler},
         {"num_samples": 0},
-    ):
-        side.run(climb, **{"config": {"length": 1, "x": 1.0}, "raise_on_failed_trial": True, **wrong})
+    ]
+    for number, wrong in enumerate(wrongs):
+        options = {"name": str(number), "config": {"length": 1, "x": 1.0}, "raise_on_failed_trial": True}
+        side.run(climb, **{**options, **wrong})
 
 
 class _Limited(ConcurrencyLimiter):

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray.tune
 from parity_case import Side, case
-from tune_sweeps import Climber, ReusableClimber, climb
+from tune_sweeps import ReusableClimber, climb
 
 from fluid import tune
 from fluid.tune import CheckpointConfig
@@ -40,7 +40,9 @@ def the_newest_checkpoints(side: Side) -> None:
 
 
 @case(
-    "CheckpointConfig.checkpoint_score_attribute", "CheckpointConfig.checkpoint_score_order", "CheckpointConfig.num_to_keep"
+    "CheckpointConfig.checkpoint_score_attribute",
+    "CheckpointConfig.checkpoint_score_order",
+    "CheckpointConfig.num_to_keep",
 )
 def the_best_checkpoints(side: Side) -> None:
     for name, attribute, order in (("least", "score", "min"), ("most", "steps", "max"), ("missing", "other", "max")):
@@ -104,7 +106,7 @@ class Asking(ReusableClimber):
         return {**result, "should_checkpoint": True} if self.steps in self.config["asks"] else result
 
 
-@case("should_checkpoint", defect="a checkpoint asked for in a result is of a later iteration")
+@case("should_checkpoint")
 def checkpoints_asked_for_in_results(side: Side) -> None:
     side.run(Asking, config={"x": 1.0, "asks": [3, 6]}, stop={"training_iteration": 8})
     assert [at for _, at in side.trials()[0]["checkpoints"]] == [3, 6]
@@ -113,12 +115,14 @@ def checkpoints_asked_for_in_results(side: Side) -> None:
 class AskingCallback(tune.Callback):
     """Asks for a checkpoint of one iteration."""
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         if result["training_iteration"] == 3:
             result["should_checkpoint"] = True
 
 
-@case("Callback.on_trial_result", defect="a checkpoint asked for by a callback is of a later iteration")
+@case("Callback.on_trial_result")
 def checkpoints_asked_for_by_a_callback(side: Side) -> None:
     side.run(ReusableClimber, config={"x": 1.0}, stop={"training_iteration": 6}, callbacks=[AskingCallback()])
     assert [at for _, at in side.trials()[0]["checkpoints"]] == [3]
@@ -159,7 +163,7 @@ class Hundred(tune.Trainable):
         return True
 
 
-@case("result.done", defect="a trial that is done in exactly its last granted iteration fails the sweep")
+@case("result.done")
 def done_in_exactly_iteration_100(side: Side) -> None:
     config = {"last": tune.grid_search([100, 101])}
     side.run(Hundred, config=config, checkpoint_config=CheckpointConfig(checkpoint_at_end=True), stock=REUSING)

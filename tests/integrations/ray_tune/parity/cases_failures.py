@@ -186,7 +186,9 @@ def a_process_that_dies(side: Side) -> list[Any]:
 class Objecting(tune.Callback):
     """Raises at the second result."""
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         if result["training_iteration"] == 2:
             raise KeyError("a callback objects")
 

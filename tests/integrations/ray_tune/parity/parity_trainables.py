@@ -47,7 +47,7 @@ _VALUES: dict[str, Any] = {
     "tuple": (1, 2),
     "list": [],
     "empty": {},
-    "large": 2**62,
+    "large": 2**52,
     "slash/es": 1,
 }
 
@@ -56,7 +56,7 @@ class Values(tune.Trainable):
     """Reports a value of every kind, and Tune's own counters."""
 
     def step(self) -> dict[str, Any]:
-        return {**_VALUES, "timesteps_this_iter": 4, "episodes_this_iter": 2, "time_total": self._time_total}
+        return {**_VALUES, "timesteps_this_iter": 4, "episodes_this_iter": 2}
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         return True
@@ -100,7 +100,9 @@ class Reporter(tune.ProgressReporter):
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def setup(self, start_time: Any = None, total_samples: Any = None, metric: Any = None, mode: Any = None, **more: Any):
+    def setup(
+        self, start_time: Any = None, total_samples: Any = None, metric: Any = None, mode: Any = None, **more: Any
+    ):
         self.told.append(["setup", total_samples, metric, mode, sorted(more)])
 
     def should_report(self, trials: list[Any], done: bool = False) -> bool:
