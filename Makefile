@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed.stamp
 EXAMPLES := $(VENV)/examples.stamp
 DOCS := $(VENV)/docs.stamp
 
-.PHONY: install examples test test-slow lint typecheck format bench sweep docs clean
+.PHONY: install examples test test-slow test-parity lint typecheck format bench sweep docs clean
 
 install: $(INSTALLED)
 
@@ -34,11 +34,15 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope
 # pytest runs last, so that its summary closes the output.
 test: lint typecheck
 	@echo "make test leaves out the slow tests (sweeps with and without Fluid, clusters of several nodes, builds)."
-	@echo "make test-slow runs those; CI runs both."
+	@echo "make test-slow runs those, and make test-parity all comparisons with stock Ray Tune; CI runs the first two."
 	$(PYTEST) -m "not slow"
 
 test-slow: $(INSTALLED)
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not parity"
+
+# All sweeps that are compared with stock Ray Tune; make test-slow has the most telling of them.
+test-parity: $(INSTALLED)
+	$(BIN)/python -m pytest tests/integrations/ray_tune/parity
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

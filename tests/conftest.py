@@ -106,7 +106,7 @@ _GROUPS = {
 _LONGEST = (
     "integrations/ray_tune/test_elastic.py",
     "integrations/ray_tune/test_faults.py",
-    "integrations/ray_tune/test_parity.py",
+    "integrations/ray_tune/parity/",
     "examples/test_sweeps.py",
     "test_packing_benchmarks.py",
     "backends/ray/",

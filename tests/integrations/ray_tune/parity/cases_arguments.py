@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs
 import ray.tune
 from parity_case import Side, case
@@ -71,7 +72,7 @@ def two_experiments(side: Side) -> None:
     assert side.iterations() == [[1, 2], [1]]
 
 
-@case("run.log_to_file", telling=True)
+@case("run.log_to_file")
 def streams_in_files(side: Side) -> None:
     side.run(Talker, config=GRID, stop=LENGTH, log_to_file=True)
 
@@ -111,6 +112,20 @@ def configs_of_all_kinds(side: Side) -> None:
 
     parameters = tune.with_resources(tune.with_parameters(train, table=table), {"cpu": 1})
     side.run(parameters, config=space, stock=REUSING)
+
+
+class Summed(ReusableClimber):
+    """Begins with the sum of a parameter."""
+
+    def setup(self, config: dict[str, Any], table: Any) -> None:
+        super().setup(config)
+        self.score = float(table.sum())
+
+
+@case("with_parameters", "with_resources")
+def a_class_with_parameters(side: Side) -> None:
+    trainable = tune.with_resources(tune.with_parameters(Summed, table=np.arange(200_000.0)), {"cpu": 1})
+    side.run(trainable, config={"x": 1.0}, stop=LENGTH)
 
 
 @case("run.config")

@@ -83,7 +83,7 @@ def with_metadata(config: dict[str, Any]) -> None:
             tune.report({"score": -number}, checkpoint=checkpoint if number != 1 else None)
 
 
-@case("report", "CheckpointConfig.checkpoint_score_attribute", "ExperimentAnalysis", telling=True)
+@case("report", "CheckpointConfig.checkpoint_score_attribute", "ExperimentAnalysis")
 def checkpoints_with_metadata(side: Side) -> Any:
     keeping = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score", checkpoint_score_order="max")
     analysis = side.run(with_metadata, checkpoint_config=keeping, metric="score", mode="max")

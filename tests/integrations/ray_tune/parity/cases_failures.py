@@ -46,7 +46,7 @@ def a_function_that_raises_twice(side: Side) -> None:
     assert side.iterations()[0] == [1, 1, 2, 3, 4, 5, 6]
 
 
-@case("run.max_failures", "run.raise_on_failed_trial", telling=True)
+@case("run.max_failures", "run.raise_on_failed_trial")
 def one_failure_too_many(side: Side) -> None:
     side.run(Climber, config=failing(side, [2, 3]), stop=LENGTH, max_failures=1, raise_on_failed_trial=True)
     side.run(climb, config=failing(side, [2]), name="second", raise_on_failed_trial=False)
@@ -112,7 +112,7 @@ class Failing(tune.Trainable):
             raise ValueError(f"went wrong in {where}")
 
 
-@case("errors in methods", telling=True)
+@case("errors in methods")
 def errors_in_each_method(side: Side) -> None:
     for where in ("setup", "step", "save", "cleanup"):
         side.run(
@@ -209,7 +209,7 @@ def object_to_second(trial_id: str, result: dict[str, Any]) -> bool:
     return False
 
 
-@case("run.callbacks", "run.scheduler", "run.stop", "errors of the driver", telling=True)
+@case("run.callbacks", "run.scheduler", "run.stop", "errors of the driver")
 def errors_of_the_drivers_parts(side: Side) -> None:
     config = {"x": 1.0}
     side.run(ReusableClimber, config=config, callbacks=[Objecting()], stop=LENGTH)

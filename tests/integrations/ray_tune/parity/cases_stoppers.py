@@ -56,7 +56,7 @@ def criteria_on_other_values(side: Side) -> None:
     _lengths(side, {"time_total_s": 1e9}, [7, 7, 7])
 
 
-@case("MaximumIterationStopper", "FunctionStopper", "NoopStopper", "CombinedStopper", "TimeoutStopper", telling=True)
+@case("MaximumIterationStopper", "FunctionStopper", "NoopStopper", "CombinedStopper", "TimeoutStopper")
 def plain_stoppers(side: Side) -> None:
     _lengths(side, MaximumIterationStopper(3), [3, 3, 3])
     _lengths(side, FunctionStopper(lambda trial_id, result: result["score"] >= 2.0), [4, 1, 2])

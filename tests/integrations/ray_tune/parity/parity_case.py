@@ -61,29 +61,26 @@ class Side:
     Args:
         name: ``"stock"`` or ``"fluid"``.
         folder: its own; ``storage``, where sweeps store, and ``notes``, which trials can write to, are in it.
-        executor: runs the trials; ``None`` for stock Tune.
+        executor: runs the trials under Fluid.
         without: columns that are not compared.
 
     Attributes:
         seen: what was observed of each sweep.
+        is_stock: whether trials run under stock Tune.
         used: the arguments and settings that were used, as ``"run.stop"``.
     """
 
-    def __init__(self, name: str, folder: Path, executor: FluidExecutor | None, without: tuple[Excluded, ...]) -> None:
-        #: What the names of its sweeps begin with: sweeps of one name share a folder of Ray's if they start in one second.
+    def __init__(self, name: str, folder: Path, executor: FluidExecutor, without: tuple[Excluded, ...]) -> None:
+        #: What its sweeps' names begin with: those of one name that start in one second share a folder of Ray's.
         self.prefix = f"{folder.parent.name}-{name}"
         self.executor = executor
+        self.is_stock = name == "stock"
         self.storage, self.notes = folder / "storage", folder / "notes"
         self.notes.mkdir(parents=True)
         self.seen: list[dict[str, Any]] = []
         self.used: set[str] = set()
         self._names = Names(folder, self.prefix)
         self._columns = frozenset().union(*(excluded.columns for excluded in (TIMES, *without)))
-
-    @property
-    def is_stock(self) -> bool:
-        """Whether trials run under stock Tune."""
-        return self.executor is None
 
     def run(
         self,

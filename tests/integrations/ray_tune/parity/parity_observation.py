@@ -34,15 +34,30 @@ class Excluded:
 
 TIMES = Excluded(
     frozenset(
-        ["date", "time_since_restore", "time_this_iter_s", "time_total_s", "timestamp", "hostname", "node_ip", "pid"]
-        + ["process"]
+        [
+            "date",
+            "hostname",
+            "node_ip",
+            "pid",
+            "process",
+            "time_since_restore",
+            "time_this_iter_s",
+            "time_total_s",
+            "timestamp",
+        ]
     ),
     "the clock and the process: two runs of stock Tune differ in them, too; that the columns exist is compared",
 )
 ORDER = Excluded(
     frozenset(
-        ["checkpoint_dir_name", "experiment_tag", "iterations_since_restore", "should_checkpoint", "done"]
-        + ["time_since_restore"]
+        [
+            "checkpoint_dir_name",
+            "done",
+            "experiment_tag",
+            "iterations_since_restore",
+            "should_checkpoint",
+            "time_since_restore",
+        ]
     ),
     "a scheduler that pauses all trials but the last one to come: which one that is depends on the order of results",
 )
