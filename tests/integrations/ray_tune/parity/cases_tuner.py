@@ -160,6 +160,7 @@ def failures_of_a_tuner(side: Side) -> Any:
         climb,
         param_space=config,
         run_config=RunConfig(name="raise", failure_config=FailureConfig(fail_fast="raise")),
+        raises=True,
     )
     return [(grid.num_errors, grid.num_terminated, [type(e).__name__ for e in grid.errors]) for grid in grids]
 

@@ -88,6 +88,7 @@ class Side:
         *,
         stock: dict[str, Any] | None = None,
         executor: FluidExecutor | None = None,
+        raises: bool = False,
         **options: Any,
     ) -> Any:
         """``tune.run``.
@@ -96,10 +97,11 @@ class Side:
             trainable: the trainable.
             stock: options of stock Tune alone, which make it faster and nothing else.
             executor: another than the side's, for Fluid.
+            raises: whether the call may raise; the error is compared.
             options: those of ``tune.run``.
 
         Returns:
-            The analysis, or ``None`` if the call has raised; the error is compared.
+            The analysis, or ``None`` if the call has raised.
         """
         self._note("run", options)
         recorder = Recorder()
@@ -107,16 +109,26 @@ class Side:
         name = options["name"] = f"{self.prefix}-{options.get('name', 'sweep')}"
         options["callbacks"] = [*(options.get("callbacks") or ()), recorder]
         if self.is_stock:
-            return self._call(recorder, name, lambda: ray.tune.run(trainable, **{**options, **(stock or {})}))
-        return self._call(recorder, name, lambda: tune.run(trainable, executor=executor or self.executor, **options))
+            return self._call(recorder, name, raises, lambda: ray.tune.run(trainable, **{**options, **(stock or {})}))
+        chosen = executor or self.executor
+        return self._call(recorder, name, raises, lambda: tune.run(trainable, executor=chosen, **options))
 
-    def fit(self, trainable: Any, *, tune_config: Any = None, run_config: Any = None, **options: Any) -> Any:
+    def fit(
+        self,
+        trainable: Any,
+        *,
+        tune_config: Any = None,
+        run_config: Any = None,
+        raises: bool = False,
+        **options: Any,
+    ) -> Any:
         """``Tuner(...).fit()``; returns the ResultGrid, or ``None`` if it has raised."""
         self._note("Tuner", options)
         recorder = Recorder()
         run_config = run_config or tune.RunConfig()
         run_config.name = f"{self.prefix}-{run_config.name or 'sweep'}"
-        run_config.storage_path = run_config.storage_path or str(self.storage)
+        if run_config.storage_path == tune.RunConfig().storage_path:
+            run_config.storage_path = str(self.storage)
         run_config.verbose = run_config.verbose if run_config.verbose is not None else 0
         run_config.callbacks = [*(run_config.callbacks or ()), recorder]
         for given in (tune_config, run_config):
@@ -129,7 +141,7 @@ class Side:
             on = {} if self.is_stock else {"executor": self.executor}
             return tuner(trainable, **on, **options).fit()
 
-        return self._call(recorder, run_config.name, call)
+        return self._call(recorder, run_config.name, raises, call)
 
     def restore(self, trainable: Any, *, name: str = "sweep", **options: Any) -> Any:
         """``Tuner.restore(...).fit()``; returns the ResultGrid, or ``None`` if it has raised."""
@@ -148,15 +160,17 @@ class Side:
                 recorder.__init__()
             return restored.fit()
 
-        return self._call(recorders, name, call)
+        return self._call(recorders, name, False, call)
 
-    def _call(self, recorder: Recorder | list[Recorder], name: str, call: Callable[[], Any]) -> Any:
+    def _call(self, recorder: Recorder | list[Recorder], name: str, raises: bool, call: Callable[[], Any]) -> Any:
         random.seed(11)
         np.random.seed(11)
         result, error = None, None
         try:
             result = call()
         except Exception as raised:
+            if not raises:
+                raise
             error = raised
         if isinstance(recorder, list):
             recorder = recorder[-1] if recorder else Recorder()
