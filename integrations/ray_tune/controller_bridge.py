@@ -21,7 +21,7 @@ from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.ray_tune.controller_outbox import Callback, ControllerOutbox
-from fluid.integrations.ray_tune.errors import actor_error, as_task_error, cause_of, task_error
+from fluid.integrations.ray_tune.errors import actor_error, as_task_error, cause_of, start_error, task_error
 from fluid.integrations.ray_tune.final_saves import FinalSaves
 from fluid.integrations.ray_tune.hyperband_stalls import HyperBandStalls
 from fluid.integrations.ray_tune.interruption import Interruption, interruption_of
@@ -372,7 +372,7 @@ class ControllerBridge(TrialListener):
             self._report_start(tune_trial)  # The controller then requests a restore, which reports the failure.
             return
         self._remove_dead(tune_trial)
-        notify(tune_trial.actor._on_error, tune_trial.actor, task_error(failure, tune_trial.trial, "__init__"))
+        notify(tune_trial.actor._on_error, tune_trial.actor, start_error(failure, tune_trial.trial))
 
     def _remove_dead(self, tune_trial: TuneTrial) -> None:
         """Removes a trial whose actor, as the controller sees it, has died."""

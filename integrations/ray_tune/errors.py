@@ -41,6 +41,12 @@ def as_task_error(error: BaseException, trial: Trial, task: str) -> RayTaskError
     return _task_error(trial, task, "".join(traceback.format_exception(error)), cause)
 
 
+def start_error(failure: Failure, trial: Trial) -> RayActorError:
+    """Returns the error that Tune sees when a trial's trainable could not be set up."""
+    error = task_error(failure, trial, "__init__")
+    return RayActorError(error_msg=f"The actor died because of an error raised in its creation task, {error}")
+
+
 def actor_error(failure: Failure) -> RayActorError:
     """Returns the error that Tune sees when the process of an actor has died."""
     return RayActorError(error_msg=failure.message)

@@ -112,7 +112,7 @@ class Failing(tune.Trainable):
             raise ValueError(f"went wrong in {where}")
 
 
-@case("errors in methods")
+@case("errors in methods", defect="a checkpoint that fails takes the result of its iteration with it")
 def errors_in_each_method(side: Side) -> None:
     for where in ("setup", "step", "save", "cleanup"):
         side.run(
@@ -139,6 +139,11 @@ def errors_in_loading(side: Side) -> None:
 def errors_of_other_kinds(side: Side) -> None:
     for how in ("own", "exit"):
         side.run(Failing, name=how, config={"where": "step", "how": how}, raise_on_failed_trial=False)
+    (trial,) = side.trials()
+    side.seen[-1] = {
+        "status": trial["status"],
+        "hooks": trial["hooks"],
+    }  # The texts tell of processes.
 
 
 def wrong(config: dict[str, Any]) -> Any:
@@ -163,6 +168,7 @@ def what_a_function_may_do(side: Side) -> None:
     side.run(
         wrong, name="metric", config={"what": "reports without the metric"}, metric="score", mode="max", raises=True
     )
+    side.seen[-1]["raised"] = [line.partition("Result: ")[0] for line in side.seen[-1]["raised"]]
 
 
 def dies(config: dict[str, Any]) -> None:

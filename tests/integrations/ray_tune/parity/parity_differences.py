@@ -12,6 +12,7 @@ ON_PURPOSE: dict[str, tuple[str, ...]] = {
     "A process that dies": (),
     "Tune's own loggers": (),
     "Fluid's live view": (),
+    "What trials print": (),
     "Tune's scheduler is wrapped": (),
     "Ray Client": ("run._remote", "run._remote_string_queue"),
     "fluid report": (),

@@ -68,6 +68,8 @@ EXCLUDED = {
     "placeholders; their places and numbers are compared",
     "on_step_begin, on_step_end": "the number of the controller's turns depends on the clock; that each is called, in "
     "turn, is compared",
+    "the number of a sweep's state files": "Tune makes one per second in which a sweep was begun or resumed",
+    "line numbers of Ray's code": "an error shows where Ray first looked at a value",
     "order among trials": "of results of trials that run at once; the order within each trial is compared",
     "events.out.tfevents.*": "contains times; that each trial has the file is compared",
     "*.pkl": "pickles of the driver's objects, which hold Fluid's scheduler; that they exist is compared, and the "
@@ -85,6 +87,7 @@ _NAMES = [
     (re.compile(r"\(pid=\d+, ip=.*\)"), "PROCESS"),
     (re.compile(r"\(pid=\d+\)|pid=\d+"), "PROCESS"),
     (re.compile(r"0x[0-9a-f]+"), "ADDRESS"),
+    (re.compile(r'(site-packages/ray/.*", line )\d+'), r"\1N"),
     (re.compile(r"events\.out\.tfevents\..*"), "events"),
 ]
 
@@ -198,7 +201,7 @@ def observed_sweep(recorder: Recorder, experiment: Path | None, names: Names, wi
     }
     folders = {Path(trial.path).name for trial in recorder.trials if trial.storage}
     if experiment is not None and experiment.exists():
-        seen["files"] = sorted(names(path.name) for path in experiment.iterdir() if path.name not in folders)
+        seen["files"] = sorted({names(path.name) for path in experiment.iterdir() if path.name not in folders})
         seen["trial folders"] = sorted(names(path.name) for path in experiment.iterdir() if path.name in folders)
     return seen
 
