@@ -10,6 +10,7 @@ ON_PURPOSE: dict[str, tuple[str, ...]] = {
     "No actor per trial": (),
     "A paused trial stays in memory": (),
     "A process that dies": (),
+    "cleanup()": (),
     "Tune's own loggers": (),
     "Fluid's live view": (),
     "What trials print": (),
