@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
 from typing import Any, NamedTuple
@@ -29,13 +30,11 @@ class Bundle(NamedTuple):
 
 
 def variables_of(group: Any, number: int) -> tuple[tuple[str, str], ...]:
-    """Returns the environment variable that tells a lane the bundle of its device; several are divided by commas."""
-    told = base64.b64encode(pickle.dumps(PlacementGroup(group.id))).decode()
-    return ((VARIABLE, f"{told}:{number}"),)
+    """Returns the environment variable that tells a lane the bundle of its device: a list, as JSON."""
+    return ((VARIABLE, json.dumps([[base64.b64encode(pickle.dumps(PlacementGroup(group.id))).decode(), number]])),)
 
 
 def bundles_of_lane() -> tuple[Bundle, ...]:
     """Returns the bundles of this lane's devices; none where Fluid does not have them from Ray."""
-    told = os.environ.get(VARIABLE, "")
-    parts = [part.rpartition(":") for part in told.split(",") if part]
-    return tuple(Bundle(base64.b64decode(group), int(number)) for group, _, number in parts)
+    told = json.loads(os.environ.get(VARIABLE, "[]"))
+    return tuple(Bundle(base64.b64decode(group), number) for group, number in told)
