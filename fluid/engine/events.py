@@ -38,7 +38,8 @@ class Failure:
     Attributes:
         kind: ``"error"`` (the trial raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (an iteration gave no
             result in time, twice), ``"not_saved"`` (it was to leave a lane and could not be saved for want of space),
-            or ``"stopped"`` for a call of a trial that was stopped.
+            ``"no_device"`` (no device is left that could run it), or ``"stopped"`` for a call of a trial that was
+            stopped.
         message: one line for people.
         traceback: the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.

@@ -33,6 +33,7 @@ _FAILED = {
     "out_of_memory": "ran out of device memory",
     "lane_lost": "lost its lane",
     "timeout": "ran into its time limit",
+    "no_device": "had no device left that could run it",
 }
 _OUTCOMES = {
     "DONE": "ended it as done",
