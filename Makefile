@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[all,dev]'
 	touch $@
 
-# Apart from the rest, as PyTorch is large and nothing but the examples and benchmarks needs it, and as HpBandSter needs
+# Apart from the rest, as PyTorch is large and nothing but the examples, their tests and benchmarks needs it, and as HpBandSter needs
 # a C compiler.
 $(EXAMPLES): $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \

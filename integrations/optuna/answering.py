@@ -16,7 +16,8 @@ def answer(request: TrialRequest, study: Study, trial: Trial) -> None:
     """Does what an objective asks for with the driver's own objects; an exception is raised in the objective."""
     try:
         asked = Request(*request.read())
-        value = getattr(study if asked.of_study else trial, asked.name)
+        owner = {"trial": trial, "study": study, "storage": trial.storage}[asked.target]
+        value = getattr(owner, asked.name)
         if asked.call is not None:
             args, kwargs = asked.call
             value = value(*args, **kwargs)

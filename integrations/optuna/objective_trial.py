@@ -6,7 +6,6 @@ The names are those of the Optuna that is installed. The driver's end is :mod:`f
 from __future__ import annotations
 
 import functools
-from abc import update_abstractmethods
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +16,8 @@ from fluid.trainables.driver_link import DriverLink
 
 with try_import("Optuna", extra="optuna"):
     from optuna import Study
-    from optuna.trial import BaseTrial, Trial
+    from optuna.storages import BaseStorage
+    from optuna.trial import Trial
 
 Class = TypeVar("Class", bound=type)
 
@@ -39,7 +39,6 @@ def _remote_members(source: type, attributes: Sequence[str], excluded: Sequence[
                 setattr(cls, name, _remote_property(name))
         for name in attributes:
             setattr(cls, name, _remote_property(name))
-        update_abstractmethods(cls)
         return cls
 
     return decorate
@@ -47,7 +46,7 @@ def _remote_members(source: type, attributes: Sequence[str], excluded: Sequence[
 
 def _remote_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(self: ObjectiveTrial | ObjectiveStudy, *args: Any, **kwargs: Any) -> Any:
+    def call(self: ObjectiveTrial | ObjectiveStudy | ObjectiveStorage, *args: Any, **kwargs: Any) -> Any:
         return self._ask(name, (args, kwargs))
 
     return call
@@ -74,16 +73,31 @@ class ObjectiveStudy:
         )
 
     def _ask(self, name: str, call: Any = None) -> Any:
-        return self._link.ask(tuple(Request(True, name, call)))
+        return self._link.ask(tuple(Request("study", name, call)))
 
     def _is_multi_objective(self) -> bool:
         """As in Optuna, whose pruning callbacks for other libraries ask for it."""
         return len(self._ask("directions")) > 1
 
 
+@_remote_members(BaseStorage, (), ())
+class ObjectiveStorage:
+    """The ``storage`` of a trial in a lane, which Optuna's own helpers write attributes to.
+
+    Args:
+        link: to the driver.
+    """
+
+    def __init__(self, link: DriverLink) -> None:
+        self._link = link
+
+    def _ask(self, name: str, call: Any = None) -> Any:
+        return self._link.ask(tuple(Request("storage", name, call)))
+
+
 @_remote_members(Trial, _OF_TRIAL, ("number",))
-class ObjectiveTrial(BaseTrial):  # type: ignore[misc]
-    """The trial that an objective in a lane gets.
+class ObjectiveTrial(Trial):  # type: ignore[misc]
+    """The trial that an objective in a lane gets: a ``Trial``, as libraries ask for one, with nothing of its state.
 
     Args:
         link: to the driver.
@@ -92,6 +106,7 @@ class ObjectiveTrial(BaseTrial):  # type: ignore[misc]
 
     Attributes:
         study: the trial's study.
+        storage: the study's storage.
     """
 
     def __init__(self, link: DriverLink, number: int, storage_id: int) -> None:
@@ -99,6 +114,7 @@ class ObjectiveTrial(BaseTrial):  # type: ignore[misc]
         self._number = number
         self._trial_id = storage_id
         self.study = ObjectiveStudy(link)
+        self.storage = ObjectiveStorage(link)
 
     @property
     def number(self) -> int:
@@ -112,4 +128,4 @@ class ObjectiveTrial(BaseTrial):  # type: ignore[misc]
         raise FluidError("a trial cannot be pickled: use it in the process in which the objective runs")
 
     def _ask(self, name: str, call: Any = None) -> Any:
-        return self._link.ask(tuple(Request(False, name, call)))
+        return self._link.ask(tuple(Request("trial", name, call)))

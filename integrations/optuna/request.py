@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+Target = Literal["trial", "study", "storage"]
 
 
 class Request(NamedTuple):
-    """A member of the driver's trial, or of its study, to read or to call.
+    """A member of the driver's trial, of its study, or of the study's storage, to read or to call.
 
     Attributes:
-        of_study: whether it is the study's.
+        target: whose member it is.
         name: of the member.
         call: its arguments; ``None`` to read a property.
     """
 
-    of_study: bool
+    target: Target
     name: str
     call: tuple[tuple[Any, ...], dict[str, Any]] | None = None

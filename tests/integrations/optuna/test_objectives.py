@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +24,9 @@ optuna = pytest.importorskip("optuna")
 
 from optuna.trial import TrialState  # noqa: E402
 from optuna_trainables import curve, train  # noqa: E402
+from same_study import assert_same, everything  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def everything(study: Any) -> list[Any]:
-    """What a study knows of its trials, but for times and Fluid's own note of the process."""
-    return [
-        (
-            trial.number,
-            trial.state.name,
-            trial.values,
-            trial.params,
-            trial.distributions,
-            trial.intermediate_values,
-            trial.user_attrs,
-            {name: value for name, value in trial.system_attrs.items() if name != "fluid:run"},
-        )
-        for trial in study.trials
-    ]
-
-
-def assert_same(make: Callable[[], Any], objective: Any, n_trials: int = 12, **options: Any) -> Any:
-    """Runs a study by study.optimize and on Fluid, one trial at a time; returns the latter."""
-    expected, got = make(), make()
-    expected.optimize(objective, n_trials=n_trials, **options)
-    optimize(got, objective, n_trials=n_trials, n_jobs=1, **options)
-    assert everything(got) == everything(expected)
-    return got
 
 
 def states(study: Any) -> list[str]:
@@ -267,7 +241,7 @@ def test_objectives_run_in_lanes_in_the_main_thread() -> None:
         trial.set_user_attr("main", threading.current_thread() is threading.main_thread())
         with pytest.raises(Exception, match="cannot be pickled"):
             pickle.dumps(trial)
-        assert isinstance(trial, optuna.trial.BaseTrial)
+        assert isinstance(trial, optuna.Trial)
         return 0.0
 
     study = optuna.create_study()
