@@ -21,11 +21,11 @@ from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.ray_tune.controller_outbox import Callback, ControllerOutbox
-from fluid.integrations.ray_tune.errors import actor_error, as_task_error, cause_of, start_error, task_error
+from fluid.integrations.ray_tune.errors import actor_error, as_task_error, cause_of, save_error, start_error, task_error
 from fluid.integrations.ray_tune.final_saves import FinalSaves
 from fluid.integrations.ray_tune.hyperband_stalls import HyperBandStalls
 from fluid.integrations.ray_tune.interruption import Interruption, interruption_of
-from fluid.integrations.ray_tune.lane_trial import RestoreError
+from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
 from fluid.integrations.ray_tune.private_api import RESULT_DUPLICATE, TrackedActor, Trial, waits_for_saves
 from fluid.integrations.ray_tune.serialization import pickle_arguments
 from fluid.integrations.ray_tune.submission import TrialSubmission
@@ -181,6 +181,10 @@ class ControllerBridge(TrialListener):
         """Requests a checkpoint of the state that made the last result; returns a reference to it."""
         tune_trial = self._trials[actor]
         saved = tune_trial.claim_save()
+        if isinstance(saved, FailedSave):
+            raised = save_error(saved, tune_trial.trial)
+            self._outbox.answer(tune_trial, lambda: notify(task.on_error, actor, raised))
+            return self._reference(None)
         if saved is not None:
             tune_trial.record_save(saved)
             self._outbox.answer(tune_trial, lambda: notify(task.on_result, actor, saved))

@@ -8,7 +8,7 @@ import traceback
 from ray.exceptions import RayActorError, RayTaskError
 
 from fluid.engine.events import Failure
-from fluid.integrations.ray_tune.lane_trial import RestoreError
+from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
 from fluid.integrations.ray_tune.private_api import Trial
 from fluid.session.results import CallFailedError, TrialFailedError
 
@@ -39,6 +39,11 @@ def as_task_error(error: BaseException, trial: Trial, task: str) -> RayTaskError
         return _task_error(trial, task, error.__cause__.failure.traceback, error)
     cause = error.__cause__ if isinstance(error, TrialFailedError) and error.__cause__ is not None else error
     return _task_error(trial, task, "".join(traceback.format_exception(error)), cause)
+
+
+def save_error(failed: FailedSave, trial: Trial) -> RayTaskError:
+    """Returns the error that Tune sees when it asks for a checkpoint that could not be made."""
+    return _task_error(trial, "save", failed.traceback, failed.error)
 
 
 def start_error(failure: Failure, trial: Trial) -> RayActorError:

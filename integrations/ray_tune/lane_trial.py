@@ -58,6 +58,22 @@ class RestoreError(Exception):
         self.traceback, self.error = traceback, error
 
 
+class FailedSave(NamedTuple):
+    """In place of a checkpoint that the trainable could not make; the result that it came with stands.
+
+    Attributes:
+        traceback: of the error, as text.
+        error: the error; another with its message if it cannot be pickled.
+        checkpoint: none.
+        metrics: none.
+    """
+
+    traceback: str
+    error: Exception
+    checkpoint: None = None
+    metrics: Mapping[str, Any] = {}
+
+
 class LaneTrialSpec(NamedTuple):
     """A trial as it is sent to a lane.
 
@@ -130,7 +146,7 @@ class LaneTrial:
             done = bool(result.get(DONE))
             self.iteration += 1
             self._work += self._clock.now() - begun
-            saved = self._save() if self._should_save(result) else None
+            saved = self._save_or_failure() if self._should_save(result) else None
         return {RESULT: self._without_config(result), SAVED: saved, DONE: done}
 
     def cleanup(self) -> None:
@@ -177,6 +193,13 @@ class LaneTrial:
         """Whether Tune is sure to ask for a checkpoint when it has processed a result."""
         asks = bool(result.get(SHOULD_CHECKPOINT))
         return asks or self._checkpoints.due(result[TRAINING_ITERATION], bool(result.get(DONE)))
+
+    def _save_or_failure(self) -> Any:
+        """Makes a checkpoint that the controller will ask for once it has the result of this iteration."""
+        try:
+            return self._save()
+        except Exception as error:
+            return FailedSave(traceback.format_exc(), _sendable(error))
 
     def _save(self) -> Any:
         begun = self._clock.now()

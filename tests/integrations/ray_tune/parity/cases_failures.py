@@ -112,7 +112,7 @@ class Failing(tune.Trainable):
             raise ValueError(f"went wrong in {where}")
 
 
-@case("errors in methods", defect="a checkpoint that fails takes the result of its iteration with it")
+@case("errors in methods")
 def errors_in_each_method(side: Side) -> None:
     for where in ("setup", "step", "save", "cleanup"):
         side.run(

@@ -78,16 +78,21 @@ def what_is_resumed(side: Side) -> None:
 
 
 class Ends(tune.Callback):
-    """Ends a sweep by an error in the driver, as a crash does, at the third result of the second trial."""
+    """Ends a sweep by an error in the driver, as a crash does, at the third result of the second trial, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._note = folder / "ended"
 
     def on_trial_result(self, trial: Any, result: dict[str, Any], **info: Any) -> None:
-        if trial.trial_id.endswith("_00001") and result["training_iteration"] == 3:
+        ends = trial.trial_id.endswith("_00001") and result["training_iteration"] == 3
+        if ends and not self._note.exists():
+            self._note.touch()
             raise RuntimeError("the driver ends here")
 
 
 @case("run.resume")
 def a_sweep_whose_driver_failed(side: Side) -> None:
-    for resume, callbacks in ((None, [Ends()]), (True, [])):
+    for resume, callbacks in ((None, [Ends(side.notes)]), (True, [])):
         await_uploads()
         side.run(
             ReusableClimber,
@@ -144,7 +149,7 @@ def a_tuner_that_resumes_the_unfinished(side: Side) -> Any:
         ReusableClimber,
         param_space={"x": tune.grid_search([1.0, 2.0, 3.0])},
         tune_config=TuneConfig(search_alg=BasicVariantGenerator(max_concurrent=1), reuse_actors=True),
-        run_config=RunConfig(stop=LENGTH, callbacks=[Ends()], checkpoint_config=OFTEN),
+        run_config=RunConfig(stop=LENGTH, callbacks=[Ends(side.notes)], checkpoint_config=OFTEN),
         raises=True,
     )
     first = side.restore(ReusableClimber)
