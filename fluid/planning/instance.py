@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fluid.errors import InvalidFieldError, require_number
+from fluid.planning.constraints import Constraint
 from fluid.planning.json_input import AtLeastOne, Count, NonNegative, cluster_from_json, read_json_object, read_record
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import (
@@ -46,6 +47,8 @@ class Instance:
         epsilon: seconds one resize costs.
         priority: (k,) a higher priority starts first.
         needs: (k,) device memory, ``None`` for a trial whose need is unknown.
+        constraints: (k,) what trials ask of their devices, ``None`` for a trial that asks for nothing; ``None`` if none
+            asks for anything.
     """
 
     trial_ids: tuple[str, ...]
@@ -55,6 +58,7 @@ class Instance:
     epsilon: float
     priority: FloatArray
     needs: tuple[MemoryNeed | None, ...]
+    constraints: tuple[Constraint | None, ...] | None = None
 
     def __len__(self) -> int:
         """k, the number of trials."""
@@ -129,6 +133,7 @@ class Instance:
             model=self.model.take(index),
             priority=self.priority[index],
             needs=tuple([self.needs[row] for row in rows]),
+            constraints=None if self.constraints is None else tuple([self.constraints[row] for row in rows]),
         )
 
     @classmethod
@@ -159,7 +164,7 @@ class Instance:
         beta = {key: known.beta(key) for key in keys}
         packing = {key: known.packing_limit(key, c) for key in keys}
         memory = {key: known.memory(key) for key in keys}
-        return cls.build(
+        made = cls.build(
             [trial.budget * (default if (s := pace[trial.key]) is None else s) for trial in trials],
             cluster,
             alpha=[alpha[trial.key] for trial in trials],
@@ -172,6 +177,23 @@ class Instance:
             priority=[trial.priority for trial in trials],
             needs=[trial.memory or memory[trial.key] for trial in trials],
         )
+        constraints = tuple(Constraint.of(trial.requires, trial.devices, False) for trial in trials)
+        return made if not any(constraints) else made._constrained(constraints)
+
+    def _constrained(self, constraints: tuple[Constraint | None, ...]) -> Instance:
+        """This instance with what trials ask of their devices, and c and d lowered to that."""
+        for row, constraint in enumerate(constraints):
+            if constraint is None:
+                continue
+            problem = constraint.problem(self.cluster.devices)
+            if problem is not None:
+                field, value, reason = problem
+                raise InvalidFieldError(field, value, f"trial {self.trial_ids[row]!r} fits on no device: {reason}")
+            requires = constraint.requires
+            eligible = sum(requires is None or requires.met_by(device) for device in self.cluster.devices)
+            self.model.d[row] = min(self.model.d[row], eligible)
+            self.model.c[row] = min(self.model.c[row], constraint.most_residents or self.model.c[row])
+        return replace(self, constraints=constraints)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Instance:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import cached_property
+
+import numpy as np
 
 from fluid.errors import require_integer
 from fluid.planning.arrangement import Arrangement, KeepWidths, Replanner, start_order
@@ -83,7 +86,21 @@ class Planner(ABC):
             InvalidFieldError: the group is empty, or a trial fits on no device.
         """
         instance = Instance.from_group(group, cluster, profile, c=self.c, d=self.d)
-        return Plan(self.name, instance, self.arrange(instance))
+        return Plan(self.name, instance, self._arrange(instance))
+
+    def _arrange(self, instance: Instance) -> Arrangement:
+        """Arranges trials of which some may have a fixed width: those come first, as they are hardest to place."""
+        constraints = instance.constraints
+        if constraints is None:
+            return self.arrange(instance)
+        widths = np.array([float((asked and asked.width) or 0) for asked in constraints])
+        fixed, free = np.flatnonzero(widths), np.flatnonzero(widths == 0)
+        order = fixed[start_order(widths[fixed], instance.heights[fixed], instance.priority[fixed])]
+        if not len(free):
+            return Arrangement(widths, order, self.replanner(), replan_at_start=False, name=self.name)
+        rest = self.arrange(instance.take(free.tolist(), [instance.trial_ids[row] for row in free.tolist()]))
+        widths[free] = rest.widths
+        return replace(rest, widths=widths, order=np.concatenate([order, free[rest.order]]))
 
 
 class Plan:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from fluid.planning.arrangement import Arrangement, Running, WidthChange
+from fluid.planning.constraints import Constraint
 from fluid.planning.instance import Instance
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.runtime_model import TOLERANCE, stretch_of
@@ -74,6 +76,8 @@ class Rollout:
         self._c: list[int] = []
         self._d: list[int] = []
         self._needs: list[MemoryNeed | None] = []
+        #: Of the rows that ask for something.
+        self._constraints: dict[int, Constraint] = {}
         self._width: list[float] = []
         self._rate: list[float] = []
         self._since: list[float] = []
@@ -112,6 +116,11 @@ class Rollout:
     def snapshot(self, epsilon: float | None = None) -> Running:
         """The re-planner's input, with ``epsilon`` in place of the rollout's own."""
         rows = sorted(self.running)
+        n = len(self.occupancy)
+        if self._constraints:  # A fixed width is not changed: planners see the other trials on the other devices.
+            fixed = {row for row in rows if (asked := self._constraints.get(row)) is not None and asked.width}
+            n -= sum(len(self.occupancy.held[row]) for row in fixed)
+            rows = [row for row in rows if row not in fixed]
         now, left, rate, since = self.now, self._remaining, self._rate, self._since
         held = [self.occupancy.held[row] for row in rows]
         residents = self.occupancy.residents
@@ -127,7 +136,7 @@ class Rollout:
             c=np.array([self._c[row] for row in rows], dtype=np.int64),
             d=np.array([self._d[row] for row in rows], dtype=np.int64),
             free=self.occupancy.free_count,
-            n=len(self.occupancy),
+            n=n,
             epsilon=self.epsilon if epsilon is None else epsilon,
         )
 
@@ -147,6 +156,9 @@ class Rollout:
         self._c += model.c.tolist()
         self._d += model.d.tolist()
         self._needs += instance.needs
+        for row, constraint in enumerate(instance.constraints or ()):
+            if constraint is not None:
+                self._constraints[first + row] = constraint
         self._width += arrangement.widths.tolist()
         self._rate += [0.0] * k
         self._since += [self.now] * k
@@ -154,7 +166,8 @@ class Rollout:
         self._opened += [(0.0, 0.0)] * k
         priority, widths = instance.priority.tolist(), arrangement.widths.tolist()
         for row in arrangement.order.tolist():
-            self._queue.push(first + row, widths[row], priority[row], instance.needs[row])
+            kind = instance.needs[row], self._constraints.get(first + row)
+            self._queue.push(first + row, widths[row], priority[row], kind)
         return range(first, first + k)
 
     def dispatch(self) -> list[int]:
@@ -196,7 +209,7 @@ class Rollout:
         before = self.occupancy.held[row]
         neighbours = self._neighbours(row)
         self._settle(row)
-        chosen = self.occupancy.devices_for(row, width, self._needs[row])
+        chosen = self.occupancy.devices_for(row, width, self._needs[row], self._allowed(row))
         if chosen is None or (width > self._width[row] and self._is_slower(row, chosen, width)):
             return False
         self.occupancy.move(row, chosen, width, self._needs[row])
@@ -221,10 +234,13 @@ class Rollout:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _place(self, row: int) -> bool:
-        if self.occupancy.place(row, self._width[row], self._needs[row]) is None:
+        if self.occupancy.place(row, self._width[row], self._needs[row], allowed=self._allowed(row)) is None:
             return False
         self._begin(row)
         return True
+
+    def _allowed(self, row: int) -> Set[int] | None:
+        return self.occupancy.eligible.of(self._constraints[row]) if row in self._constraints else None
 
     def _begin(self, row: int) -> None:
         self.running.add(row)
