@@ -34,11 +34,14 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope
 # pytest runs last, so that its summary closes the output.
 test: lint typecheck
 	@echo "make test leaves out the slow tests (sweeps with and without Fluid, clusters of several nodes, builds)."
-	@echo "make test-slow runs those, and make test-parity all comparisons with stock Ray Tune; CI runs the first two."
-	$(PYTEST) -m "not slow"
+	@echo "make test-slow runs those, and make test-parity all comparisons with stock Ray Tune; CI runs the first two, but"
+	@echo "for what is marked long."
+	$(PYTEST) -m "not slow and not long"
 
+# make test-slow SLOW='slow and not long' is what CI runs.
+SLOW := slow or long
 test-slow: $(INSTALLED)
-	$(PYTEST) -m "slow and not parity"
+	$(PYTEST) -m "($(SLOW)) and not parity"
 
 # All sweeps that are compared with stock Ray Tune; make test-slow has the most telling of them.
 test-parity: $(INSTALLED)

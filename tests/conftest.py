@@ -172,6 +172,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs Horovod")
 
 
+#: Whose lanes load what the driver has loaded, as the lanes of users do.
+_LANES_OF_USERS = ("integrations/", "examples/", "test_docs.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lean_lanes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lanes load what their trials import, and not all that other tests have loaded here: that takes seconds each."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.path.relative_to(_HERE).as_posix().startswith(_LANES_OF_USERS):
+            patch.setattr("fluid.backends.local.backend._LIKELY", ())
+        yield
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """The address of a Ray cluster of two cores, which a module connects to and disconnects from.

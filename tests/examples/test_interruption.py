@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,7 +50,6 @@ def test_an_example_without_tune(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "ray")), reason="needs Ray and PyTorch"
 )

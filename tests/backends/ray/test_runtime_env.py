@@ -18,7 +18,7 @@ from fluid.resources import Device
 ray = pytest.importorskip("ray")
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 SEEN = {
     "variable": "os.environ.get('OF_THE_JOB')",
