@@ -19,8 +19,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[all,dev]'
 	touch $@
 
-# Apart from the rest, as PyTorch is large and nothing but the examples, their tests and benchmarks needs it, and as HpBandSter needs
-# a C compiler.
+# Apart from the rest, as PyTorch is large and nothing but the examples, their tests and benchmarks needs it, and as
+# HpBandSter needs a C compiler.
 $(EXAMPLES): $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
 		--no-build-isolation -e '.[all,examples,hpbandster]'
