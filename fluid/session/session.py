@@ -292,13 +292,14 @@ class Session:
 
     def _spec(self, trial: Trial) -> TrialSpec:
         elastic = is_elastic(trial.trainable)
+        shares = trial.devices is not None and trial.devices < 1.0
         gang = not elastic and trial.devices is not None and trial.devices >= 2
         return TrialSpec(
             trial_id=trial.id,
             budget=trial.budget,
             priority=trial.priority,
             profile_key=f"{trial.key} on {trial.devices:g} devices" if gang and trial.devices else trial.key,
-            max_width=(trial.max_width or self._max_width) if elastic else 1,
+            max_width=1 if shares or not elastic else trial.max_width or self._max_width,
             memory=trial.memory,
             can_save=can_save(trial.trainable),
             retry_errors=trial.retry_errors,

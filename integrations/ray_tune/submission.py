@@ -220,7 +220,6 @@ class TrialSubmission:
             budget=tune_trial.budget,
             trial_id=tune_trial.trial_id,
             retry_errors=False,
-            max_width=1 if needs.devices is not None else None,
             **needs._asdict(),
             shown=Shown(
                 trial_id=trial.trial_id, config=trial.config, iterations=tune_trial.start_iteration, metrics=RESULT

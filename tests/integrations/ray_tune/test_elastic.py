@@ -16,7 +16,12 @@ import numpy as np  # noqa: E402
 import ray.tune  # noqa: E402
 from ray.train._internal.storage import StorageContext  # noqa: E402
 from ray.tune import Checkpoint, CheckpointConfig  # noqa: E402
-from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining  # noqa: E402
+from ray.tune.schedulers import (  # noqa: E402
+    ASHAScheduler,
+    HyperBandScheduler,
+    PopulationBasedTraining,
+    ResourceChangingScheduler,
+)
 
 from fluid import FluidExecutor, Trial, TrialGroup, tune  # noqa: E402
 from fluid.elastic.state import Snapshot  # noqa: E402
@@ -206,10 +211,28 @@ def test_a_checkpoint_goes_on_with_and_without_fluid(run: Run) -> None:
     assert widths(second.trials[0]) == {1} and all(2 in widths(done.trials[0]) for done in (first, third))
 
 
-def test_a_trial_that_requests_resources_or_is_not_elastic_keeps_one_device(run: Run) -> None:
+def test_a_trial_has_the_width_that_it_requests(run: Run) -> None:
+    options = {"config": {"lr": 0.01, "seconds": SECONDS}, "stop": {"training_iteration": 10}}
+    (asking,) = run("asking", tune.with_resources(TuneFitted, {"cpu": 2}), **options).trials
+    assert widths(asking) == {2}
+    as_alone(asking, 10)
+
+
+def grows(tune_controller: Any, trial: Any, result: dict[str, Any], scheduler: Any) -> tune.PlacementGroupFactory:
+    """A share of a device for three iterations, then two devices."""
+    return tune.PlacementGroupFactory([{"CPU": 0.9 if result["training_iteration"] < 3 else 2}])
+
+
+def test_a_changed_request_changes_the_width(run: Run) -> None:
+    options = {"config": {"lr": 0.01, "seconds": SECONDS}, "stop": {"training_iteration": 8}}
+    changing = ResourceChangingScheduler(resources_allocation_function=grows)
+    (trial,) = run("changing", **options, scheduler=changing, resources_per_trial={"cpu": 0.9}).trials
+    assert [row["width"] for row in trial.rows] == [1] * 3 + [2] * 5
+    as_alone(trial, 8)
+
+
+def test_a_trial_that_is_not_elastic_keeps_one_device(run: Run) -> None:
     options = {"config": {"lr": 0.01, "seconds": SECONDS}, "stop": {"training_iteration": 20}}
-    (asking,) = run("asking", **options, resources_per_trial={"cpu": 2}).trials
-    assert widths(asking) == {1}
 
     class Derived(TuneFitted):  # type: ignore[misc, valid-type]
         """It may hold state that Fluid does not transfer."""

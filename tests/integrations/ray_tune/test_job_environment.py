@@ -22,7 +22,7 @@ from tune_sweeps import sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
-VARIABLES = {"COLOUR": "blue", "LONGER": "${COLOUR}ish ${UNSET}"}
+VARIABLES = {"OMP_NUM_THREADS": "3,2", "COLOUR": "blue", "LONGER": "${COLOUR}ish ${UNSET}"}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,13 @@ class Environment(tune.Trainable):
         return {"seen": {name: os.environ.get(name) for name in VARIABLES}}
 
 
-def test_variables_of_the_job_arrive_in_lanes(executor: FluidExecutor, tmp_path: Path) -> None:
+def test_variables_of_the_job_arrive_in_lanes_and_its_threads_beat_the_request(
+    executor: FluidExecutor, tmp_path: Path
+) -> None:
     assert "COLOUR" not in os.environ
     done = sweep(
         Environment, tmp_path, executor, {"stop": {"training_iteration": 1}, "resources_per_trial": {"cpu": 2}}
     )
-    assert [trial.rows[0]["seen"] for trial in done.trials] == [{"COLOUR": "blue", "LONGER": "blueish "}]
+    assert [trial.rows[0]["seen"] for trial in done.trials] == [
+        {"OMP_NUM_THREADS": "3", "COLOUR": "blue", "LONGER": "blueish "}
+    ]
