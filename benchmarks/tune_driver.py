@@ -31,6 +31,8 @@ from typing import Any
 
 from measuring import machine, run_apart
 
+import fluid
+
 DEVICES = 2
 #: Trials and iterations of each.
 DECISIONS = (16, 200)
@@ -128,9 +130,7 @@ def owner(path: str) -> str:
     folders = Path(path).parts
     if "site-packages" in folders:
         return "ray" if folders[folders.index("site-packages") + 1 :][:1] == ("ray",) else ""
-    root = Path(__file__).resolve().parents[1]
-    is_fluid = any(Path(path).is_relative_to(root / folder) for folder in ("fluid", "integrations"))
-    return "fluid" if is_fluid else ""
+    return "fluid" if Path(path).is_relative_to(Path(fluid.__file__).parent) else ""
 
 
 def one(part: str, system: str) -> dict[str, float]:
