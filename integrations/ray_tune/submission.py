@@ -13,6 +13,7 @@ from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
+from fluid.integrations.inbox import EventInbox
 from fluid.integrations.ray_tune.budgets import Budgets
 from fluid.integrations.ray_tune.decisions import had_run_its_course
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for
@@ -34,7 +35,6 @@ from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedT
 from fluid.integrations.ray_tune.trial_ids import TrialIds
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import TrialListener
 from fluid.trainables.trainable import is_elastic
 from fluid.trialgroup import Shown, TrialGroup, TrialState
 from fluid.trialgroup import Trial as FluidTrial
@@ -68,7 +68,7 @@ class TrialSubmission:
         scheduler: Any,
         concurrency: int | None,
         mode: str | None,
-        listener: TrialListener,
+        listener: EventInbox,
     ) -> None:
         self.is_broken = False
         self._executor = executor
@@ -82,6 +82,8 @@ class TrialSubmission:
         self._clock = MonotonicClock()
         self._environment = ActorEnvironment.of_driver()
         self._requests = ResourceRequests(executor)
+        #: Tune's classes by name; to be asked for one takes Tune a millisecond.
+        self._trainables: dict[str, type] = {}
         self._lane_trials: dict[type, type[LaneTrial]] = {}
         self._ids = TrialIds.of(executor)
         #: Of the sweep's group, once there is a trial.
@@ -228,7 +230,9 @@ class TrialSubmission:
         )
 
     def _lane_trial(self, trial: Trial) -> type[LaneTrial]:
-        trainable = trial.get_trainable_cls()
+        trainable = self._trainables.get(trial.trainable_name)
+        if trainable is None:
+            trainable = self._trainables[trial.trainable_name] = trial.get_trainable_cls()
         if trainable not in self._lane_trials:
             self._lane_trials[trainable] = lane_trial_for(trainable, ShippedTrainable(trainable, self._environment))
         return self._lane_trials[trainable]
@@ -244,7 +248,9 @@ class TrialSubmission:
         elif grant.checkpoints != tune_trial.checkpoints:
             handle.call(trial_id, "set_checkpoints", grant.checkpoints)
         tune_trial.apply(grant)
-        handle.extend(trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations)
+        # A paused trial may have been evicted, which its caller has to know; any other refusal is an error.
+        refused = None if resumed else self._listener.post_error
+        handle.extend(trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations, on_refused=refused)
 
     def note_late_save(self, tune_trial: TuneTrial) -> None:
         """Notes that a trial is saved in a state beyond the last result that the controller was given."""
