@@ -225,13 +225,16 @@ def four_nodes() -> Iterator[Any]:
 
 
 def _cluster(cpus: int, *others: tuple[str, int]) -> Iterator[Any]:
-    """A Ray cluster: so many CPUs on the driver's node, and the address and the CPUs of each other one."""
+    """A Ray cluster: so many CPUs on the driver's node, and the address and the CPUs of each other one.
+
+    Those have a custom resource each, named after the address.
+    """
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
     for address, count in others:
-        cluster.add_node(num_cpus=count, node_ip_address=address)
+        cluster.add_node(num_cpus=count, node_ip_address=address, resources={f"at-{address}": 1})
     yield cluster
     cluster.shutdown()
 
