@@ -7,6 +7,7 @@ in Ray is patched.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ray.tune.schedulers import (
@@ -177,7 +178,8 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             self._executor, self._owns_executor = FluidExecutor(), True
         controller._reuse_actors = False  # Lanes are reused whether or not trainables can be reset.
         known = all_known_at_once(controller) or isinstance(self._base, SuccessiveHalvingScheduler)
-        if known and controller.search_alg.total_samples <= _MOST_PENDING:
+        is_set = os.environ.get("TUNE_MAX_PENDING_TRIALS_PG", "auto") != "auto"  # By the user, who is obeyed.
+        if known and not is_set and controller.search_alg.total_samples <= _MOST_PENDING:
             controller.update_max_pending_trials(
                 max(controller._max_pending_trials, controller.search_alg.total_samples)
             )

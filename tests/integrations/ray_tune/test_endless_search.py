@@ -103,6 +103,17 @@ def test_trials_are_made_as_others_end(
     assert {trial.status for trial in done.trials} == {"TERMINATED"}
 
 
+def test_a_limit_on_pending_trials_that_the_user_sets_is_obeyed(
+    executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "2")
+    watch = Watch()
+    options = {"config": {"x": 1.0, "ends_at": 2}, "num_samples": 12, "callbacks": [watch], "time_budget_s": PATIENCE}
+    done = sweep(Climber, tmp_path, executor, options)
+    assert [trial.iterations for trial in done.trials] == [[1, 2]] * 12
+    assert watch.most_waiting <= 2
+
+
 def test_a_bracket_of_all_trials_of_an_endless_search_is_refused(executor: Any, tmp_path: Path) -> None:
     options = {
         "config": {"x": tune.uniform(0.0, 1.0)},
