@@ -137,13 +137,13 @@ def errors_in_loading(side: Side) -> None:
 
 @case("errors in methods")
 def errors_of_other_kinds(side: Side) -> None:
-    for how in ("own", "exit"):
+    for how, says in (("own", "OwnError: 3 and step"), ("exit", "")):
         side.run(Failing, name=how, config={"where": "step", "how": how}, raise_on_failed_trial=False)
-    (trial,) = side.trials()
-    side.seen[-1] = {
-        "status": trial["status"],
-        "hooks": trial["hooks"],
-    }  # The texts tell of processes.
+        (trial,) = side.trials()
+        text = "\n".join(trial["files"]["error.txt"])
+        assert says in text
+        # Ray adds what it could not unpickle, or of which actor; Fluid which process has ended.
+        side.seen[-1] = {"status": trial["status"], "hooks": trial["hooks"], "failures": trial["failures"]}
 
 
 def wrong(config: dict[str, Any]) -> Any:
