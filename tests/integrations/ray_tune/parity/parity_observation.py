@@ -69,6 +69,8 @@ EXCLUDED = {
     "on_step_begin, on_step_end": "the number of the controller's turns depends on the clock; that each is called, in "
     "turn, is compared",
     "the number of a sweep's state files": "Tune makes one per second in which a sweep was begun or resumed",
+    "the logs of a trial that was paused": "Tune may replace them by an earlier upload when the trial continues; the "
+    "results that it logged are compared",
     "line numbers of Ray's code": "an error shows where Ray first looked at a value",
     "order among trials": "of results of trials that run at once; the order within each trial is compared",
     "events.out.tfevents.*": "contains times; that each trial has the file is compared",
