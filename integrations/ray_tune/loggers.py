@@ -13,8 +13,9 @@ import os
 import pickle
 import select
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ray.tune.constants import RAY_TUNE_CALLBACKS_ENV_VAR
@@ -41,13 +42,19 @@ LOGGERS_VARIABLE = "FLUID_TUNE_LOGGERS"
 PROGRAM = "fluid.integrations.ray_tune.logger_process:serve"
 _NO_DEFAULTS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
 _CHUNK = 1 << 16
+#: How often the process is replaced within one sweep.
+_MOST_REPLACEMENTS = 3
+#: Files of a trial that have one record per line.
+_LINES = ("result.json", "progress.csv")
+
+_log = logging.getLogger(__name__)
 
 #: Connections, by the executor, while its sweep runs.
 _of_executor: dict[int, LoggerConnection] = {}
 
 
 class LoggersLostError(FluidError):
-    """The process of Tune's loggers has ended."""
+    """The process of Tune's loggers has ended, and no other can take its place."""
 
     def __init__(self) -> None:
         super().__init__("the process that writes Tune's logs has ended; see logs/forkserver.log in the run folder")
@@ -56,27 +63,41 @@ class LoggersLostError(FluidError):
 class LoggerConnection:
     """The driver's end of the connection to the loggers.
 
+    If their process dies, another goes on with the same files; the records that were under way are lost, and a warning
+    says how many those may be.
+
     Args:
         connection: to their process.
         names: of the loggers, in the order in which they are called.
+        start: starts another process and returns the connection to it; ``None`` if there can be no other.
     """
 
-    def __init__(self, connection: socket.socket, names: Sequence[str]) -> None:
-        self._socket = connection
-        self._socket.setblocking(False)
-        self._buffer = bytearray()
+    def __init__(
+        self, connection: socket.socket, names: Sequence[str], start: Callable[[], socket.socket | None] | None = None
+    ) -> None:
+        self._connect(connection)
+        self._start = start
+        self._replacements = 0
+        self._names = tuple(names)
         self._failure: LoggerFailed | None = None
         self._flushed = True
+        #: Number of records sent since the files were known to have all.
+        self._under_way = 0
+        #: Trials that have started and not ended, with the loggers that know of them.
+        self._started: dict[str, tuple[set[int], LoggedTrial]] = {}
         #: The config of each trial that the process knows; a result usually has the same object.
         self._configs: dict[str, Any] = {}
         #: Trials with a result; a logger looks for earlier logs at the first one.
         self._with_result: set[str] = set()
-        self.send(tuple(names))
+        self.send(self._names)
 
     def start(self, loggers: tuple[int, ...], trial: Trial) -> None:
         """Tells loggers of a trial's start."""
         self._configs[trial.trial_id] = trial.config
-        self.send(LogStart(loggers, LoggedTrial(trial)))
+        logged = LoggedTrial(trial)
+        known, _ = self._started.get(trial.trial_id, (set(), None))
+        self.send(LogStart(loggers, logged))
+        self._started[trial.trial_id] = known.union(loggers), logged
         self.raise_failure()
 
     def write(self, loggers: tuple[int, ...], trial: Trial, iteration: int, result: dict[str, Any]) -> None:
@@ -93,6 +114,9 @@ class LoggerConnection:
         if trial.trial_id in self._configs:
             self.send(LogEnd(loggers, trial.trial_id, failed, shown_params(trial)))
             self._with_result.discard(trial.trial_id)
+            known, logged = self._started.pop(trial.trial_id, (set(), None))
+            if logged is not None and known.difference(loggers):
+                self._started[trial.trial_id] = known.difference(loggers), logged
         self.raise_failure()
 
     def flush(self) -> None:
@@ -105,8 +129,12 @@ class LoggerConnection:
             return
         self.send(LogFlush())
         while not self._flushed:
-            select.select([self._socket], [], [])
-            self._receive()
+            try:
+                select.select([self._socket], [], [])
+                self._receive()
+            except LoggersLostError:
+                self._replace()
+                self.send(LogFlush())
 
     def raise_failure(self) -> None:
         """Raises what a logger has raised, once."""
@@ -123,9 +151,23 @@ class LoggerConnection:
         raise cause
 
     def send(self, record: Any) -> None:
-        """Sends a record; waits where the process is far behind."""
+        """Sends a record; waits where the process is far behind.
+
+        Raises:
+            LoggersLostError: the process has ended, and no other can take its place.
+        """
+        data = framed(record)
+        while True:
+            try:
+                self._send(data)
+                return
+            except LoggersLostError:
+                self._replace()
+
+    def _send(self, record: bytes) -> None:
         self._flushed = False
-        data = memoryview(framed(record))
+        self._under_way += 1
+        data = memoryview(record)
         self._receive()
         while data:
             try:
@@ -135,6 +177,35 @@ class LoggerConnection:
                 self._receive()
             except OSError as error:
                 raise LoggersLostError from error
+
+    def _connect(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._buffer = bytearray()
+
+    def _replace(self) -> None:
+        """Starts another process, which goes on with the files."""
+        self._socket.close()
+        if self._start is None or self._replacements == _MOST_REPLACEMENTS:
+            raise LoggersLostError
+        self._replacements += 1
+        _log.warning(
+            "The process that writes the logs of Ray Tune has ended; another goes on with them. Of result.json, "
+            "progress.csv and TensorBoard's files, up to %d records are lost.",
+            self._under_way,
+        )
+        try:
+            connection = self._start()
+        except Exception as error:
+            raise LoggersLostError from error
+        if connection is None:
+            raise LoggersLostError
+        self._connect(connection)
+        self._under_way = 0
+        self._send(framed(self._names))
+        for loggers, trial in self._started.values():
+            _cut_torn_lines(trial.local_path)
+            self._send(framed(LogStart(tuple(sorted(loggers)), trial)))
 
     def close(self) -> None:
         """Closes the connection; the process then ends."""
@@ -152,7 +223,7 @@ class LoggerConnection:
         self._buffer += data
         for record in take_records(self._buffer):
             if isinstance(record, LogFlush):
-                self._flushed = True
+                self._flushed, self._under_way = True, 0
             elif isinstance(record, LoggerFailed):
                 self._failure = self._failure or record
             elif isinstance(record, LogLine):
@@ -160,6 +231,17 @@ class LoggerConnection:
                 logger = logging.getLogger(line.name)
                 if logger.isEnabledFor(line.levelno):
                     logger.handle(line)
+
+
+def _cut_torn_lines(folder: str) -> None:
+    """Removes the last lines of a trial's files where they are not whole."""
+    for name in _LINES:
+        path = Path(folder, name)
+        if path.exists():
+            content = path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.truncate(path, whole)
 
 
 class _ApartMixin:
@@ -252,7 +334,11 @@ def loggers_apart(executor: FluidExecutor, callbacks: Sequence[Any] | None) -> I
         yield callbacks
         return
     names = {kind: name for name, kind in _APART.values()}
-    process = LoggerConnection(connection, [names[type(callback)] for callback in apart])
+    process = LoggerConnection(
+        connection,
+        [names[type(callback)] for callback in apart],
+        lambda: executor.session.start_program(PROGRAM),
+    )
     _of_executor[id(executor)] = process
     try:
         _attach(process, wanted)

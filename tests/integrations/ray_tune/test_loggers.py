@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import os
@@ -10,7 +11,9 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -311,22 +314,73 @@ def test_what_loggers_log_is_logged_in_the_driver(caplog: pytest.LogCaptureFixtu
     theirs.close()
 
 
-def test_the_process_dies(cluster: str, tmp_path: Path) -> None:
-    class Killer(tune.Callback):  # type: ignore[misc]
-        def on_trial_result(self, **_: Any) -> None:
-            server = backend._host._server.pid
-            for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
-                if Path(f"/proc/{child}/comm").read_text().strip() == "fluid-loggers":
-                    os.kill(int(child), signal.SIGKILL)
+def eventually(condition: Callable[[], Any]) -> Any:
+    """Waits until a condition holds, and returns it."""
+    deadline = time.monotonic() + 60.0
+    while not (held := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return held
 
-    with FluidExecutor(backend="local", devices=1, verbose=0) as executor, pytest.raises(Exception) as caught:
-        backend: Any = executor.session._backend
-        tune.run(
+
+class Killer(tune.Callback):  # type: ignore[misc]
+    """Kills the process of the loggers at some results."""
+
+    def __init__(self, backend: Any, iterations: set[int]) -> None:
+        self._backend, self._iterations = backend, iterations
+
+    def on_trial_result(self, result: dict[str, Any], **_: Any) -> None:
+        if result["training_iteration"] in self._iterations:
+            process = eventually(self._find)
+            os.kill(process, signal.SIGKILL)
+            eventually(lambda: self._find() != process)
+
+    def _find(self) -> int | None:
+        server = self._backend._host._server.pid
+        for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+            with suppress(OSError):
+                status = Path(f"/proc/{child}/status").read_text()
+                if "Name:\tfluid-loggers" in status and "State:\tZ" not in status:
+                    return int(child)
+        return None
+
+
+def sweep_with_killer(iterations: set[int], folder: Path) -> Any:
+    with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        backend = executor.session._backend
+        return tune.run(
             Climber,
             config={"x": 1.0, "ends_at": 50},
-            callbacks=[Killer()],
-            storage_path=str(tmp_path),
+            callbacks=[Killer(backend, iterations)],
+            storage_path=str(folder),
             verbose=0,
             executor=executor,
         )
+
+
+def test_another_process_goes_on_where_one_dies(cluster: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        (trial,) = sweep_with_killer({5, 30}, tmp_path).trials
+    assert trial.last_result["training_iteration"] == 50
+    lost = [line for line in caplog.records if "records are lost" in line.getMessage()]
+    assert len(lost) == 2
+    lines = Path(trial.local_path, "result.json").read_text().splitlines()
+    written = [json.loads(line)["training_iteration"] for line in lines]
+    assert written == sorted(set(written)) and written[-1] == 50
+    assert len(written) >= 50 - sum(line.args[0] for line in lost if isinstance(line.args, tuple))
+    with Path(trial.local_path, "progress.csv").open() as file:
+        assert [int(row["training_iteration"]) for row in csv.DictReader(file)][-1] == 50
+
+
+def test_a_process_that_keeps_dying_ends_the_sweep(cluster: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception) as caught:
+        sweep_with_killer({5, 15, 25, 35}, tmp_path)
     assert LoggersLostError.__name__ in str(caught.value) or isinstance(caught.value, LoggersLostError)
+
+
+def test_torn_lines_are_cut(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"a": 1}\n{"a"')
+    (tmp_path / "progress.csv").write_text("a\n1\n")
+    loggers._cut_torn_lines(str(tmp_path))
+    assert (tmp_path / "result.json").read_text() == '{"a": 1}\n'
+    assert (tmp_path / "progress.csv").read_text() == "a\n1\n"

@@ -114,9 +114,7 @@ def every_setting_of_a_tuner(side: Side) -> Any:
             trial_name_creator=lambda trial: f"named-{trial.trial_id}",
             trial_dirname_creator=lambda trial: f"folder-{trial.trial_id}",
         ),
-        run_config=RunConfig(
-            stop={"training_iteration": 3}, verbose=1, progress_reporter=reporter, log_to_file=("out.txt", "err.txt")
-        ),
+        run_config=RunConfig(verbose=1, progress_reporter=reporter, log_to_file=("out.txt", "err.txt")),
     )
     side.fit(
         climb,
@@ -140,9 +138,9 @@ def where_a_tuner_stores(side: Side) -> Any:
             sync_config=tune.SyncConfig(sync_artifacts=True, sync_artifacts_on_checkpoint=False),
         ),
     )
-    stored = sorted(path.relative_to(side.storage) for path in side.storage.rglob("artifact-*"))
+    stored = sorted(path.relative_to(side.storage) for path in side.storage.rglob("artifact*"))
     assert len(stored) == 2
-    return [grid[0].path, type(grid.filesystem).__name__, [path.name for path in stored]]
+    return [grid[0].path, type(grid.filesystem).__name__, [str(path) for path in stored]]
 
 
 @case("FailureConfig.fail_fast", "FailureConfig.max_failures", "RunConfig.failure_config", "ResultGrid")
@@ -175,7 +173,7 @@ def a_tuner_with_a_time_budget(side: Side) -> Any:
         tune_config=TuneConfig(time_budget_s=1.0),
     )
     side.seen.clear()
-    return [len(grid), grid.num_errors, grid.num_terminated]
+    return [len(grid), grid.num_errors, grid[0].metrics["done"]]
 
 
 @case("RunConfig.local_dir", "TuneConfig.chdir_to_trial_dir", "TuneConfig.mode", "FailureConfig.fail_fast")
