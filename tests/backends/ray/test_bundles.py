@@ -49,7 +49,7 @@ def test_a_task_that_waits_for_what_the_session_holds_is_warned_of(
 ) -> None:
     monkeypatch.setattr("fluid.backends.ray.starvation.LOOK_S", 0.1)
     with FluidExecutor(backend="ray", verbose=0):
-        waiting = ray.remote(int).remote()
+        waiting = ray.remote(lambda: None).remote()
         (record,) = eventually(lambda: [one for one in caplog.records if "tasks or actors" in one.getMessage()])
         assert "wait for {'CPU': 1.0}, while this session holds 6 CPUs" in record.getMessage()
         ray.cancel(waiting)
