@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,12 @@ def test_the_lines_and_files_are_those_of_ray_tune(ray_cluster: str, tmp_path: P
     for system in ("stock", "fluid"):
         (tmp_path / system).mkdir()
         results.append(_run(system, ray_cluster, tmp_path / system))
-    (out, err, files), fluid = results
-    assert fluid[0] == out
-    assert fluid[1] == err
-    assert fluid[2] == files
-    assert out.count("train: by a child") == 3 and out.count("Model: step 0") == 3 and len(files) == 12
+    (stock_out, stock_err, stock_files), (out, err, files) = results
+    assert files == stock_files and len(files) == 12
+    # Ray may end before it has shown the last lines.
+    assert Counter(stock_out) <= Counter(out) and Counter(stock_err) <= Counter(err)
+    assert (len(out), len(err)) == (33, 15)
+    assert out.count("train: by a child") == 3 and out.count("Model: step 0") == 3
     assert err.count("train: logged") == 3 and "train: to stderr 2" in err
 
 
