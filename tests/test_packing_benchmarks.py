@@ -69,7 +69,7 @@ def test_packing_measures_a_core_and_what_fluid_makes_of_it(
     assert "Its c reaches" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_packing_measures_a_gpu_by_time_slices_and_under_mps(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: Any
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_gpu_that_is_asked_for_and_is_not_there_is_an_error(script: str, monke
         module.main(["--device", "gpu"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_random_packings_and_a_fault_cost_nobody_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import packing_safety
 

@@ -177,7 +177,7 @@ def stock(six_cpus: str, tmp_path_factory: pytest.TempPathFactory) -> list[tuple
     return outcomes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_it_is_as_with_ray_tune_alone(stock: list[Any], tmp_path: Path, backend: str) -> None:
     devices = 4 if backend == "local" else None
