@@ -27,7 +27,6 @@ LENGTH = {"training_iteration": 4}
     "Callback.on_trial_error",
     "Callback.on_trial_complete",
     "Callback.on_experiment_end",
-    "run.callbacks",
     telling=True,
 )
 def every_call(side: Side) -> None:

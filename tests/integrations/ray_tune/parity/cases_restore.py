@@ -143,7 +143,7 @@ def a_tuner_that_restarts_errors(side: Side) -> Any:
     return grid.num_errors
 
 
-@case("Tuner.restore.resume_unfinished", "Tuner.restore._resume_config", "RunConfig.failure_config")
+@case("Tuner.restore._resume_config", "ResumeConfig")
 def a_tuner_that_resumes_the_unfinished(side: Side) -> Any:
     side.fit(
         ReusableClimber,
@@ -166,6 +166,7 @@ def what_can_be_restored(side: Side) -> Any:
     import pyarrow.fs
 
     restored = tuner_class.restore(path, ReusableClimber, storage_filesystem=pyarrow.fs.LocalFileSystem())
+    side.used.add("Tuner.restore.storage_filesystem")
     results = restored.get_results()
     raised = []
     for wrong, trainable in ((str(side.notes), ReusableClimber), (path, climb), ("no/such", climb)):

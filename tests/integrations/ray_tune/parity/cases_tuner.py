@@ -44,7 +44,6 @@ def _result(result: Any) -> dict[str, Any]:
     "RunConfig.stop",
     "RunConfig.verbose",
     "RunConfig.callbacks",
-    "RunConfig.failure_config",
     "RunConfig.checkpoint_config",
     "FailureConfig.max_failures",
     "CheckpointConfig.num_to_keep",
@@ -114,7 +113,9 @@ def every_setting_of_a_tuner(side: Side) -> Any:
             trial_name_creator=lambda trial: f"named-{trial.trial_id}",
             trial_dirname_creator=lambda trial: f"folder-{trial.trial_id}",
         ),
-        run_config=RunConfig(verbose=1, progress_reporter=reporter, log_to_file=("out.txt", "err.txt")),
+        run_config=RunConfig(
+            stop={"training_iteration": 3}, verbose=2, progress_reporter=reporter, log_to_file=("out.txt", "err.txt")
+        ),
     )
     side.fit(
         climb,
@@ -179,6 +180,7 @@ def a_tuner_with_a_time_budget(side: Side) -> Any:
 @case("RunConfig.local_dir", "TuneConfig.chdir_to_trial_dir", "TuneConfig.mode", "FailureConfig.fail_fast")
 def settings_that_are_refused(side: Side) -> Any:
     raised = []
+    side.used |= {"RunConfig.local_dir", "TuneConfig.chdir_to_trial_dir", "TuneConfig.mode"}
     for make in (
         lambda: RunConfig(local_dir="x"),
         lambda: TuneConfig(chdir_to_trial_dir=True),

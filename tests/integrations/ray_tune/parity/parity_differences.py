@@ -10,11 +10,11 @@ ON_PURPOSE: dict[str, tuple[str, ...]] = {
     "No actor per trial": (),
     "A paused trial stays in memory": (),
     "A process that dies": (),
+    "The scheduler that Tune holds": (),
     "cleanup()": (),
     "Tune's own loggers": (),
     "Fluid's live view": (),
     "What trials print": (),
-    "Tune's scheduler is wrapped": (),
     "Ray Client": ("run._remote", "run._remote_string_queue"),
     "fluid report": (),
 }

@@ -204,7 +204,9 @@ def observed_sweep(recorder: Recorder, experiment: Path | None, names: Names, wi
     }
     folders = {Path(trial.path).name for trial in recorder.trials if trial.storage}
     if experiment is not None and experiment.exists():
-        seen["files"] = sorted({names(path.name) for path in experiment.iterdir() if path.name not in folders})
+        # Tune may be writing one of its state files, under another name.
+        found = [path.name for path in experiment.iterdir() if "-tmp-" not in path.name]
+        seen["files"] = sorted({names(name) for name in found if name not in folders})
         seen["trial folders"] = sorted(names(path.name) for path in experiment.iterdir() if path.name in folders)
     return seen
 

@@ -20,6 +20,17 @@ from parity_table import CASES, Case
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
+#: What every case with a Tuner uses.
+TUNERS_OWN = {
+    "Tuner.trainable",
+    "Tuner.restore.path",
+    "Tuner.restore.trainable",
+    "Tuner.can_restore",
+    "Tuner.get_results",
+    "Tuner.restore",
+}
+
+
 def _marked(case: Case) -> Any:
     marks = [] if case.telling else [pytest.mark.parity]
     if case.defect:
@@ -36,6 +47,8 @@ def test_parity(case: Case, executor: Any, tmp_path: Path) -> None:
         observed.append({"sweeps": side.seen, "returned": side.plain(returned)})
     stock, fluid = sides
     assert stock.used == fluid.used
+    settings = {name for name in case.covers if name.startswith(("run.", "Tuner.", "TuneConfig.", "RunConfig."))}
+    assert settings - {"run.run_or_experiment"} <= stock.used | TUNERS_OWN, "covers what it does not use"
     differences = list(differences_of(*observed))
     if differences:
         pytest.fail("\n".join(["stock | Fluid", *differences[:40]]), pytrace=False)
