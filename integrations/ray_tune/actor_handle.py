@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -37,7 +38,8 @@ class LocalActorHandle:
         seconds = wall_seconds()
         return {
             "trial_id": self._trial_id,
-            "date": datetime.fromtimestamp(seconds).strftime("%Y-%m-%d_%H-%M-%S"),
+            # One copy for all trials of a second: Tune keeps what is returned for every trial.
+            "date": sys.intern(datetime.fromtimestamp(seconds).strftime("%Y-%m-%d_%H-%M-%S")),
             "timestamp": int(seconds),
             "pid": os.getpid(),
             "hostname": platform.node(),
