@@ -139,9 +139,9 @@ def where_a_tuner_stores(side: Side) -> Any:
             sync_config=tune.SyncConfig(sync_artifacts=True, sync_artifacts_on_checkpoint=False),
         ),
     )
-    stored = sorted(path.relative_to(side.storage) for path in side.storage.rglob("artifact*"))
+    stored = sorted(path.relative_to(side.storage) for path in side.storage.rglob("artifact-*"))
     assert len(stored) == 2
-    return [grid[0].path, type(grid.filesystem).__name__, [str(path) for path in stored]]
+    return [grid[0].path, type(grid.filesystem).__name__, [path.name for path in stored]]
 
 
 @case("FailureConfig.fail_fast", "FailureConfig.max_failures", "RunConfig.failure_config", "ResultGrid")
@@ -174,7 +174,7 @@ def a_tuner_with_a_time_budget(side: Side) -> Any:
         tune_config=TuneConfig(time_budget_s=1.0),
     )
     side.seen.clear()
-    return [len(grid), grid.num_errors, grid[0].metrics["done"]]
+    return [len(grid), grid.num_errors, grid.num_terminated]
 
 
 @case("RunConfig.local_dir", "TuneConfig.chdir_to_trial_dir", "TuneConfig.mode", "FailureConfig.fail_fast")

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import ray.tune
-from tune_sweeps import Climber
+from tune_sweeps import ReusableClimber
 
 from fluid import tune
 
 
-class Talker(Climber):
+class Talker(ReusableClimber):
     """Prints in every iteration."""
 
     def step(self) -> dict[str, Any]:
