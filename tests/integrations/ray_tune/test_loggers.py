@@ -323,6 +323,14 @@ def eventually(condition: Callable[[], Any]) -> Any:
     return held
 
 
+def has_ended(process: int) -> bool:
+    """Whether a process has ended, and with that has closed its connections."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return True
+
+
 class Killer(tune.Callback):  # type: ignore[misc]
     """Kills the process of the loggers at some results."""
 
@@ -333,14 +341,13 @@ class Killer(tune.Callback):  # type: ignore[misc]
         if result["training_iteration"] in self._iterations:
             process = eventually(self._find)
             os.kill(process, signal.SIGKILL)
-            eventually(lambda: self._find() != process)
+            eventually(lambda: has_ended(process))
 
     def _find(self) -> int | None:
         server = self._backend._host._server.pid
         for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
             with suppress(OSError):
-                status = Path(f"/proc/{child}/status").read_text()
-                if "Name:\tfluid-loggers" in status and "State:\tZ" not in status:
+                if Path(f"/proc/{child}/comm").read_text().strip() == "fluid-loggers" and not has_ended(int(child)):
                     return int(child)
         return None
 

@@ -50,7 +50,7 @@ class Controller:
         self.scheduler = scheduler
         self._stopper = stopper or NoopStopper()
         told = SimpleNamespace(on_pause=lambda _: None, on_unpause=lambda _: None, on_trial_result=lambda *_: None)
-        self.search_alg = SimpleNamespace(searcher=told, is_finished=lambda: False)
+        self.search_alg = SimpleNamespace(searcher=told, is_finished=lambda: False, total_samples=0)
         self.trials: list[Trial] = []
         self.saves: dict[Trial, list[int]] = {}
 
