@@ -44,14 +44,6 @@ class EventInbox(TrialListener):
         """Queues a call of ``handler`` by the owner's thread."""
         self._events.put(handler)
 
-    def post_error(self, error: BaseException) -> None:
-        """Makes the owner's thread raise an error, when it takes the events."""
-
-        def raise_it() -> None:
-            raise error
-
-        self.post(raise_it)
-
     def deliver(self, timeout: float | None = 0.0) -> bool:
         """Handles all queued events.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -153,22 +153,13 @@ class TrialGroupHandle:
         """
         return self._session.await_departures(self._inbox.group_id, require_number("timeout", timeout, at_least=0.0))
 
-    def extend(
-        self,
-        trial_id: str,
-        budget: int,
-        *,
-        follow_up_iterations: int = 0,
-        on_refused: Callable[[BaseException], None] | None = None,
-    ) -> None:
+    def extend(self, trial_id: str, budget: int, *, follow_up_iterations: int = 0) -> None:
         """Gives a trial ``budget`` further iterations; one that was done goes on where it was.
 
         Args:
             trial_id: a trial of this group.
             budget: how many more, at least 1.
             follow_up_iterations: iterations that later rungs may add after those (:class:`fluid.Trial`); 0 by default.
-            on_refused: called by the session's thread with the error if the session refuses this; the call then does
-                not wait for the session. ``None``, the default, to wait, and to raise the error.
 
         Raises:
             InvalidFieldError: the trial is unknown, stopped or failed, the budget is below 1, or
@@ -176,7 +167,7 @@ class TrialGroupHandle:
         """
         budget = require_integer("budget", budget, at_least=1)
         follow_up_iterations = require_integer("follow_up_iterations", follow_up_iterations, at_least=0)
-        self._session.extend(trial_id, budget, follow_up_iterations, on_refused)
+        self._session.extend(trial_id, budget, follow_up_iterations)
         self._group.extend(trial_id, budget, follow_up_iterations=follow_up_iterations)
 
     def add(self, *trials: Trial) -> None:

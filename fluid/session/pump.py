@@ -99,21 +99,6 @@ class Pump:
         self._backend.wake()
         return self._await(answer)
 
-    def post(self, work: Callable[[], Any], refused: Callable[[BaseException], None]) -> None:
-        """Runs ``work`` in the pump's thread, between two events, without waiting; ``refused`` gets what it raises."""
-
-        def look(answer: Future[Any]) -> None:
-            error = answer.exception()
-            if error is not None:
-                refused(error)
-
-        if self._closing or self._broken is not None:
-            raise self._closed_error() from self._broken
-        answer: Future[Any] = Future()
-        answer.add_done_callback(look)
-        self._calls.put((work, answer))
-        self._backend.wake()
-
     def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
         """Drains a device, or the session where that is ``None``; waits until that has ended.
 

@@ -113,14 +113,8 @@ class Session:
             lambda: self._pump.handle(StopRequested(at=self._backend.now(), trial_id=trial_id, outcome=known, now=now))
         )
 
-    def extend(
-        self,
-        trial_id: str,
-        budget: int,
-        follow_up_iterations: int,
-        on_refused: Callable[[BaseException], None] | None = None,
-    ) -> None:
-        """Gives a trial ``budget`` further iterations; without waiting if ``on_refused`` is given."""
+    def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
+        """Gives a trial ``budget`` further iterations."""
 
         def extend() -> None:
             event = BudgetExtended(
@@ -134,10 +128,7 @@ class Session:
             if not trial.state.ended:
                 self._pump.notify(partial(self._pump.inboxes[trial.group_id].reopen, trial_id))
 
-        if on_refused is None:
-            self._in_thread(extend)
-        else:
-            self._pump.post(extend, on_refused)
+        self._in_thread(extend)
 
     def await_departures(self, group_id: str, timeout_s: float) -> tuple[str, ...]:
         """Waits until the stopped trials of a group were cleaned up; returns the ids of those that were not in time."""

@@ -248,9 +248,7 @@ class TrialSubmission:
         elif grant.checkpoints != tune_trial.checkpoints:
             handle.call(trial_id, "set_checkpoints", grant.checkpoints)
         tune_trial.apply(grant)
-        # A paused trial may have been evicted, which its caller has to know; any other refusal is an error.
-        refused = None if resumed else self._listener.post_error
-        handle.extend(trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations, on_refused=refused)
+        handle.extend(trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations)
 
     def note_late_save(self, tune_trial: TuneTrial) -> None:
         """Notes that a trial is saved in a state beyond the last result that the controller was given."""

@@ -278,32 +278,6 @@ def test_what_a_trial_raised_is_the_cause_of_its_failure(make: Callable[..., Flu
     assert "exception" not in journal.replace('"exception": null', ""), "what was raised is not written"
 
 
-def ends_early(config: dict[str, Any]) -> Iterator[dict[str, float]]:
-    yield {"loss": 1.0}
-
-
-def test_extending_without_waiting(make: Callable[..., FluidExecutor]) -> None:
-    refused: list[BaseException] = []
-    told = threading.Event()
-
-    def on_refused(error: BaseException) -> None:
-        refused.append(error)
-        told.set()
-
-    executor = make()
-    handle = one(executor, budget=1)
-    assert handle.wait(PATIENCE)
-    handle.extend("a", 2, on_refused=on_refused)
-    handle.call("a", "note", "later").result(PATIENCE)  # The session takes requests in order.
-    assert handle.wait(PATIENCE) and not refused
-    assert [result.iteration for result in handle.results()] == [1, 2, 3]
-    early = executor.submit_trialgroup(TrialGroup([Trial(ends_early, budget=5, trial_id="b")]))
-    assert early.wait(PATIENCE)
-    early.extend("b", 1, on_refused=on_refused)
-    assert told.wait(PATIENCE)
-    assert len(refused) == 1 and isinstance(refused[0], InvalidFieldError) and "no more to do" in str(refused[0])
-
-
 # -- forgetting -----------------------------------------------------------------------------------------------------
 
 
