@@ -73,7 +73,7 @@ class WorkerNeed(NamedTuple):
     @property
     def devices(self) -> int:
         """Devices in all."""
-        return 1 + self.place(self.workers - 1) + (self.whole - 1) if self.workers and self.each else 0
+        return self.place(self.workers - 1) + self.whole if self.workers and self.each else 0
 
     @property
     def whole(self) -> int:
