@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,15 +113,6 @@ class Drive:
             at = [event.at for event in [*self.seen[-1:], *new]]
             assert at == sorted(at)
             self.seen += new
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    """Waits until something is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it did not come true"
-        threading.Event().wait(0.02)
-    return result
 
 
 def parent_of(pid: int) -> int:

@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from fluid import Device, FluidExecutor, InvalidFieldError, Requires, Trial, TrialGroup, TrialGroupHandle
 from fluid.backends.local.backend import LocalBackend
@@ -66,13 +67,6 @@ def results(handle: TrialGroupHandle) -> dict[str, list[Result]]:
     for result in handle.results():
         found.setdefault(result.trial_id, []).append(result)
     return found
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def pids_at(wait: Path) -> list[int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from fluid.backends.base import ScalableBackend
 from fluid.errors import InvalidFieldError
@@ -60,15 +60,6 @@ def cluster() -> Iterator[Any]:
     yield made
     ray.shutdown()
     made.shutdown()
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    """Waits until something is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it did not come true"
-        threading.Event().wait(0.05)
-    return result
 
 
 def groups() -> Counter[str]:

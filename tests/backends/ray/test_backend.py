@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_drive import PATIENCE, Counter, Drive, eventually
+from ray_drive import PATIENCE, Counter, Drive
+from waiting import eventually
 
 from fluid.backends.base import Backend
 from fluid.engine.events import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ray_drive import eventually
+from waiting import eventually
 
 from fluid.executor import FluidExecutor
 from fluid.trialgroup import Trial, TrialGroup

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_drive import PATIENCE, ROOT, eventually, in_host_memory, parent_of
+from ray_drive import PATIENCE, ROOT, in_host_memory, parent_of
+from waiting import eventually
 
 ray = pytest.importorskip("ray")
 

@@ -13,16 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_drive import (
-    OTHER_MACHINE,
-    PATIENCE,
-    THIRD_MACHINE,
-    THIS_MACHINE,
-    Counter,
-    eventually,
-    in_host_memory,
-    parent_of,
-)
+from ray_drive import OTHER_MACHINE, PATIENCE, THIRD_MACHINE, THIS_MACHINE, Counter, in_host_memory, parent_of
+from waiting import eventually
 
 from fluid.executor import FluidExecutor
 from fluid.resources import Device

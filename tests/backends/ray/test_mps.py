@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from mps_program import Fake
-from ray_drive import OTHER_MACHINE, THIS_MACHINE, Drive, eventually
+from ray_drive import OTHER_MACHINE, THIS_MACHINE, Drive
+from waiting import eventually
 
 from fluid.backends.base import Sharing
 from fluid.engine.commands import RunIteration

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_drive import OTHER_MACHINE, PATIENCE, Counter, Drive, eventually
+from ray_drive import OTHER_MACHINE, PATIENCE, Counter, Drive
+from waiting import eventually
 
 from fluid.engine.commands import Resize, Save, StartLane
 from fluid.engine.events import (

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_drive import OTHER_MACHINE, Drive, eventually, in_host_memory, is_hanging, parent_of
+from ray_drive import OTHER_MACHINE, Drive, in_host_memory, is_hanging, parent_of
+from waiting import eventually
 
 from fluid.engine.commands import Resize, RunIteration, Save, StartLane
 from fluid.engine.events import Checkpoint, DeviceLost, IterationDone, LaneLost, TrialSaved

@@ -11,7 +11,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import eventually
 
 pytest.importorskip("ray")
 pytest.importorskip("tensorboardX")
@@ -312,15 +312,6 @@ def test_what_loggers_log_is_logged_in_the_driver(caplog: pytest.LogCaptureFixtu
     assert [(line.name, line.getMessage()) for line in caplog.records] == [("tensorboardX", "100% of it")]
     connection.close()
     theirs.close()
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    """Waits until a condition holds, and returns it."""
-    deadline = time.monotonic() + 60.0
-    while not (held := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return held
 
 
 def has_ended(process: int) -> bool:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray_drive import eventually
+from waiting import eventually
 
 from fluid.resources import Device
 
