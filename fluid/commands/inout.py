@@ -1,0 +1,65 @@
+"""What commands read from files and stdin, and how they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fluid.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: The width, in characters, from which tables have all their columns.
+_ROOM_FOR_TABLES = 76
+
+
+class Subparsers(Protocol):
+    """What :meth:`argparse.ArgumentParser.add_subparsers` returns."""
+
+    def add_parser(self, name: str, *, help: str) -> argparse.ArgumentParser:
+        """Adds a command."""
+
+
+def read_object(path: str) -> dict[str, Any]:
+    """Reads a JSON object from a file, or from stdin if the path is ``-``.
+
+    Raises:
+        InvalidFieldError: there is no such file, or it holds something else.
+    """
+    from fluid.planning.json_input import read_json_object
+
+    if path != "-":
+        return read_json_object(path)
+    try:
+        data = json.loads(sys.stdin.read())
+    except ValueError as error:
+        raise InvalidFieldError("stdin", path, f"is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InvalidFieldError("stdin", path, "must hold one JSON object")
+    return data
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Prints an object, which has neither NaN nor infinity, as JSON."""
+    print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def make_console() -> Console:
+    """The console on which commands print for people."""
+    from rich.console import Console
+
+    # The user chose the ids and names, so brackets and colons in them are not markup.
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def is_narrow(console: Console) -> bool:
+    """Whether tables need to have fewer columns."""
+    return console.width < _ROOM_FOR_TABLES
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print only JSON on stdout")

@@ -1,0 +1,168 @@
+"""``fluid plan`` and ``fluid simulate``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from fluid.commands.inout import Subparsers, add_json, is_narrow, make_console, print_json, read_object
+from fluid.errors import InvalidFieldError, require_integer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fluid.simulation.scenario import Scenario
+    from fluid.simulation.simulate import SimulationResult
+
+_PLANNERS = "fifo, static, dynamic or portfolio"
+
+
+def add_plan(commands: Subparsers) -> None:
+    """Adds ``fluid plan``."""
+    plan = commands.add_parser("plan", help="plan the trials of one TrialGroup, without running them")
+    plan.add_argument("instance", metavar="INSTANCE", help="JSON file with devices and trials; - for stdin")
+    plan.add_argument("--planner", default="portfolio", help=f"{_PLANNERS} (default: portfolio)")
+    add_json(plan)
+    _add_plot(plan)
+    plan.set_defaults(command=_plan)
+
+
+def add_simulate(commands: Subparsers) -> None:
+    """Adds ``fluid simulate``."""
+    simulate = commands.add_parser("simulate", help="compare planners on a simulated workload")
+    simulate.add_argument("scenario", metavar="SCENARIO", help="JSON file with devices and workload; - for stdin")
+    simulate.add_argument("--planner", action="append", help=f"{_PLANNERS}; repeatable (default: all)")
+    simulate.add_argument("--devices", metavar="N,N,...", help="compare these numbers of devices, such as 1,2,4,8")
+    simulate.add_argument("--seed", type=int, help="random seed; replaces the scenario's")
+    add_json(simulate)
+    _add_plot(simulate)
+    simulate.set_defaults(command=_simulate)
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from fluid.planners.by_name import make_planner
+    from fluid.planning.instance import Instance
+    from fluid.planning.planner import Plan
+
+    _check_plot(arguments)
+    planner = make_planner(arguments.planner)
+    instance = Instance.from_json(read_object(arguments.instance))
+    plan = Plan(planner.name, instance, planner.arrange(instance))
+    if arguments.plot:
+        from fluid.report.gantt import GanttPanel, save_gantt
+
+        save_gantt(arguments.plot, [GanttPanel.of_plan(plan)])
+    if arguments.json:
+        widths = {trial: round(w) if w >= 1.0 else w for trial, w in plan.widths.items()}
+        print_json(
+            {
+                "planner": plan.planner,
+                "widths": widths,
+                "makespan_s": plan.makespan,
+                "lower_bound_s": plan.lower_bound,
+            }
+        )
+        return
+    from fluid.report.terminal import plan_summary, plan_table
+    from fluid.report.text_gantt import TextGantt
+    from fluid.report.timeline import Timeline
+
+    fifo = Plan("fifo", instance, make_planner("fifo").arrange(instance))
+    console = make_console()
+    console.print(plan_table(plan, compact=is_narrow(console)))
+    console.print(TextGantt(Timeline.of_plan(plan)))
+    console.print()
+    # The terminal wraps this line; in a file it stays one line.
+    console.print(plan_summary(plan, fifo.makespan), soft_wrap=True)
+    _print_plot(console, arguments.plot)
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    from fluid.planners.by_name import PLANNERS, make_planner
+    from fluid.simulation.scenario import Scenario
+
+    # All arguments are checked before anything runs.
+    _check_plot(arguments)
+    planners = [make_planner(name).name for name in dict.fromkeys(arguments.planner or PLANNERS)]
+    counts = _device_counts(arguments.devices) if arguments.devices is not None else None
+    scenario = Scenario.from_json(read_object(arguments.scenario))
+    if arguments.seed is not None:
+        scenario = scenario.with_seed(arguments.seed)
+    if counts is None:
+        _compare(scenario, planners, arguments)
+    else:
+        _sweep(scenario, planners, counts, arguments)
+
+
+def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namespace) -> None:
+    """Runs the planners on the scenario's own devices."""
+    from fluid.report.comparison import as_json, comparison_table
+
+    results = _run([(scenario, name) for name in planners], record=bool(arguments.plot))
+    title = f"{scenario.name}: {results[0].trials} trials, {len(scenario.cluster)} devices, seed {scenario.seed}"
+    if arguments.plot:
+        from fluid.report.gantt import GanttPanel, save_gantt
+
+        save_gantt(arguments.plot, [GanttPanel.of_result(result) for result in results], title)
+    if arguments.json:
+        print_json({"scenario": scenario.name, "seed": scenario.seed, **as_json(results)})
+        return
+    known = [result for result in results if result.planner == "fifo"] or _run([(scenario, "fifo")])
+    console = make_console()
+    console.print(comparison_table(results, known[0].makespan, title, compact=is_narrow(console)))
+    _print_plot(console, arguments.plot)
+
+
+def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments: argparse.Namespace) -> None:
+    """Runs the planners on several numbers of devices."""
+    from fluid.report.comparison import advice_text, advise, as_json, sweep_table
+
+    results = _run([(scenario.with_devices(n), name) for n in counts for name in planners])
+    title = f"{scenario.name}: {results[0].trials} trials, seed {scenario.seed}"
+    advice = advise(results)
+    if arguments.plot:
+        from fluid.report.gantt import save_sweep
+
+        save_sweep(arguments.plot, results, title)
+    if arguments.json:
+        print_json({"scenario": scenario.name, "seed": scenario.seed, **as_json(results, advice)})
+        return
+    console = make_console()
+    console.print(sweep_table(results, title, compact=is_narrow(console)))
+    console.print(advice_text(advice))
+    _print_plot(console, arguments.plot)
+
+
+def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
+    from fluid.planners.by_name import make_planner
+    from fluid.report.terminal import track
+    from fluid.simulation.simulate import simulate
+
+    return [
+        simulate(scenario, make_planner(name, c=scenario.c, d=scenario.d), record=record)
+        for scenario, name in track(runs, lambda run: f"{run[1]} on {len(run[0].cluster)} devices")
+    ]
+
+
+def _device_counts(text: str) -> list[int]:
+    """Parses ``1,2,4,8``; returns distinct numbers in ascending order."""
+    try:
+        return sorted({require_integer("devices", int(part), at_least=1) for part in text.split(",")})
+    except ValueError as error:
+        raise InvalidFieldError("devices", text, "must be numbers of devices such as 1,2,4,8") from error
+
+
+def _add_plot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plot", metavar="FILE", help="also draw a chart to this file, such as out.png")
+
+
+def _check_plot(arguments: argparse.Namespace) -> None:
+    if arguments.plot:
+        from fluid.report.gantt import check_plot
+
+        check_plot(arguments.plot, "plot")
+
+
+def _print_plot(console: Console, path: str | None) -> None:
+    if path:
+        console.print(f"wrote {path}", soft_wrap=True)
