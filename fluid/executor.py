@@ -1,9 +1,4 @@
-"""FluidExecutor: runs TrialGroups on real devices. A :class:`fluid.session.session.Session` does the work.
-
-Which executor :func:`submit_trialgroup` uses: the innermost ``with FluidExecutor(...)`` block of the calling thread or
-task (a context variable holds it); else the innermost block of the process, so that worker threads of a block's owner
-submit to that block's executor; else a default one, made on first use.
-"""
+"""FluidExecutor: runs TrialGroups on real devices. A :class:`fluid.session.session.Session` does the work."""
 
 from __future__ import annotations
 
@@ -11,42 +6,27 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
-from fluid.elastic.messages import require_process_group
-from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.lane.policy import DEFAULT_POLICY, POLICIES
-from fluid.planners.by_name import make_planner
+from fluid.engine.state import DEFAULT_MAX_FAILURES
+from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
 from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
-from fluid.resources import Device
-from fluid.session.backend_choice import make_backend
+from fluid.resources import Device, DeviceChoice
 from fluid.session.handle import TrialGroupHandle
+from fluid.session.in_force import InForce
 from fluid.session.inbox import GroupInbox
 from fluid.session.notice import NOTICE
+from fluid.session.options import ExecutorOptions
 from fluid.session.results import TrialListener, require_listener
 from fluid.session.resume import read_session
 from fluid.session.run_folder import RunFolder
 from fluid.session.session import Session
 from fluid.session.status import Status
 from fluid.trialgroup import TrialGroup
-
-BACKENDS = ("auto", "local", "ray")
-PACKING = ("auto", "mps", "timeslice", "off")
-
-#: Blocks that this thread or task is in, the innermost last. A task starts with those of the one that made it.
-_entered_here: ContextVar[tuple[FluidExecutor, ...]] = ContextVar("fluid_executors", default=())
-#: Blocks that any thread of the process is in, the latest last.
-_entered: list[FluidExecutor] = []
-#: The default executor, while there is one.
-_default: list[FluidExecutor] = []
-_lock = threading.RLock()
 
 
 class FluidExecutor:
@@ -69,8 +49,8 @@ class FluidExecutor:
         backend: ``"local"`` for processes on this machine; ``"ray"`` for those of a Ray cluster; ``"auto"``, the
             default, for the Ray cluster that this process is connected to, and local processes if there is none; or a
             backend object.
-        devices: how many devices to use, or which; ``None``, the default, for all: GPUs if there are any, else CPU
-            cores.
+        devices: how many devices to use: GPUs if there are any, else CPU cores; or which of them: ``[0, 1]``,
+            ``"cuda:1"``, ``"cpu"`` or a list of :class:`Device`; ``None``, the default, or ``"all"`` for all.
         planner: ``"portfolio"``, the default, ``"dynamic"``, ``"static"`` or ``"fifo"``.
         packing: how trials share a device. ``"timeslice"``: those on one GPU take turns. ``"mps"``: they run side by
             side, which needs NVIDIA MPS. ``"auto"``, the default: MPS where it can be used, else time-slicing.
@@ -101,7 +81,7 @@ class FluidExecutor:
     def __init__(
         self,
         backend: str | Backend = "auto",
-        devices: int | list[Device] | None = None,
+        devices: DeviceChoice = None,
         planner: str = "portfolio",
         packing: str = "auto",
         max_packing: int | None = None,
@@ -115,36 +95,28 @@ class FluidExecutor:
         lane_policy: str | None = None,
         _folder: RunFolder | None = None,
     ) -> None:
-        require_one_of("packing", packing, PACKING)
-        if lane_policy is not None:
-            require_one_of("lane_policy", lane_policy, tuple(POLICIES))
-        packed = DEFAULT_MAX_PACKING if max_packing is None else require_integer("max_packing", max_packing, at_least=1)
-        widest = DEFAULT_MAX_WIDTH if max_width is None else require_integer("max_width", max_width, at_least=1)
-        plans = make_planner(planner, c=packed, d=widest)
-        if isinstance(devices, int):
-            require_integer("devices", devices, at_least=1)
-        if isinstance(backend, str):
-            require_one_of("backend", backend, BACKENDS)
-        if not isinstance(verbose, int) or verbose not in (0, 1):
-            raise InvalidFieldError("verbose", verbose, "must be 0 or 1")
-        failures = require_integer("max_failures", max_failures, at_least=0)
-        if process_group is not None:
-            require_process_group(process_group)
-            if not isinstance(backend, str):
-                raise InvalidFieldError("process_group", process_group, "pass it to the backend object instead")
+        options = ExecutorOptions(
+            backend=backend,
+            devices=devices,
+            planner=planner,
+            packing=packing,
+            max_packing=max_packing,
+            max_width=max_width,
+            max_failures=max_failures,
+            process_group=process_group,
+            verbose=verbose,
+            lane_policy=lane_policy,
+        )
         self.folder = _folder or RunFolder.create(run_dir)
         try:
-            way = "timeslice" if packing == "off" or (packing == "auto" and packed == 1) else packing
-            options = (devices, self.folder.path, way, lane_policy, process_group)
-            chosen = make_backend(backend, *options, forwards=bool(verbose))
+            chosen = options.make_backend(self.folder.path)
         except BaseException:
             self.folder.close()
             raise
-        state = EngineState(plans, profile, max_packing=1 if packing == "off" else packed, max_failures=failures)
-        facts = {"planner": planner, "packing": packing, "lane_policy": lane_policy or DEFAULT_POLICY}
         self._closing, self._close_lock = False, threading.RLock()  # Held while the session is closed.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
-        self._session = Session(state, chosen, self.folder, plans.d, facts)
+        engine = options.make_engine(profile)
+        self._session = Session(engine, chosen, self.folder, options.plans.d, options.facts)
         atexit.register(self.close)
         NOTICE.watch(self, self._respond_to_notice)
         self._terminal = Terminal(self.status, chosen, is_shown=bool(verbose))
@@ -302,7 +274,7 @@ class FluidExecutor:
                 self._terminal.close_view()  # First, so that it can still ask how things stand.
             self._closing = True
             NOTICE.unwatch(self)
-            _leave(self)
+            IN_FORCE.leave(self)
             self._session.close()
             self._terminal.close()
             atexit.unregister(self.close)
@@ -322,9 +294,7 @@ class FluidExecutor:
         return self._closing
 
     def __enter__(self) -> FluidExecutor:
-        _entered_here.set((*_entered_here.get(), self))
-        with _lock:
-            _entered.append(self)
+        IN_FORCE.enter(self)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -332,6 +302,8 @@ class FluidExecutor:
 
 
 # -- the executor in force ----------------------------------------------------------------------------------
+
+IN_FORCE: InForce[FluidExecutor] = InForce()
 
 
 def submit_trialgroup(group: TrialGroup, listener: TrialListener | None = None) -> TrialGroupHandle:
@@ -357,25 +329,17 @@ def submit_trialgroup(group: TrialGroup, listener: TrialListener | None = None) 
     Raises:
         InvalidFieldError: as for :meth:`FluidExecutor.submit_trialgroup`.
     """
-    with _lock:
-        executor = executor_in_force()
+    with IN_FORCE.lock:
+        executor = IN_FORCE.find()
         if executor is None:
             executor = FluidExecutor()
-            _default.append(executor)
+            IN_FORCE.make_default(executor)
     return executor.submit_trialgroup(group, listener)
 
 
 def executor_in_force() -> FluidExecutor | None:
     """Returns the executor that :func:`submit_trialgroup` would use; ``None`` if it would make one."""
-    with _lock:
-        candidates = [*_default, *_entered, *_entered_here.get()]
-    return next((executor for executor in reversed(candidates) if not executor.closed), None)
-
-
-def is_in_force(executor: FluidExecutor) -> bool:
-    """Whether an executor is the default one, or in a ``with`` block of any thread."""
-    with _lock:
-        return any(other is executor for other in (*_default, *_entered))
+    return IN_FORCE.find()
 
 
 @contextlib.contextmanager
@@ -385,15 +349,7 @@ def executor_scope(given: FluidExecutor | None) -> Iterator[FluidExecutor]:
     try:
         yield executor
     finally:
-        if not is_in_force(executor):
+        if not IN_FORCE.has(executor):
             executor.close()
         else:
             executor._terminal.flush()
-
-
-def _leave(executor: FluidExecutor) -> None:
-    """Takes a closed executor out of force; other contexts skip it as it is closed."""
-    with _lock:
-        for stack in (_entered, _default):
-            stack[:] = [other for other in stack if other is not executor]
-    _entered_here.set(tuple(other for other in _entered_here.get() if other is not executor))

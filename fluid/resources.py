@@ -78,6 +78,10 @@ class Device:
         return text + (f", tags={self.tags})" if self.tags else ")")
 
 
+#: Which devices to use: how many, which by index, name (``"cuda:1"``) or as such, or ``None`` for all.
+DeviceChoice = int | str | Iterable[int | str | Device] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Requires:
     """What a device must have to run a trial. A field that is left out asks for nothing.

@@ -10,12 +10,12 @@ from fluid.backends.base import Backend, OutputForwarding
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.errors import InvalidFieldError
 from fluid.lane.policy import DEFAULT_POLICY
-from fluid.resources import Device
+from fluid.resources import DeviceChoice
 
 
 def make_backend(
     backend: str | Backend,
-    devices: int | list[Device] | None,
+    devices: DeviceChoice,
     run_dir: Path,
     sharing: str,
     lane_policy: str | None,
@@ -45,7 +45,7 @@ def make_backend(
 
 def _make_backend(
     backend: str | Backend,
-    devices: int | list[Device] | None,
+    devices: DeviceChoice,
     run_dir: Path,
     sharing: str,
     lane_policy: str | None,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fluid.backends.base import DeviceBinding, Sharing
+from fluid.backends.hosts.chosen_devices import choose_devices, require_gpus
 from fluid.backends.hosts.folders import new_session
 from fluid.backends.hosts.gpu_sharing import WAYS
 from fluid.backends.hosts.host import Host, HostSettings
@@ -15,10 +16,10 @@ from fluid.backends.hosts.threads import explicit_threads, threads_per_gpu
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
-from fluid.errors import InvalidFieldError, require_integer, require_one_of
+from fluid.errors import require_one_of
 from fluid.gpu.nvml import Gpu, find_gpus
 from fluid.lane.policy import DEFAULT_POLICY
-from fluid.resources import Cluster, Device, available_cores
+from fluid.resources import Device, DeviceChoice, available_cores
 
 #: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
 _LIKELY = ("numpy", "torch", "torchvision", "ray.tune")
@@ -31,8 +32,9 @@ class LocalBackend(LaneBackend):
     use it as a context: then none of them is left. Should the driver be killed, they end within seconds.
 
     Args:
-        devices: what to use: all there is, the first so many, or those given. The index of a GPU counts the
-            visible ones. More CPU devices than cores may be asked for.
+        devices: what to use: all there is, the first so many, or those chosen, as for
+            :class:`fluid.executor.FluidExecutor`. The index of a GPU counts the visible ones. More CPU devices than
+            cores may be asked for.
         preload: modules to load before the first lane is started; ``None`` for a guess. What trainables import
             is added when they are registered.
         run_dir: folder for the trials' output, logs and checkpoints; kept. ``None`` for a temporary one.
@@ -51,7 +53,7 @@ class LocalBackend(LaneBackend):
 
     def __init__(
         self,
-        devices: int | Iterable[Device] | None = None,
+        devices: DeviceChoice = None,
         *,
         preload: Sequence[str] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
@@ -105,8 +107,7 @@ class LocalBackend(LaneBackend):
 
     def add_devices(self, devices: Iterable[Device]) -> None:
         """Makes further devices known: see :meth:`fluid.backends.base.Backend.add_devices`."""
-        chosen = list(devices)
-        _check_gpus(chosen, self._gpus)
+        chosen = require_gpus(devices, self._gpus)
         super().add_devices(chosen)
 
 
@@ -147,31 +148,3 @@ class _LocalBindings:
         if device.kind == "gpu":
             return self.gpus[device.index].token
         return f"GPU-{device.index}" if self.stand_ins else ""
-
-
-def choose_devices(devices: int | Iterable[Device] | None, gpus: Sequence[Gpu]) -> list[Device]:
-    """Returns the devices to use: see :class:`LocalBackend`.
-
-    Raises:
-        InvalidFieldError: there are not as many GPUs.
-    """
-    if devices is None or isinstance(devices, int):
-        if not gpus:
-            count = len(available_cores()) if devices is None else require_integer("devices", devices, at_least=1)
-            return list(Cluster.of(count, kind="cpu").devices)
-        count = len(gpus) if devices is None else require_integer("devices", devices, at_least=1)
-        if count > len(gpus):
-            raise InvalidFieldError("devices", devices, f"there are {len(gpus)} GPUs")
-        return [
-            Device(index, kind="gpu", memory_bytes=gpu.memory_bytes, model=gpu.name)
-            for index, gpu in enumerate(gpus[:count])
-        ]
-    chosen = list(Cluster.of(devices).devices)
-    _check_gpus(chosen, gpus)
-    return chosen
-
-
-def _check_gpus(devices: Iterable[Device], gpus: Sequence[Gpu]) -> None:
-    for device in devices:
-        if device.kind == "gpu" and device.index >= len(gpus):
-            raise InvalidFieldError("devices", device, f"there are {len(gpus)} GPUs")

@@ -25,7 +25,7 @@ from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceLost, Event, 
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.lane.checkpoint_paths import host_of
 from fluid.lane.policy import DEFAULT_POLICY
-from fluid.resources import Device
+from fluid.resources import Device, DeviceChoice
 
 #: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
 _LIKELY = ("numpy", "torch", "torchvision")
@@ -47,8 +47,9 @@ class RayBackend(LaneBackend):
     lost.
 
     Args:
-        devices: what to reserve: all that is free, so many, or those given, on any node unless their ``host`` is
-            the address of one. Where Ray is started here, more CPUs than there are cores may be asked for.
+        devices: what to reserve: all that is free, so many, or the :class:`fluid.Device` objects given, on any node
+            unless their ``host`` is the address of one. Ray chooses the devices, so indices are refused. Where Ray is
+            started here, more CPUs than there are cores may be asked for.
         preload: modules to load before the first lane is started; ``None`` for a guess. What trainables import
             is added when they are registered.
         run_dir: folder for the trials' output and checkpoints; kept. ``None`` for a temporary one.
@@ -86,7 +87,7 @@ class RayBackend(LaneBackend):
 
     def __init__(
         self,
-        devices: int | Iterable[Device] | None = None,
+        devices: DeviceChoice = None,
         *,
         preload: Sequence[str] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
@@ -103,7 +104,7 @@ class RayBackend(LaneBackend):
         require_number("timeout", timeout, at_least=0.0)
         require_one_of("sharing", sharing, WAYS)
         self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s)
-        self._devices = RayDevices(devices, timeout, autoscale)
+        self._devices = RayDevices(_require_countable(devices), timeout, autoscale)
         bindings = _RayBindings(self._devices, stand_ins=_mps_program is not None)
         try:
             settings = HostSettings(
@@ -291,3 +292,17 @@ def _bound_to_machine(event: Event) -> Event:
     if not isinstance(event, TrialSaved) or event.checkpoint.in_memory or host_of(event.checkpoint.path) == HERE:
         return event
     return replace(event, checkpoint=replace(event.checkpoint, in_memory=True))
+
+
+def _require_countable(devices: DeviceChoice) -> int | list[Device] | None:
+    """Refuses indices and names: Ray chooses the devices that it gives."""
+    if devices is None or devices == "all":
+        return None
+    if isinstance(devices, int):
+        return devices
+    chosen = list(devices) if isinstance(devices, Iterable) and not isinstance(devices, str) else [devices]
+    given = [device for device in chosen if isinstance(device, Device)]
+    if len(given) < len(chosen):
+        reason = "Ray chooses the devices that it gives: pass a number, or Device(index, kind=, host=) for each"
+        raise InvalidFieldError("devices", devices, reason)
+    return given

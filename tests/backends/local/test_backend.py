@@ -17,7 +17,7 @@ import pytest
 
 from fluid.backends.base import Backend
 from fluid.backends.hosts import host as launcher
-from fluid.backends.local.backend import LocalBackend, choose_devices
+from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import (
     Pause,
     Report,
@@ -44,7 +44,6 @@ from fluid.engine.events import (
 )
 from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.gpu.nvml import Gpu
 from fluid.resources import Device
 from fluid.trainables.payload import payload_of
 from fluid.trainables.pickling import unpack_metrics
@@ -494,21 +493,6 @@ def test_bad_commands_are_refused_before_any_is_carried_out(drive: Any) -> None:
     drive.do(StartTrial("b", (lane,), iterations=1))
     drive.of(IterationDone, "b")
     assert not any(getattr(event, "trial_id", "b") == "a" for event in drive.seen)
-
-
-def test_choosing_devices() -> None:
-    gpus = [Gpu("GPU-a", 10.0), Gpu("GPU-b", 20.0)]
-    assert choose_devices(None, gpus) == [
-        Device(0, kind="gpu", memory_bytes=10.0),
-        Device(1, kind="gpu", memory_bytes=20.0),
-    ]
-    assert [device.index for device in choose_devices(1, gpus)] == [0]
-    assert len(choose_devices(None, [])) == len(os.sched_getaffinity(0))
-    assert [device.kind for device in choose_devices(64, [])] == ["cpu"] * 64
-    assert choose_devices([Device(3)], gpus) == [Device(3)]
-    for wrong in (0, -1, 3, [Device(2, kind="gpu")], []):
-        with pytest.raises(InvalidFieldError):
-            choose_devices(wrong, gpus)
 
 
 def test_devices_can_be_added(drive: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fluid._clock import VirtualClock
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.executor import FluidExecutor, is_in_force
+from fluid.executor import IN_FORCE, FluidExecutor
 from fluid.integrations.optuna import optimize
 from fluid.session.results import TrialFailedError
 
@@ -231,7 +231,7 @@ def test_the_executor_in_force_is_used(executor: FluidExecutor) -> None:
     study = optuna.create_study()
     optimize(study, train, 2, space=SPACE, metric="loss", budget=2)
     assert len(executor.handles) == before + 1
-    assert is_in_force(executor)
+    assert IN_FORCE.has(executor)
     assert len(executor.devices) == 2
 
 

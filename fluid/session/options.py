@@ -1,0 +1,104 @@
+"""The options of an executor, checked, and what is made of them: the backend, the engine, facts for the run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fluid.backends.base import Backend
+from fluid.elastic.messages import require_process_group
+from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
+from fluid.errors import InvalidFieldError, require_integer, require_one_of
+from fluid.lane.policy import DEFAULT_POLICY, POLICIES
+from fluid.planners.by_name import make_planner
+from fluid.planning.planner import Planner
+from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.resources import DeviceChoice
+from fluid.session.backend_choice import make_backend
+
+BACKENDS = ("auto", "local", "ray")
+PACKING = ("auto", "mps", "timeslice", "off")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExecutorOptions:
+    """What a user asked of an executor: see :class:`fluid.executor.FluidExecutor` for each field.
+
+    Attributes:
+        plans: the planner, made for the most trials per device and the most devices per trial.
+
+    Raises:
+        InvalidFieldError: one cannot be used.
+    """
+
+    backend: str | Backend = "auto"
+    devices: DeviceChoice = None
+    planner: str = "portfolio"
+    packing: str = "auto"
+    max_packing: int | None = None
+    max_width: int | None = None
+    max_failures: int = DEFAULT_MAX_FAILURES
+    process_group: str | None = None
+    verbose: int = 1
+    lane_policy: str | None = None
+    plans: Planner = field(init=False)
+
+    def __post_init__(self) -> None:
+        require_one_of("packing", self.packing, PACKING)
+        if self.lane_policy is not None:
+            require_one_of("lane_policy", self.lane_policy, tuple(POLICIES))
+        packed, widest = DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+        if self.max_packing is not None:
+            packed = require_integer("max_packing", self.max_packing, at_least=1)
+        if self.max_width is not None:
+            widest = require_integer("max_width", self.max_width, at_least=1)
+        object.__setattr__(self, "plans", make_planner(self.planner, c=packed, d=widest))
+        if isinstance(self.devices, int):
+            require_integer("devices", self.devices, at_least=1)
+        if isinstance(self.backend, str):
+            require_one_of("backend", self.backend, BACKENDS)
+        if not isinstance(self.verbose, int) or self.verbose not in (0, 1):
+            raise InvalidFieldError("verbose", self.verbose, "must be 0 or 1")
+        require_integer("max_failures", self.max_failures, at_least=0)
+        if self.process_group is not None:
+            require_process_group(self.process_group)
+            if not isinstance(self.backend, str):
+                raise InvalidFieldError("process_group", self.process_group, "pass it to the backend object instead")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``session.json`` says of them."""
+        return {
+            "planner": self.planner,
+            "packing": self.packing,
+            "lane_policy": self.lane_policy or DEFAULT_POLICY,
+        }
+
+    def make_backend(self, run_dir: Path) -> Backend:
+        """Makes the backend, or returns the one given.
+
+        Raises:
+            InvalidFieldError: it does not support an option.
+        """
+        is_alone = self.packing == "off" or (self.packing == "auto" and self.plans.c == 1)
+        sharing = "timeslice" if is_alone else self.packing
+        return make_backend(
+            self.backend,
+            self.devices,
+            run_dir,
+            sharing,
+            self.lane_policy,
+            self.process_group,
+            forwards=bool(self.verbose),
+        )
+
+    def make_engine(self, profile: Profile | None) -> EngineState:
+        """Makes the engine.
+
+        Args:
+            profile: measurements of earlier sessions; ``None`` for none.
+        """
+        packed = 1 if self.packing == "off" else self.plans.c
+        return EngineState(self.plans, profile, max_packing=packed, max_failures=int(self.max_failures))
