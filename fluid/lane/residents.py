@@ -1,4 +1,4 @@
-"""The trials that a lane hosts, its residents: sets them up, runs their code, measures, saves and releases them.
+"""The trials that a lane hosts, its residents: sets them up, runs their code, measures and releases them.
 
 One resident at a time has the process: its random generators, working directory and output are in force.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,43 +14,27 @@ from typing import Any
 
 from fluid._clock import Clock
 from fluid.elastic.messages import Join
-from fluid.lane.checkpoint_seal import is_of_the_process
-from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import BusyMeter, MemoryMeter
 from fluid.lane.driver_requests import DriverRequests
-from fluid.lane.errors import causes, is_out_of_memory
 from fluid.lane.kept_payloads import load_payload
-from fluid.lane.locating import CheckpointLocator
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     DropTrainable,
     KeptPayload,
     LaneOptions,
-    PersistCheckpoint,
     ResidentIterated,
-    ResidentSaved,
     ResidentSetBack,
     ShipTrainable,
     StartResident,
     trial_folder,
 )
 from fluid.lane.output import LaneStreams, printable_name, trial_log
-from fluid.lane.process_state import (
-    ProcessState,
-    read_random_state,
-    restore_random_state,
-    write_random_state,
-)
-from fluid.lane.restoring import restore_best
+from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
+from fluid.lane.resident_checkpoints import ResidentCheckpoints
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import can_save, make_resident, set_up
-
-#: What a save that failed counts for at least, seconds.
-_FAILED_SAVE_S = 0.05
-#: The file, within a checkpoint, with the lane's part of a trial's state.
-_LANE_STATE = "lane.pkl"
 
 
 class Residents:
@@ -69,6 +52,7 @@ class Residents:
     Attributes:
         queue: those with iterations left.
         current: the one whose process state is in force.
+        checkpoints: saves and restores them.
         may_hold_cache: whether the lane may hold device memory that no trial uses.
     """
 
@@ -94,14 +78,11 @@ class Residents:
         self._tell_missing = tell_missing
         self._busy = BusyMeter(options.kind, options.threads)
         self._home = os.getcwd()
-        self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
-        self._locator = CheckpointLocator(options)
+        self.checkpoints = ResidentCheckpoints(options, clock, output, meter, self.enter)
         #: Of trainables that no trial has used here yet.
         self._payloads: dict[int, bytes | KeptPayload] = {}
         self._trainables: dict[int, Any] = {}
         self._by_id: dict[str, ResidentTrial] = {}
-        #: Seconds of the last save, by trainable.
-        self._save_costs: dict[int, float] = {}
 
     def __iter__(self) -> Iterator[ResidentTrial]:
         return iter(list(self._by_id.values()))
@@ -117,8 +98,9 @@ class Residents:
 
     def drop_trainable(self, message: DropTrainable) -> None:
         """Drops a trainable; residents that were made of it stay."""
-        for kept in (self._payloads, self._trainables, self._save_costs):
-            kept.pop(message.key, None)
+        self._payloads.pop(message.key, None)
+        self._trainables.pop(message.key, None)
+        self.checkpoints.drop_trainable(message.key)
 
     # -- arriving and leaving ------------------------------------------------------------------------------
 
@@ -141,7 +123,7 @@ class Residents:
         self.enter(resident)
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
-        resident.key, resident.save_cost = message.key, self._save_costs.get(message.key, 0.0)
+        resident.key, resident.save_cost = message.key, self.checkpoints.usual_cost(message.key)
         self._meter.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
         random_state = read_random_state()
@@ -161,7 +143,9 @@ class Residents:
             make_body()
 
         make_body()
-        set_back = None if message.checkpoint is None else self._restore(resident, message, message.checkpoint, renew)
+        path, set_back = message.checkpoint, None
+        if path is not None:
+            set_back = self.checkpoints.restore(resident, path, message.iteration, message.source, renew)
         self._measure(resident)
         return set_back
 
@@ -183,7 +167,7 @@ class Residents:
         self.halt(resident)
         del self._by_id[resident.trial_id]
         self._requests.unlink(resident.trial_id)
-        self._store.forget_resident(resident.trial_id)
+        self.checkpoints.forget_resident(resident.trial_id)
         resident.process_state.give_back(self._output)
         self.current = None
         self._meter.release_cached(collect=True)
@@ -306,95 +290,3 @@ class Residents:
         """Returns device memory that no trial uses."""
         self.may_hold_cache = False
         self._meter.release_cached()
-
-    # -- checkpoints ---------------------------------------------------------------------------------------
-
-    def is_save_due(self, resident: ResidentTrial) -> bool:
-        """Whether saving a trial costs little against the work that the checkpoint protects.
-
-        For an idle trial it is enough that saving costs little against one of its iterations: another lane that is to
-        continue it may be waiting for the checkpoint.
-        """
-        options, pace = self._options, resident.pace
-        cost = options.save_ratio * resident.save_cost
-        if resident.unsaved >= max(options.save_after, cost):
-            return True
-        is_idle = not resident.left and not resident.finished and resident.unsaved > 0.0
-        return is_idle and pace is not None and pace >= max(options.idle_save_after, cost)
-
-    def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
-        """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk."""
-        assert resident.body is not None
-        body = resident.body
-        self.enter(resident)
-        begun = self._clock.now()
-
-        def write(folder: str) -> None:
-            random_state = read_random_state()
-            body.save(folder)
-            # Random numbers drawn while saving must not change the training.
-            write_random_state(random_state)
-            with open(os.path.join(folder, _LANE_STATE), "wb") as file:
-                pickle.dump({"finished": resident.finished, "random": random_state}, file)
-
-        try:
-            stored = self._store.save(resident.trial_id, resident.iteration, write, durable=durable)
-        except BaseException:
-            # The next try comes later and later.
-            resident.save_cost = 2.0 * max(resident.save_cost, self._clock.now() - begun, _FAILED_SAVE_S)
-            raise
-        now = self._clock.now()
-        resident.save_cost, resident.unsaved = now - begun, 0.0
-        self._save_costs[resident.key] = resident.save_cost
-        return ResidentSaved(now, resident.trial_id, resident.iteration, *stored, dropped=False, seconds=now - begun)
-
-    def persist(self, message: PersistCheckpoint) -> ResidentSaved:
-        """Copies a checkpoint of any trial from host memory to disk."""
-        begun = self._clock.now()
-        try:
-            stored = Stored(self._store.persist(message.path), False)
-        except (OSError, shutil.Error):
-            stored = Stored(message.path, True)
-        now = self._clock.now()
-        return ResidentSaved(
-            now, message.trial_id, message.iteration, *stored, dropped=False, seconds=now - begun, copied=True
-        )
-
-    def delete_checkpoints(self, trial_id: str) -> None:
-        """Deletes every checkpoint of a trial."""
-        self._store.delete(trial_id)
-
-    def _is_innocent(self, error: BaseException) -> bool:
-        """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""
-        lacks = is_out_of_memory(error) or any(map(is_of_the_process, causes(error)))
-        return lacks or not self._meter.is_usable()
-
-    def _restore(
-        self, resident: ResidentTrial, message: StartResident, checkpoint: str, renew: Callable[[], None]
-    ) -> ResidentSetBack | None:
-        """Restores a trial; says so in its log if that is not from the checkpoint named."""
-
-        def load(folder: str) -> None:
-            assert resident.body is not None
-            resident.body.restore(folder)
-            with open(os.path.join(folder, _LANE_STATE), "rb") as file:
-                state = pickle.load(file)
-            restore_random_state(state["random"])
-            resident.finished = state["finished"]
-
-        located = self._locator.locate(resident.trial_id, checkpoint, message.source)
-        places = self._store.places(resident.trial_id, located.path)
-        path, iteration, reason, cannot_load = restore_best(
-            places, message.iteration, load, renew, self._is_innocent, located.problem
-        )
-        resident.iteration = iteration
-        if path is not None:
-            self._store.protect(resident.trial_id, path)
-        if not reason:
-            return None
-        in_memory = path is not None and self._store.is_in_memory(path)
-        begins = f"goes on from iteration {iteration}" if path is not None else "begins afresh"
-        told = f"Fluid: this trial {begins} instead of going on from iteration {message.iteration}: {reason}\n"
-        self._output.log.write(told)  # The driver's log has it, too.
-        now = self._clock.now()
-        return ResidentSetBack(now, resident.trial_id, iteration, path, in_memory, reason, cannot_load)

@@ -158,8 +158,8 @@ class _Lane:
             AdoptResident: self._adopt,
             ToMember: self._to_member,
             AnswerResident: lambda message: None,  # The thread that waits for it has had it.
-            PersistCheckpoint: lambda message: self._send(self._residents.persist(message)),
-            DeleteCheckpoints: lambda message: self._residents.delete_checkpoints(message.trial_id),
+            PersistCheckpoint: lambda message: self._send(self._residents.checkpoints.persist(message)),
+            DeleteCheckpoints: lambda message: self._residents.checkpoints.delete(message.trial_id),
             Shutdown: self._shutdown,
         }
 
@@ -217,7 +217,7 @@ class _Lane:
         if resident is None:
             return
         with _UserCode(resident, self._fail_to_save) as code:
-            saved = self._residents.save(resident, durable=message.durable)
+            saved = self._residents.checkpoints.save(resident, durable=message.durable)
         if code.failed:
             return
         if message.drop:
@@ -322,10 +322,10 @@ class _Lane:
 
     def _save_if_due(self, resident: ResidentTrial) -> None:
         """Checkpoints a trial automatically, where that costs little against the work that it protects."""
-        if not self._residents.is_save_due(resident):
+        if not self._residents.checkpoints.is_due(resident):
             return
         try:
-            saved = self._residents.save(resident)
+            saved = self._residents.checkpoints.save(resident)
         except BaseException as error:
             # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues. A full
             # disk may have space again later; other errors are of the trial's own code, and come again.

@@ -1,0 +1,173 @@
+"""Saves and restores the residents of a lane."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+
+from fluid._clock import Clock
+from fluid.lane.checkpoint_seal import is_of_the_process
+from fluid.lane.checkpoint_store import CheckpointStore, Stored
+from fluid.lane.device import MemoryMeter
+from fluid.lane.errors import causes, is_out_of_memory
+from fluid.lane.locating import CheckpointLocator
+from fluid.lane.messages import LaneOptions, PersistCheckpoint, ResidentSaved, ResidentSetBack
+from fluid.lane.output import LaneStreams
+from fluid.lane.process_state import read_random_state, restore_random_state, write_random_state
+from fluid.lane.restoring import restore_best
+from fluid.lane.work_queue import ResidentTrial
+
+#: What a save that failed counts for at least, seconds.
+_FAILED_SAVE_S = 0.05
+#: The file, within a checkpoint, with the lane's part of a trial's state.
+_LANE_STATE = "lane.pkl"
+
+
+class ResidentCheckpoints:
+    """Saves trials of a lane to its store, and restores them. Methods that run a trial's code raise what that raises.
+
+    Args:
+        options: the lane's.
+        clock: the lane's.
+        output: has the log of the trial whose code runs.
+        meter: of the device's memory.
+        enter: puts a resident's process state in force.
+    """
+
+    def __init__(
+        self,
+        options: LaneOptions,
+        clock: Clock,
+        output: LaneStreams,
+        meter: MemoryMeter,
+        enter: Callable[[ResidentTrial], None],
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._output = output
+        self._meter = meter
+        self._enter = enter
+        self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
+        self._locator = CheckpointLocator(options)
+        #: Seconds of the last save, by trainable.
+        self._costs: dict[int, float] = {}
+
+    def usual_cost(self, key: int) -> float:
+        """Seconds that the last save of a trial of this trainable took; 0 before the first."""
+        return self._costs.get(key, 0.0)
+
+    def drop_trainable(self, key: int) -> None:
+        """Drops what is known of a trainable's trials."""
+        self._costs.pop(key, None)
+
+    def forget_resident(self, trial_id: str) -> None:
+        """Drops the records that matter only while the trial is resident; its checkpoints stay."""
+        self._store.forget_resident(trial_id)
+
+    def is_due(self, resident: ResidentTrial) -> bool:
+        """Whether saving a trial costs little against the work that the checkpoint protects.
+
+        For an idle trial it is enough that saving costs little against one of its iterations: another lane that is to
+        continue it may be waiting for the checkpoint.
+        """
+        options, pace = self._options, resident.pace
+        cost = options.save_ratio * resident.save_cost
+        if resident.unsaved >= max(options.save_after, cost):
+            return True
+        is_idle = not resident.left and not resident.finished and resident.unsaved > 0.0
+        return is_idle and pace is not None and pace >= max(options.idle_save_after, cost)
+
+    def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
+        """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk."""
+        assert resident.body is not None
+        body = resident.body
+        self._enter(resident)
+        begun = self._clock.now()
+
+        def write(folder: str) -> None:
+            random_state = read_random_state()
+            body.save(folder)
+            # Random numbers drawn while saving must not change the training.
+            write_random_state(random_state)
+            with open(os.path.join(folder, _LANE_STATE), "wb") as file:
+                pickle.dump({"finished": resident.finished, "random": random_state}, file)
+
+        try:
+            stored = self._store.save(resident.trial_id, resident.iteration, write, durable=durable)
+        except BaseException:
+            # The next try comes later and later.
+            resident.save_cost = 2.0 * max(resident.save_cost, self._clock.now() - begun, _FAILED_SAVE_S)
+            raise
+        now = self._clock.now()
+        resident.save_cost, resident.unsaved = now - begun, 0.0
+        self._costs[resident.key] = resident.save_cost
+        return ResidentSaved(now, resident.trial_id, resident.iteration, *stored, dropped=False, seconds=now - begun)
+
+    def persist(self, message: PersistCheckpoint) -> ResidentSaved:
+        """Copies a checkpoint of any trial from host memory to disk."""
+        begun = self._clock.now()
+        try:
+            stored = Stored(self._store.persist(message.path), False)
+        except (OSError, shutil.Error):
+            stored = Stored(message.path, True)
+        now = self._clock.now()
+        return ResidentSaved(
+            now, message.trial_id, message.iteration, *stored, dropped=False, seconds=now - begun, copied=True
+        )
+
+    def delete(self, trial_id: str) -> None:
+        """Deletes every checkpoint of a trial."""
+        self._store.delete(trial_id)
+
+    def restore(
+        self,
+        resident: ResidentTrial,
+        checkpoint: str,
+        wanted: int,
+        source: tuple[str, int] | None,
+        renew: Callable[[], None],
+    ) -> ResidentSetBack | None:
+        """Restores a trial; says so in its log if that is not from the checkpoint named.
+
+        Args:
+            resident: a trial that was set up.
+            checkpoint: the path of the one wanted.
+            wanted: the iterations done by its state.
+            source: where the server of the machine that has it listens; ``None`` for this machine.
+            renew: sets the trial up anew.
+
+        Returns:
+            Why it has an earlier state; ``None`` if it has the one wanted.
+        """
+
+        def load(folder: str) -> None:
+            assert resident.body is not None
+            resident.body.restore(folder)
+            with open(os.path.join(folder, _LANE_STATE), "rb") as file:
+                state = pickle.load(file)
+            restore_random_state(state["random"])
+            resident.finished = state["finished"]
+
+        located = self._locator.locate(resident.trial_id, checkpoint, source)
+        places = self._store.places(resident.trial_id, located.path)
+        path, iteration, reason, cannot_load = restore_best(
+            places, wanted, load, renew, self._is_innocent, located.problem
+        )
+        resident.iteration = iteration
+        if path is not None:
+            self._store.protect(resident.trial_id, path)
+        if not reason:
+            return None
+        in_memory = path is not None and self._store.is_in_memory(path)
+        begins = f"goes on from iteration {iteration}" if path is not None else "begins afresh"
+        told = f"Fluid: this trial {begins} instead of going on from iteration {wanted}: {reason}\n"
+        self._output.log.write(told)  # The driver's log has it, too.
+        now = self._clock.now()
+        return ResidentSetBack(now, resident.trial_id, iteration, path, in_memory, reason, cannot_load)
+
+    def _is_innocent(self, error: BaseException) -> bool:
+        """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""
+        lacks = is_out_of_memory(error) or any(map(is_of_the_process, causes(error)))
+        return lacks or not self._meter.is_usable()
