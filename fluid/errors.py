@@ -6,6 +6,9 @@ import math
 import numbers
 from collections.abc import Collection
 
+#: Most characters of a value in an error.
+_LONGEST_VALUE = 500
+
 
 class FluidError(Exception):
     """Base class of every error that Fluid raises on purpose.
@@ -49,13 +52,14 @@ class InvalidFieldError(FluidError, ValueError):
 
 
 def _shown(value: object) -> str:
-    """The value as text; a repr may raise, as that of an integer of thousands of digits does."""
+    """The value as text, on about one line; a repr may raise, as that of an integer of thousands of digits does."""
     try:
-        return repr(value)
+        text = repr(value)
     except ValueError:
         return f"a {type(value).__name__} too long to print"
     except (Exception, SystemExit):
         return f"a {type(value).__name__} that cannot be printed"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 class MissingDependencyError(FluidError, ImportError):

@@ -170,6 +170,11 @@ def test_ids_of_any_script(file: Any, capsys: Captured) -> None:
     assert "größe [b]=1" in capsys.readouterr().out
 
 
+def test_a_line_break_in_an_id_breaks_no_line(file: Any, capsys: Captured) -> None:
+    assert main(["plan", file({"devices": 1, "trials": [{"id": "a\nb", "runtime_s": 1}]})]) == 0
+    assert "a a?b" in capsys.readouterr().out.splitlines()[-3]
+
+
 # --- fluid plan, for people
 
 
@@ -293,6 +298,9 @@ def test_a_sweep_keeps_to_narrow_terminals(file: Any, capsys: Captured, monkeypa
         (instance(2, [1.0], c=0.5), ["c=0.5"]),
         (instance(2, [1.0], alpha="fast"), ["alpha='fast'", "must be a number"]),
         (instance(2, [1.0], colour="red"), ["colour='red'"]),
+        (instance(2, [1e308, 1e308]), ["runtime_s=1e+308: must be at most 1e+12"]),
+        (instance(2, [1.0], alpha=1e300), ["alpha=1e+300: must be at most 1e+06"]),
+        ({"devices": 2, "workload": {}}, ["workload", "a scenario is for fluid simulate"]),
         ('{"devices": 2, "trials": [{"runtime_s": NaN}]}', ["runtime_s=nan"]),
         ({"devices": 1, "trials": [{"id": "a", "runtime_s": 1}, {"id": "a", "runtime_s": 1}]}, ["id='a'"]),
         ({"trials": [{"runtime_s": 1}]}, ["devices", "is missing"]),
@@ -312,10 +320,11 @@ def test_bad_instances_name_the_field_and_the_value(data: object, said: list[str
         (("plan", TOY, "--planner", "zzz"), "planner='zzz': must be one of"),
         (("simulate", HALVING, "--planner", "fifo", "--planner", "zzz"), "planner='zzz': must be one of"),
         (("simulate", HALVING, "--devices", "1,x"), "devices='1,x'"),
-        (("simulate", HALVING, "--devices", "0"), "devices='0'"),
+        (("simulate", HALVING, "--devices", "0"), "devices=0: must be at least 1"),
+        (("simulate", HALVING, "--devices", "1000000"), "devices=1000000: must be at most 100000"),
         (("simulate", HALVING, "--devices", ""), "devices=''"),
         (("simulate", HALVING, "--seed", "-1"), "seed=-1"),
-        (("simulate", TOY), "here; known: alpha, beta, c, d, devices"),
+        (("simulate", TOY), "is no field of a scenario; an instance is for fluid plan"),
         (("plan", "nowhere.json"), "path='nowhere.json': cannot be read"),
         (("plan", TOY, "--plot", "nowhere/plan.png"), "plot='nowhere/plan.png': cannot be written"),
         (("plan", TOY, "--plot", "plan.nonsense"), "plot='plan.nonsense'"),

@@ -125,12 +125,12 @@ def test_a_stopped_trial_ends_and_the_others_go_on(make: Callable[..., FluidExec
 def test_an_extended_trial_goes_on_where_it_was(make: Callable[..., FluidExecutor]) -> None:
     handle = make().submit_trialgroup(TrialGroup([Trial(count_up, budget=3, trial_id="a")]))
     assert handle.wait(PATIENCE)
-    handle.extend("a", 2)
+    handle.extend("a", by=2)
     assert handle.wait(PATIENCE)
     results = list(handle.results())
     assert [result.metrics["step"] for result in results] == [1, 2, 3, 4, 5]
     assert len({result.metrics["pid"] for result in results}) == 1, "it stayed resident"
-    with pytest.raises(InvalidFieldError, match="budget=0"):
+    with pytest.raises(InvalidFieldError, match="by=0"):
         handle.extend("a", 0)
     with pytest.raises(InvalidFieldError, match="unknown"):
         handle.extend("b", 1)

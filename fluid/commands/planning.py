@@ -146,10 +146,13 @@ def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[Simu
 
 def _device_counts(text: str) -> list[int]:
     """Parses ``1,2,4,8``; returns distinct numbers in ascending order."""
+    from fluid.simulation.scenario import MOST_SIMULATED
+
     try:
-        return sorted({require_integer("devices", int(part), at_least=1) for part in text.split(",")})
+        counts = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise InvalidFieldError("devices", text, "must be numbers of devices such as 1,2,4,8") from error
+    return sorted({require_integer("devices", count, at_least=1, at_most=MOST_SIMULATED) for count in counts})
 
 
 def _add_plot(parser: argparse.ArgumentParser) -> None:

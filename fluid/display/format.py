@@ -41,7 +41,7 @@ def durations(seconds: Sequence[float]) -> list[str]:
     decimals = 2 if longest / size < 100.0 else 1
     if all(abs(value - round(value)) < 1e-9 * max(1.0, value) for value in scaled):
         decimals = 0
-    return [f"{value / size:.{decimals}f} {name}" if math.isfinite(value) else "never" for value in seconds]
+    return [f"{value / size:,.{decimals}f} {name}" if math.isfinite(value) else "never" for value in seconds]
 
 
 def unit_for(seconds: float) -> tuple[str, float]:

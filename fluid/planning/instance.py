@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fluid.errors import InvalidFieldError, require_number
 from fluid.planning.constraints import Constraint
-from fluid.planning.json_input import AtLeastOne, Count, NonNegative, cluster_from_json, read_json_object, read_record
+from fluid.planning.json_input import Count, NonNegative, Range, cluster_from_json, read_json_object, read_record
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import (
     DEFAULT_BENEFIT_THRESHOLD,
@@ -204,6 +204,9 @@ class Instance:
         Raises:
             InvalidFieldError: a field is missing, unknown or invalid; the message names its place and value.
         """
+        if "workload" in data and "trials" not in data:
+            reason = "is no field of an instance; a scenario is for fluid simulate"
+            raise InvalidFieldError("workload", data["workload"], reason)
         top = read_record(data, InstanceInput, "instance")
         for_all = {field: data[field] for field in ("alpha", "beta", "c", "d") if field in data}
         trials = read_record([for_all | trial for trial in top.trials], list[TrialInput], "trials", place="trials")
@@ -244,27 +247,33 @@ class Instance:
             self.model.d[row] = min(self.model.d[row], fitting)
 
 
+#: Seconds in a file; 10^12 are more than 30,000 years. Sums of larger ones would overflow.
+Seconds = Annotated[float, Range(0.0, 1e12)]
+#: A runtime's overhead factor in a file.
+Overhead = Annotated[float, Range(1.0, 1e6)]
+
+
 @dataclass(frozen=True)
 class InstanceInput:
     """What ``fluid plan`` reads."""
 
     devices: Any
     trials: list[dict[str, Any]]
-    alpha: AtLeastOne = 1.0
-    beta: AtLeastOne = 1.0
+    alpha: Overhead = 1.0
+    beta: Overhead = 1.0
     c: Count = DEFAULT_MAX_PACKING
     d: Count = DEFAULT_MAX_WIDTH
-    epsilon: NonNegative = 0.0
+    epsilon: Seconds = 0.0
 
 
 @dataclass(frozen=True)
 class TrialInput:
     """One of its trials."""
 
-    runtime_s: NonNegative
+    runtime_s: Seconds
     id: Any = None
-    alpha: AtLeastOne = 1.0
-    beta: AtLeastOne = 1.0
+    alpha: Overhead = 1.0
+    beta: Overhead = 1.0
     c: Count = DEFAULT_MAX_PACKING
     d: Count = DEFAULT_MAX_WIDTH
     max_width: Count = MOST_DEVICES

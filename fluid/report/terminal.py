@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fluid.display.format import duration, durations, fraction, percent, placement_name, times
+from fluid.display.format import duration, durations, fraction, percent, placement_name, printable, times
 from fluid.display.palette import mark
 from fluid.planning.planner import Plan
 from fluid.planning.rollout import Segment
@@ -59,7 +59,7 @@ def plan_table(plan: Plan, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = Fa
     table.title_justify = table.caption_justify = "left"
     columns: dict[str, Sequence[Text | str]] = {
         "": [Text(mark(row), style=trial_style(row)) for row in shown],
-        "trial": [Text(ids[row]) for row in shown],
+        "trial": [Text(printable(ids[row])) for row in shown],
         "alone": durations([float(plan.instance.heights[row]) for row in shown]),
         "gets": [allocation_history(segments) for segments in _histories(plan, shown)],
         "starts": durations([plan.schedule.started[row] for row in shown]),

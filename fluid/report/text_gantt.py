@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from fluid.display.format import duration, percent, tick_label, tick_step, unit_for
+from fluid.display.format import duration, percent, printable, tick_label, tick_step, unit_for
 from fluid.display.palette import colour, ink, mark
 from fluid.report.timeline import Bar, Timeline
 
@@ -244,7 +244,7 @@ class _GanttLines:
     # -- legend -------------------------------------------------------------------------------------------
 
     def legend_lines(self, most: int) -> Iterator[Text]:
-        names = self._timeline.names
+        names = [printable(name) for name in self._timeline.names]
         line, used = Text(), 0
         for trial, name in enumerate(names):
             short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + self._glyphs.ellipsis

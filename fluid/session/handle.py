@@ -153,22 +153,22 @@ class TrialGroupHandle:
         """
         return self._session.await_departures(self._inbox.group_id, require_number("timeout", timeout, at_least=0.0))
 
-    def extend(self, trial_id: str, budget: int, *, follow_up_iterations: int = 0) -> None:
-        """Gives a trial ``budget`` further iterations; one that was done goes on where it was.
+    def extend(self, trial_id: str, by: int, *, follow_up_iterations: int = 0) -> None:
+        """Gives a trial further iterations, on top of its budget; one that was done continues where it was.
 
         Args:
             trial_id: a trial of this group.
-            budget: how many more, at least 1.
+            by: how many more, at least 1.
             follow_up_iterations: iterations that later rungs may add after those (:class:`fluid.Trial`); 0 by default.
 
         Raises:
-            InvalidFieldError: the trial is unknown, stopped or failed, the budget is below 1, or
+            InvalidFieldError: the trial is unknown, stopped or failed, ``by`` is below 1, or
                 ``follow_up_iterations`` below 0.
         """
-        budget = require_integer("budget", budget, at_least=1)
+        by = require_integer("by", by, at_least=1)
         follow_up_iterations = require_integer("follow_up_iterations", follow_up_iterations, at_least=0)
-        self._session.extend(trial_id, budget, follow_up_iterations)
-        self._group.extend(trial_id, budget, follow_up_iterations=follow_up_iterations)
+        self._session.extend(trial_id, by, follow_up_iterations)
+        self._group.extend(trial_id, by, follow_up_iterations=follow_up_iterations)
 
     def add(self, *trials: Trial) -> None:
         """Adds trials to the group; they are planned together.

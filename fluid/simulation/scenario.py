@@ -18,6 +18,8 @@ from fluid.resources import Cluster, Device
 DISTRIBUTIONS = ("constant", "lognormal", "uniform", "bimodal")
 #: More trials or iterations than this are refused as a typing error.
 _MOST = 1_000_000
+#: More devices than this would take minutes, in silence.
+MOST_SIMULATED = 100_000
 ALGORITHMS = ("random", "successive_halving", "hyperband", "syncbohb", "asha", "pbt")
 
 
@@ -171,8 +173,14 @@ class Scenario:
         Raises:
             InvalidFieldError: a field is missing, unknown or invalid; the message names its place and value.
         """
+        if "trials" in data and "workload" not in data:
+            raise InvalidFieldError(
+                "trials", data["trials"], "is no field of a scenario; an instance is for fluid plan"
+            )
         read = read_record(data, ScenarioInput, "scenario")
         cluster = cluster_from_json(read.devices)
+        if len(cluster) > MOST_SIMULATED:
+            raise InvalidFieldError("devices", len(cluster), f"must be at most {MOST_SIMULATED}")
         alike = {item.name: getattr(read, item.name) for item in fields(cls) if hasattr(read, item.name)}
         return cls(cluster=cluster, changes=tuple(event.change(cluster) for event in read.events), **alike)
 
