@@ -59,7 +59,8 @@ from fluid.executor import FluidExecutor
 from fluid.planners.by_name import make_planner
 from fluid.planning.profile import Profile
 from fluid.resources import Device
-from fluid.session.results import Result, TrialListener
+from fluid.results.records import Result
+from fluid.session.results import TrialListener
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 

@@ -26,7 +26,7 @@ import torture_search
 import torture_trials
 
 from fluid import Device, FluidError, FluidExecutor, InvalidFieldError, Trial, TrialGroup, TrialListener
-from fluid.session.results import Result
+from fluid.results.records import Result
 
 FINISHED, REFUSED, BROKEN = 0, 3, 4
 #: Seconds in which a call must be answered once all trials have ended.

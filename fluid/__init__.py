@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from fluid.planning.instance import Instance
     from fluid.planning.profile import Profile
     from fluid.resources import Cluster, Device, MemoryNeed, Placement, Requires
+    from fluid.results.checkpoints import KeptCheckpoint, kept_checkpoints
+    from fluid.results.loading import load
+    from fluid.results.records import Result, TrialResult
+    from fluid.results.sweep import BestTrial, SweepResult
     from fluid.session.handle import TrialGroupHandle
-    from fluid.session.results import CallFailedError, Result, TrialFailedError, TrialListener
+    from fluid.session.results import CallFailedError, TrialFailedError, TrialListener
     from fluid.static_fluid import StaticFluid
     from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 _HOME = {
+    "BestTrial": "fluid.results.sweep",
     "CallFailedError": "fluid.session.results",
     "Cluster": "fluid.resources",
     "Device": "fluid.resources",
@@ -37,25 +42,31 @@ _HOME = {
     "FluidExecutor": "fluid.executor",
     "Instance": "fluid.planning.instance",
     "InvalidFieldError": "fluid.errors",
+    "KeptCheckpoint": "fluid.results.checkpoints",
     "MemoryNeed": "fluid.resources",
     "MissingDependencyError": "fluid.errors",
     "Placement": "fluid.resources",
     "Portfolio": "fluid.planners.portfolio",
     "Profile": "fluid.planning.profile",
     "Requires": "fluid.resources",
-    "Result": "fluid.session.results",
+    "Result": "fluid.results.records",
     "Search": "fluid.trialgroup",
     "Shown": "fluid.trialgroup",
     "StaticFluid": "fluid.static_fluid",
+    "SweepResult": "fluid.results.sweep",
     "Trial": "fluid.trialgroup",
     "TrialFailedError": "fluid.session.results",
     "TrialGroup": "fluid.trialgroup",
     "TrialGroupHandle": "fluid.session.handle",
     "TrialListener": "fluid.session.results",
+    "TrialResult": "fluid.results.records",
+    "kept_checkpoints": "fluid.results.checkpoints",
+    "load": "fluid.results.loading",
     "submit_trialgroup": "fluid.executor",
 }
 
 __all__ = [
+    "BestTrial",
     "CallFailedError",
     "Cluster",
     "Device",
@@ -65,6 +76,7 @@ __all__ = [
     "FluidExecutor",
     "Instance",
     "InvalidFieldError",
+    "KeptCheckpoint",
     "MemoryNeed",
     "MissingDependencyError",
     "Placement",
@@ -75,12 +87,16 @@ __all__ = [
     "Search",
     "Shown",
     "StaticFluid",
+    "SweepResult",
     "Trial",
     "TrialFailedError",
     "TrialGroup",
     "TrialGroupHandle",
     "TrialListener",
+    "TrialResult",
     "__version__",
+    "kept_checkpoints",
+    "load",
     "submit_trialgroup",
 ]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from fluid.engine.events import Failure
-from fluid.session.results import Result, TrialListener, TrialRequest
+from fluid.results.records import Result
+from fluid.session.results import TrialListener, TrialRequest
 
 
 class EventInbox(TrialListener):

@@ -27,7 +27,8 @@ from fluid.executor import FluidExecutor, executor_in_force, submit_trialgroup
 from fluid.lane.messages import LaneOptions
 from fluid.report.loader import load_run
 from fluid.resources import Device
-from fluid.session.results import Result, TrialFailedError, TrialListener
+from fluid.results.records import Result
+from fluid.session.results import TrialFailedError, TrialListener
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.

@@ -56,6 +56,7 @@ LAYERS = (
     layer(6, "planners", "numpy"),
     layer(7, "engine", "numpy"),
     layer(8, "backends.base"),
+    layer(8, "results", "pandas"),
     layer(9, "backends.simulated backends.hosts"),
     layer(10, "simulation", "numpy"),
     layer(10, "backends.lanes"),

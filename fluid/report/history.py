@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from fluid.report.segments import FinishedIterations
+from fluid.results.iterations import FinishedIterations
 
 #: Most devices of which the trials are named.
 _MOST_DEVICES = 6

@@ -33,7 +33,8 @@ from fluid.display.palette import colour, ink
 from fluid.display.states import states_text
 from fluid.errors import InvalidFieldError
 from fluid.report.idle import WAITED
-from fluid.report.run import KeyMeasurements, RecordedRun, TrialRun, is_number
+from fluid.report.run import KeyMeasurements, RecordedRun, TrialRun
+from fluid.results.metrics import is_number
 
 #: Points of all curves together, and the fewest and most of one curve.
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,21 @@ from typing import Any
 from fluid.display.format import count
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded
-from fluid.engine.journal import PastTrial, Recovered
+from fluid.engine.journal import Recovered
 from fluid.lane.messages import trial_folder
 from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
 from fluid.report.history import RunHistory
 from fluid.report.idle import idle_time
-from fluid.report.run import UNFINISHED, UNKNOWN, GroupRun, KeyMeasurements, RecordedRun, TrialRun
-from fluid.report.run_files import RunFiles, device_from, without_surrogates
-from fluid.report.segments import (
-    FinishedIteration,
-    FinishedIterations,
-    Resized,
-    read_iterations,
-    segments_of,
-    with_pauses,
-)
+from fluid.report.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun
+from fluid.report.segments import Resized, segments_of, with_pauses
 from fluid.report.story import Storyteller
 from fluid.report.story_words import StoryLine
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
-from fluid.session.folder_files import read_search
-from fluid.trialgroup import Search, TrialState
+from fluid.results.iterations import FinishedIterations, read_iterations
+from fluid.results.run_files import RunFiles, device_from, without_surrogates
+from fluid.results.submitted import LoadedGroup, LoadedTrial, SubmittedTrials
 
 
 def load_run(path: str | Path) -> RecordedRun:
@@ -48,8 +40,12 @@ def load_run(path: str | Path) -> RecordedRun:
     files = RunFiles(path)
     session, journal, done = files.session(), files.journal(), read_iterations(files)
     _note_shared(files, journal, done)
-    reader = _TrialsReader(files, journal, done)
-    groups, shown_as = reader.groups()
+    reader = SubmittedTrials(files, journal, done)
+    loaded = reader.groups()
+    groups = tuple(map(_group_run, loaded))
+    shown_as = {
+        part: (trial.group_id, trial.trial_id) for group in loaded for trial in group.trials for part, _ in trial.parts
+    }
     trials = [trial for group in groups for trial in group.trials]
     rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
     row_of = {trial_id: rows[shown] for trial_id, shown in shown_as.items()}
@@ -77,10 +73,27 @@ def load_run(path: str | Path) -> RecordedRun:
     )
 
 
+def _group_run(group: LoadedGroup) -> GroupRun:
+    return GroupRun(group.group_id, group.name, tuple(map(_trial_run, group.trials)), group.search)
+
+
+def _trial_run(trial: LoadedTrial) -> TrialRun:
+    return TrialRun(
+        trial.trial_id,
+        trial.group_id,
+        trial.key,
+        trial.config,
+        trial.state,
+        trial.budget,
+        "" if trial.failure is None else trial.failure.message,
+        trial.finished,
+    )
+
+
 def _stories(
     history: RunHistory,
     files: RunFiles,
-    reader: _TrialsReader,
+    reader: SubmittedTrials,
     groups: Sequence[GroupRun],
     shown_as: Mapping[str, tuple[str, str]],
 ) -> dict[tuple[str, str], list[StoryLine]]:
@@ -132,122 +145,6 @@ def _note_shared(files: RunFiles, journal: Recovered, done: FinishedIterations) 
             f"{count(twice, 'iteration')} were reported more than once: two drivers of an older Fluid ran this "
             "session at the same time."
         )
-
-
-# --- Trials and groups
-
-
-@dataclass
-class _SubmittedGroup:
-    """A group while it is read.
-
-    Attributes:
-        parts: the submitted trials, in order, by the name under which reports show them. Several have one name if a
-            trial of the search algorithm was submitted anew from a checkpoint.
-    """
-
-    name: str
-    search: Search | None = None
-    parts: dict[str, list[str]] = field(default_factory=dict)
-
-
-class _TrialsReader:
-    """Combines the three files about trials: ``trials.jsonl``, the journal and the results.
-
-    Groups and trials are in the order of ``trials.jsonl``, followed by those that only the other files mention.
-    """
-
-    def __init__(self, files: RunFiles, journal: Recovered, done: FinishedIterations) -> None:
-        self._journal = journal
-        self._done = done
-        #: The trials that the journal mentions.
-        self._journaled: dict[str, PastTrial] = {
-            **{
-                trial: PastTrial(group, history, journal.failures.get(trial))
-                for group, trials in journal.groups.items()
-                for trial, history in trials.items()
-            },
-            **journal.past,
-        }
-        #: The entry of each trial in ``trials.jsonl``.
-        self._entries: dict[str, Mapping[str, Any]] = {}
-        self._groups: dict[str, _SubmittedGroup] = {}
-        for entry in files.trials():
-            if "trial" in entry:
-                self._entries.setdefault(str(entry["trial"]), entry)
-            else:
-                group = str(entry.get("group", ""))
-                self._groups.setdefault(group, _SubmittedGroup(str(entry.get("name") or group), read_search(entry)))
-
-    def groups(self) -> tuple[tuple[GroupRun, ...], dict[str, tuple[str, str]]]:
-        """The groups; and, by the id of a submitted trial, the group and the name under which reports show it."""
-        shown_as: dict[str, tuple[str, str]] = {}
-        order: dict[str, None] = {}
-        for trial in dict.fromkeys([*self._entries, *self._journaled, *self._done.by_trial]):
-            if self._journaled and trial not in self._journaled and trial not in self._done.by_trial:
-                continue  # The engine refused it.
-            entry = self._entries.get(trial, {})
-            group = str(entry.get("group", self._group_of(trial)))
-            name = str(entry.get("shown", trial))
-            self._groups.setdefault(group, _SubmittedGroup(group)).parts.setdefault(name, []).append(trial)
-            order[group], shown_as[trial] = None, (group, name)
-        found = (
-            GroupRun(
-                group,
-                self._groups[group].name,
-                tuple(self._trial(group, name, parts) for name, parts in self._groups[group].parts.items()),
-                self._groups[group].search,
-            )
-            for group in order
-        )
-        return tuple(found), shown_as
-
-    def _group_of(self, trial: str) -> str:
-        return self._journaled[trial].group_id if trial in self._journaled else self._done.group_of.get(trial, "")
-
-    def _trial(self, group: str, name: str, parts: Sequence[str]) -> TrialRun:
-        """Combines the submitted trials that are shown as one; the last determines its state."""
-        entry, known = self._entries.get(parts[-1], {}), self._journaled.get(parts[-1])
-        config = entry.get("config")
-        state = self._state(parts[-1], self._groups[group].search)
-        failure = None if known is None else known.failure
-        return TrialRun(
-            name,
-            group,
-            str(entry.get("key", "" if known is None else known.history.trial.profile_key)),
-            config if isinstance(config, Mapping) else {},
-            state,
-            None if known is None or "shown" in entry else known.history.budget,
-            failure.message if failure is not None and state == TrialState.FAILED else "",
-            tuple(iteration for part in parts for iteration in self.iterations(part)),
-        )
-
-    def _state(self, trial: str, search: Search | None) -> str:
-        if trial not in self._journaled:
-            return UNKNOWN
-        ended = self._journal.outcomes.get(trial, self._journaled[trial].history.ended)
-        if ended is TrialState.DONE and search is not None and trial not in self._journal.outcomes:
-            return TrialState.PAUSED.value
-        return ended.value if ended is not None else UNFINISHED
-
-    def iterations(self, trial: str) -> Iterator[FinishedIteration]:
-        """The iterations of a submitted trial, numbered as in the trial it is shown as, with that trial's metrics."""
-        entry = self._entries.get(trial, {})
-        before, outer = entry.get("iterations"), entry.get("metrics")
-        for iteration in self._done.by_trial.get(trial, ()):
-            if isinstance(before, int):
-                iteration = replace(iteration, number=iteration.number + before)
-            if isinstance(outer, str):
-                iteration = replace(iteration, metrics=_nested(iteration.metrics, f"{outer}/"))
-            yield iteration
-
-
-def _nested(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in metrics.items()
-        if name.startswith(prefix) and value is not None
-    }
 
 
 # --- The timeline

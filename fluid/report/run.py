@@ -16,18 +16,12 @@ from typing import Any
 
 from fluid.display.format import count, duration
 from fluid.report.idle import IdleTime
-from fluid.report.segments import FinishedIteration
 from fluid.report.story_words import StoryLine
 from fluid.report.timeline import Timeline
+from fluid.results.iterations import FinishedIteration
+from fluid.results.metrics import is_number, less_is_better
 from fluid.trialgroup import Search
 
-#: States that only a report has: the trial had not ended when the folder was read; the journal does not mention it.
-UNFINISHED, UNKNOWN = "UNFINISHED", "UNKNOWN"
-#: Words in the names of metrics for which less is better.
-_LESS_IS_BETTER = frozenset(
-    {"loss", "err", "error", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "cost", "regret", "latency"}
-    | {"distance", "divergence", "deviance", "brier", "wer", "cer"}
-)
 #: Bookkeeping entries that Ray Tune or the trainable adds to every result.
 _BOOKKEEPING = frozenset(
     {"pid", "timestamp", "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore"}
@@ -246,17 +240,6 @@ class RecordedRun:
             for trial in self.trials
             for before, after in zip(trial.finished, trial.finished[1:], strict=False)
         )
-
-
-def is_number(value: object) -> bool:
-    """Whether a metric's value can be drawn: a finite number that is not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def less_is_better(metric: str) -> bool:
-    """Whether less of a metric is better, judged by its name."""
-    words = metric.lower().replace("/", "_").replace("-", "_").replace(".", "_").split("_")
-    return any(word in _LESS_IS_BETTER or word.endswith("loss") for word in words)
 
 
 def _is_bookkeeping(metric: str) -> bool:

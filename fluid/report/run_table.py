@@ -17,7 +17,8 @@ from fluid.display.format import count, duration, durations, number, percent, pr
 from fluid.display.palette import colour
 from fluid.display.states import state_style, states_text
 from fluid.report.idle import WAITED, IdleTime
-from fluid.report.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun, is_number
+from fluid.report.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun
+from fluid.results.metrics import is_number
 
 #: Most rows of a table.
 DEFAULT_TABLE_ROWS = 20

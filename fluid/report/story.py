@@ -11,7 +11,6 @@ from typing import Any
 
 from fluid.display.format import count, duration
 from fluid.report.history import Entry, RunHistory, Stay
-from fluid.report.segments import FinishedIteration
 from fluid.report.story_waits import SHORTEST_WAIT, WaitTeller
 from fluid.report.story_words import (
     StoryLine,
@@ -23,6 +22,7 @@ from fluid.report.story_words import (
     ran_line,
     size_name,
 )
+from fluid.results.iterations import FinishedIteration
 
 #: Iterations before a resize whose median is the pace that the trial would have kept.
 _PACE_OVER = 5

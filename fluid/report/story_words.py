@@ -10,7 +10,7 @@ from typing import Any
 
 from fluid.display.format import count, duration, fraction, index_ranges
 from fluid.report.history import Entry
-from fluid.report.segments import FinishedIteration
+from fluid.results.iterations import FinishedIteration
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fluid.errors import FluidError
-from fluid.session.folder_files import RESULTS, TRIALS, json_lines
-from fluid.session.results import Result
-
-#: Results are written in order of time. A step back by more seconds than this means that the clock was reset.
-CLOCK_RESET_S = 60.0
+from fluid.results.folder_files import RESULTS, TRIALS, json_lines
+from fluid.results.iterations import CLOCK_RESET_S
+from fluid.results.records import Result
 
 _log = logging.getLogger(__name__)
 

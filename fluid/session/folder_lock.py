@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fluid.errors import InvalidFieldError
+from fluid.results.folder_files import LOCK
 
-LOCK = "session.lock"
 #: Errors of file systems that have no locks.
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 

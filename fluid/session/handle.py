@@ -8,8 +8,9 @@ from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
+from fluid.results.records import Result
 from fluid.session.inbox import GroupInbox
-from fluid.session.results import Result, TrialFailedError
+from fluid.session.results import TrialFailedError
 from fluid.session.session import Session
 from fluid.trainables.pickling import dump_arguments
 from fluid.trialgroup import Search, Trial, TrialState

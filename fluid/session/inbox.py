@@ -14,8 +14,9 @@ from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, Tr
 from fluid.engine.events import Failure
 from fluid.engine.set_back import ReportSetBack
 from fluid.errors import FluidError
+from fluid.results.records import Result
 from fluid.session.earlier_results import GroupResults
-from fluid.session.results import CallFailedError, Result, TrialListener, TrialRequest, exception_of
+from fluid.session.results import CallFailedError, TrialListener, TrialRequest, exception_of
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trainables.pickling import unpack_metrics
 from fluid.trialgroup import TrialGroup, TrialState

@@ -1,48 +1,15 @@
-"""What submitters get of their trials: results, ends, and the errors that say why one failed."""
+"""How submitters hear of their trials: listeners, requests, and the errors that say why one failed."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.results.records import Result
 from fluid.trainables.driver_link import RequestRefusedError, dump_message, dump_refusal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One finished iteration of a trial.
-
-    Example:
-        >>> from fluid import FluidExecutor, Trial, TrialGroup
-        >>> def train(config):
-        ...     yield {"loss": config["lr"] ** 2}
-        >>> with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
-        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, trial_id="a")])
-        ...     (result,) = executor.submit_trialgroup(group).results()
-        >>> result.trial_id, result.iteration, result.metrics, result.width, result.device_ids, result.config
-        ('a', 1, {'loss': 0.25}, 1.0, (0,), {'lr': 0.5})
-
-    Attributes:
-        trial_id: the trial.
-        iteration: its number, from 1.
-        metrics: what the trial reported.
-        seconds: wall time of the iteration.
-        width: width at which it ran: ``1/p`` as one of p trials on a device, 1, or a number of devices.
-        device_ids: devices on which it ran.
-        config: the trial's hyperparameters.
-    """
-
-    trial_id: str
-    iteration: int
-    metrics: Any
-    seconds: float
-    width: float
-    device_ids: tuple[int, ...]
-    config: Mapping[str, Any]
 
 
 class TrialFailedError(FluidError):

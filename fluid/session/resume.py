@@ -23,19 +23,18 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_store import checkpoint_name, checkpoints_like, checkpoints_on_disk, iteration_of
 from fluid.lane.messages import folder_of_host
 from fluid.planning.profile import Profile
-from fluid.session.earlier_results import EarlierResults
-from fluid.session.folder_files import (
+from fluid.results.folder_files import (
     JOURNAL,
     PAYLOADS,
     PROFILE,
     RESULTS,
     TRIALS,
-    cut_file,
-    cut_torn_line,
     json_lines,
     read_search,
 )
-from fluid.session.payload_file import StoredTrial, read_payloads
+from fluid.results.payload_file import StoredTrial, read_payloads
+from fluid.session.earlier_results import EarlierResults
+from fluid.session.torn_files import cut_file, cut_torn_line
 from fluid.trialgroup import Search, Trial, TrialState
 
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
@@ -177,11 +176,9 @@ def _read(folder: Path) -> LeftSession:
     results = EarlierResults.scan(folder)
     forgotten = {trial_id for trials in recovered.forgotten.values() for trial_id in trials}
     in_journal = {trial_id for trials in recovered.groups.values() for trial_id in trials}
-    stored = {
-        trial.trial_id: trial
-        for trial in read_payloads(folder / PAYLOADS, lambda trial_id: trial_id in in_journal or trial_id in forgotten)
-        if trial.trial_id not in forgotten
-    }
+    payloads = read_payloads(folder / PAYLOADS, lambda trial_id: trial_id in in_journal or trial_id in forgotten)
+    cut_file(folder / PAYLOADS, payloads.whole_bytes)
+    stored = {trial.trial_id: trial for trial in payloads.trials if trial.trial_id not in forgotten}
     known = {*in_journal, *forgotten, *stored}
     written = _read_lines(folder, lambda trial_id: trial_id in known, in_journal - stored.keys())
     lost = _agree(recovered, results, stored)

@@ -35,7 +35,7 @@ from fluid.engine.events import Event
 from fluid.engine.journal import encode
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
-from fluid.session.folder_files import (
+from fluid.results.folder_files import (
     FORMAT,
     JOURNAL,
     PAYLOADS,

@@ -34,7 +34,7 @@ class RayClassResident:
         self._class: Any = cls
         self._trial_id = trial_id
         self._storage = _Folder(trial_id, folder, copies=False)
-        self._trainable: Any = None
+        self.trainable: Any = None
 
     def setup(self, config: dict[str, Any]) -> None:
         os.makedirs(self._storage.trial_working_directory, exist_ok=True)
@@ -42,11 +42,11 @@ class RayClassResident:
         takes_storage = "storage" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         options = {"storage": self._storage} if takes_storage else {}
         names = SimpleNamespace(trial_id=self._trial_id, trial_name=self._trial_id, trial_resources=None)
-        self._trainable = self._class(config={**config, _TRIAL_INFO: names}, **options)
+        self.trainable = self._class(config={**config, _TRIAL_INFO: names}, **options)
 
     def step(self) -> Step:
         try:
-            result = self._trainable.train()
+            result = self.trainable.train()
         except StopIteration as error:
             raise stray_stop_iteration("step") from error
         if _DUPLICATE in result:
@@ -55,13 +55,13 @@ class RayClassResident:
         return step_of({name: value for name, value in result.items() if name != "config"}, "train()")
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        function = getattr(self._trainable, method)
+        function = getattr(self.trainable, method)
         if method == "reset" and "storage" in inspect.signature(function).parameters:
             kwargs = {"storage": self._storage, **kwargs}  # Without it, reset() leaves the trainable without storage.
         return function(*args, **kwargs)
 
     def save(self, path: str) -> None:
-        saved = self._trainable.save(os.path.join(path, "state"))
+        saved = self.trainable.save(os.path.join(path, "state"))
         metrics = {name: value for name, value in saved.metrics.items() if name != "config"}
         with open(os.path.join(path, _RESULT), "wb") as file:
             # These classes are private to Ray and differ between its releases: pickle refers to the ones in use.
@@ -71,11 +71,11 @@ class RayClassResident:
         with open(os.path.join(path, _RESULT), "rb") as file:
             result, checkpoint, metrics = pickle.load(file)
         folder = checkpoint.from_directory(os.path.join(path, "state"))
-        self._trainable.restore(result(checkpoint=folder, metrics=metrics))
+        self.trainable.restore(result(checkpoint=folder, metrics=metrics))
 
     def cleanup(self) -> None:
-        if self._trainable is not None:
-            self._trainable.stop()
+        if self.trainable is not None:
+            self.trainable.stop()
 
 
 class RayFunctionResident:

@@ -17,8 +17,9 @@ from fluid.executor import FluidExecutor
 from fluid.integrations.hpbandster.optimizers import BracketState, Job, SeededRandom, quiet
 from fluid.integrations.hpbandster.trials import TrialFactory
 from fluid.integrations.inbox import EventInbox
+from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import Result, TrialListener
+from fluid.session.results import TrialListener
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logging.getLogger("fluid.hpbandster")

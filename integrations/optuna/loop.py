@@ -25,8 +25,9 @@ from fluid.integrations.optuna import private_api
 from fluid.integrations.optuna.running import RunningTrial
 from fluid.integrations.optuna.stale_trials import record_run, retry_stale_trials, this_run
 from fluid.integrations.optuna.work import Work
+from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import Result, TrialListener, TrialRequest
+from fluid.session.results import TrialListener, TrialRequest
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trialgroup import IterationTimeout, Trial, TrialGroup
 

@@ -9,7 +9,8 @@ from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError
 from fluid.integrations.optuna import private_api
-from fluid.session.results import Result, TrialFailedError
+from fluid.results.records import Result
+from fluid.session.results import TrialFailedError
 from fluid.trialgroup import TrialState as FluidTrialState
 
 with try_import("Optuna", extra="optuna"):

@@ -11,7 +11,8 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.integrations.optuna.answering import answer
 from fluid.integrations.optuna.objective import PRUNED, VALUE, VALUES
 from fluid.integrations.optuna.running import Outcome
-from fluid.session.results import Result, TrialRequest
+from fluid.results.records import Result
+from fluid.session.results import TrialRequest
 
 with try_import("Optuna", extra="optuna"):
     from optuna import TrialPruned

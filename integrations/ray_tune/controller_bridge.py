@@ -30,7 +30,8 @@ from fluid.integrations.ray_tune.private_api import RESULT_DUPLICATE, TrackedAct
 from fluid.integrations.ray_tune.serialization import pickle_arguments
 from fluid.integrations.ray_tune.submission import TrialSubmission
 from fluid.integrations.ray_tune.tune_trial import ActorStage, Task, TuneTrial, checkpoint_path, notify
-from fluid.session.results import Result, TrialListener, TrialRequest
+from fluid.results.records import Result
+from fluid.session.results import TrialListener, TrialRequest
 
 #: Most live trials that the controller is told of, or more where more can run at once. Its loggers keep files open for
 #: each live trial, and lanes that run ahead of the controller could start thousands.

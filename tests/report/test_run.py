@@ -18,9 +18,10 @@ from fluid.executor import FluidExecutor
 from fluid.planning.rollout import Segment
 from fluid.report.html import render_html
 from fluid.report.loader import load_run
-from fluid.report.run import RecordedRun, TrialRun, less_is_better
+from fluid.report.run import RecordedRun, TrialRun
 from fluid.report.run_table import as_json, run_tables
 from fluid.resources import Device
+from fluid.results.metrics import less_is_better
 from fluid.trialgroup import Search, Shown, Trial
 
 Sessions = Callable[..., Any]

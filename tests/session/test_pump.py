@@ -26,8 +26,9 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.planners.by_name import make_planner
 from fluid.resources import Device
+from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import Result, TrialListener
+from fluid.session.results import TrialListener
 from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
 from fluid.trainables.payload import TrialPayload

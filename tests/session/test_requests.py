@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fluid.executor import FluidExecutor
-from fluid.session.results import Result, TrialListener, TrialRequest
+from fluid.results.records import Result
+from fluid.session.results import TrialListener, TrialRequest
 from fluid.trainables.driver_link import driver_link
 from fluid.trialgroup import Trial, TrialGroup
 

@@ -33,8 +33,8 @@ from fluid.engine.events import (  # noqa: E402
 from fluid.engine.set_back import TrialSetBack  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  # noqa: E402
 from fluid.executor import FluidExecutor  # noqa: E402
+from fluid.results.records import Result  # noqa: E402
 from fluid.session.handle import TrialGroupHandle  # noqa: E402
-from fluid.session.results import Result  # noqa: E402
 from fluid.trainables.payload import payload_of  # noqa: E402
 from fluid.trainables.pickling import dump_arguments  # noqa: E402
 from fluid.trialgroup import Trial, TrialGroup  # noqa: E402

@@ -16,7 +16,7 @@ from waiting import eventually
 
 from fluid import Device, FluidExecutor, InvalidFieldError, Requires, Trial, TrialGroup, TrialGroupHandle
 from fluid.backends.local.backend import LocalBackend
-from fluid.session.results import Result
+from fluid.results.records import Result
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 120.0

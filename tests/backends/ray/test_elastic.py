@@ -22,7 +22,7 @@ from fluid.backends.hosts.folders import HERE  # noqa: E402
 from fluid.backends.ray import RayBackend  # noqa: E402
 from fluid.executor import FluidExecutor  # noqa: E402
 from fluid.resources import Device  # noqa: E402
-from fluid.session.results import Result  # noqa: E402
+from fluid.results.records import Result  # noqa: E402
 from fluid.trialgroup import Trial, TrialGroup  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.

@@ -1,14 +1,12 @@
-"""The files of a run folder: their names, how they are read, and how a crash's last, torn entry is cut off."""
+"""The files of a run folder: their names, and how one that may be damaged is read."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
 from fluid.trialgroup import Search
@@ -19,11 +17,9 @@ RESULTS = "results.jsonl"
 TRIALS = "trials.jsonl"
 PAYLOADS = "payloads.pkl"
 PROFILE = "profile.json"
+LOCK = "session.lock"
 #: Version of the folder's files; the journal's entries have a version of their own.
 FORMAT = 1
-
-_CHUNK = 1 << 16
-_log = logging.getLogger(__name__)
 
 
 class Line(NamedTuple):
@@ -62,6 +58,20 @@ def why_unreadable(facts: Mapping[str, Any]) -> str | None:
     return f"is of Fluid {facts.get('fluid', '?')}, format {written}; this Fluid reads formats up to {FORMAT}"
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a session of this machine runs in the folder.
+
+    The kernel's list of locks is read: to try the lock would keep off a session that begins at that moment.
+    """
+    try:
+        lock = (folder / LOCK).stat()
+        listed = Path("/proc/locks").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return False
+    name = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    return any(name in line.split() and "->" not in line for line in listed.splitlines())
+
+
 def json_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[Line]:
     """Gives the lines of a file of JSON objects from byte ``start`` to ``end``; none if the file is missing."""
     try:
@@ -73,7 +83,7 @@ def json_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[L
         for text in file:
             if end is not None and start >= end:
                 return
-            yield Line(start, start + len(text), _entry(text))
+            yield Line(start, start + len(text), entry_of(text))
             start += len(text)
 
 
@@ -88,54 +98,8 @@ def read_search(entry: Mapping[str, Any]) -> Search | None:
         return None
 
 
-def cut_torn_line(path: Path) -> None:
-    """Cuts a file of JSON lines back to its last whole entry: valid JSON, and a newline.
-
-    What follows is half a line that was being written when the session was killed or its disk was full, or zeros,
-    which some file systems leave after a power cut.
-    """
-    try:
-        file = path.open("r+b")
-    except FileNotFoundError:
-        return
-    with file:
-        size = file.seek(0, os.SEEK_END)
-        keep = _line_start(file, size)
-        if keep == size and size:
-            last = _line_start(file, size - 1)
-            file.seek(last)
-            text = file.read(size - last)
-            keep = size if not text.strip() or _entry(text) is not None else last
-        cut(file, keep, size)
-
-
-def cut(file: IO[bytes], keep: int, size: int) -> None:
-    """Cuts a file of ``size`` bytes back to ``keep``."""
-    if keep < size:
-        file.truncate(keep)
-        name = os.path.basename(file.name)
-        _log.warning("%s: its last entry was not whole, and was cut off (%d bytes)", name, size - keep)
-
-
-def cut_file(path: Path, keep: int) -> None:
-    """Cuts a file back to ``keep`` bytes; a file that is missing has none."""
-    with suppress(FileNotFoundError), path.open("r+b") as file:
-        cut(file, keep, file.seek(0, os.SEEK_END))
-
-
-def _line_start(file: IO[bytes], end: int) -> int:
-    """Where the line begins that holds the byte before ``end``: behind the last newline before that."""
-    while end > 0:
-        begin = max(0, end - _CHUNK)
-        file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
-        end = begin
-    return 0
-
-
-def _entry(text: bytes) -> dict[str, Any] | None:
+def entry_of(text: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; ``None`` if it has none."""
     try:
         entry = json.loads(text.decode("utf-8"))  # Of bytes, json would guess the encoding.
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Reads ``payloads.pkl``: trainables and configs of trials, pickled, for resuming.
+"""Reads ``payloads.pkl``: trainables and configs of trials, pickled, for resuming and for loading checkpoints.
 
 The file is a row of pickles, *frames*: ``{"trainable": number, "pickled": bytes}``, and one per trial, with the number
 of its trainable. The last trial of a submission says ``"complete"``: a submission counts as a whole or not at all.
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
-from fluid.session.folder_files import PAYLOADS, cut
+from fluid.results.folder_files import PAYLOADS
 from fluid.trialgroup import Trial
 
 #: How a frame begins: the protocol of pickle, and the opcode that frames its content.
@@ -62,20 +62,33 @@ class StoredTrial:
         return Trial(trainables[self.trainable], config, **self.fields)
 
 
-def read_payloads(path: Path, is_known: Callable[[str], bool]) -> list[StoredTrial]:
-    """Reads the stored trials, and cuts the file back to the last whole submission.
+class StoredTrials(NamedTuple):
+    """What the file holds.
+
+    Attributes:
+        trials: the trials, in order of submission.
+        whole_bytes: bytes up to the end of the last whole submission; a session that goes on cuts off what follows.
+    """
+
+    trials: list[StoredTrial]
+    whole_bytes: int
+
+
+def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) -> StoredTrials:
+    """Reads the stored trials, up to the last whole submission.
 
     Args:
         path: the file.
-        is_known: whether the journal knows the trial of this id. An incomplete submission of others is cut off.
+        is_known: whether the journal knows the trial of this id. An incomplete submission of others is left out.
 
     Raises:
         InvalidFieldError: there is no such file, or it is damaged before its end.
     """
     try:
-        file = path.open("r+b")
+        file = path.open("rb")
     except FileNotFoundError:
-        raise InvalidFieldError("run_dir", str(path.parent), f"has no {PAYLOADS}, so it cannot be resumed") from None
+        reason = f"has no {PAYLOADS}, so it cannot be resumed, nor its checkpoints be loaded"
+        raise InvalidFieldError("run_dir", str(path.parent), reason) from None
     found: list[StoredTrial] = []
     started: list[StoredTrial] = []
     trainables: dict[int, bytes] = {}
@@ -99,8 +112,7 @@ def read_payloads(path: Path, is_known: Callable[[str], bool]) -> list[StoredTri
         if end < size and _has_frame(file, end + 1):
             reason = f"its {PAYLOADS} is damaged at byte {end}, and goes on behind that; it cannot be resumed"
             raise InvalidFieldError("run_dir", str(path.parent), reason)
-        cut(file, keep, size)
-    return found
+    return StoredTrials(found, keep)
 
 
 class _FrameReader(pickle.Unpickler):

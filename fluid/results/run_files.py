@@ -7,16 +7,16 @@ much is read as possible, and a note names what could not be read.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fluid.display.format import count
 from fluid.engine.journal import Recovered, replay
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device
-from fluid.session.folder_files import read_facts, why_unreadable
+from fluid.results.folder_files import JOURNAL, PROFILE, RESULTS, SESSION, TRIALS, read_facts, why_unreadable
 
 
 class RunFiles:
@@ -24,6 +24,7 @@ class RunFiles:
 
     Args:
         path: the run folder.
+        argument: how the caller named it, for errors.
 
     Attributes:
         notes: one sentence for each thing that could not be read.
@@ -32,22 +33,25 @@ class RunFiles:
         InvalidFieldError: the path is not a run folder; the message names it.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, argument: str = "run") -> None:
+        self._argument = argument
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidFieldError(argument, path, "must be the path of a run folder")
         self.path = Path(path).expanduser()
         self.notes: list[str] = []
         if not self.path.is_dir():
             reason = "is a file; give the folder of a run" if self.path.exists() else "does not exist"
-            raise InvalidFieldError("run", str(path), reason)
-        if not (self.path / "results.jsonl").is_file():
-            raise InvalidFieldError("run", str(path), "is not the folder of a run: it has no results.jsonl")
+            raise InvalidFieldError(argument, str(path), reason)
+        if not (self.path / RESULTS).is_file():
+            raise InvalidFieldError(argument, str(path), "is not the folder of a run: it has no results.jsonl")
         newer = why_unreadable(read_facts(self.path))
         if newer is not None:
-            raise InvalidFieldError("run", str(path), newer)
+            raise InvalidFieldError(argument, str(path), newer)
 
     def session(self) -> dict[str, Any]:
         """The content of ``session.json``; empty if it is missing or damaged."""
         try:
-            content = _parse(self._text("session.json"))
+            content = _parse(self._text(SESSION))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError):
@@ -58,7 +62,7 @@ class RunFiles:
     def profile(self) -> Profile | None:
         """The profile; ``None`` if it was not written or cannot be read."""
         try:
-            return Profile.load(self.path / "profile.json")
+            return Profile.load(self.path / PROFILE)
         except FileNotFoundError:
             return None
         except (FluidError, OSError) as error:
@@ -67,23 +71,23 @@ class RunFiles:
 
     def results(self) -> list[Mapping[str, Any]]:
         """The lines of ``results.jsonl``: finished iterations, in the order written."""
-        return list(self._lines("results.jsonl"))
+        return list(self._lines(RESULTS))
 
     def trials(self) -> list[Mapping[str, Any]]:
         """The lines of ``trials.jsonl``: names of groups and configs of trials, in the order written."""
-        return list(self._lines("trials.jsonl"))
+        return list(self._lines(TRIALS))
 
     def entries(self) -> list[Mapping[str, Any]]:
         """The lines of the journal as they are; those that cannot be read are left out, without a note."""
         notes = list(self.notes)
-        found = list(self._lines("journal.jsonl"))
+        found = list(self._lines(JOURNAL))
         self.notes = notes  # journal() says what is wrong
         return found
 
     def journal(self) -> Recovered:
         """The groups and trials in the journal; empty if it is missing or damaged."""
         try:
-            return replay(map(_journal_line, self._text("journal.jsonl").splitlines()))
+            return replay(map(_journal_line, self._text(JOURNAL).splitlines()))
         except FileNotFoundError:
             self.notes.append("journal.jsonl is missing: budgets and final states of trials are unknown.")
         except InvalidFieldError as error:
@@ -110,7 +114,7 @@ class RunFiles:
             else:
                 broken += bool(line.strip())
         if broken:
-            self.notes.append(f"{count(broken, 'line')} of {name} could not be read.")
+            self.notes.append(f"{line_count(broken)} of {name} could not be read.")
 
     def _text(self, name: str) -> str:
         try:
@@ -119,7 +123,13 @@ class RunFiles:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise InvalidFieldError("run", str(self.path / name), f"cannot be read: {error.strerror}") from error
+            reason = f"cannot be read: {error.strerror}"
+            raise InvalidFieldError(self._argument, str(self.path / name), reason) from error
+
+
+def line_count(number: int) -> str:
+    """A number of lines, for people."""
+    return "1 line" if number == 1 else f"{number:,} lines"
 
 
 def _parse(text: str) -> Any:

@@ -1,0 +1,130 @@
+"""What metrics mean: which are numbers, and whether less of one is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+from fluid.errors import InvalidFieldError, require_one_of, require_text
+
+#: Words in the names of metrics for which less is better.
+_LESS_IS_BETTER = frozenset(
+    {"loss", "err", "error", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "cost", "regret", "latency"}
+    | {"distance", "divergence", "deviance", "brier", "wer", "cer"}
+)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a metric's value can be compared and drawn: a finite number that is not a bool."""
+    if type(value) is float:
+        return math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # An integer that no float holds.
+        return False
+
+
+def less_is_better(metric: str) -> bool:
+    """Whether less of a metric is better, judged by its name."""
+    words = metric.lower().replace("/", "_").replace("-", "_").replace(".", "_").split("_")
+    return any(word in _LESS_IS_BETTER or word.endswith("loss") for word in words)
+
+
+class Goal(NamedTuple):
+    """A metric to optimize.
+
+    Attributes:
+        metric: its name; nested names are joined by ``/``.
+        less: whether less is better.
+    """
+
+    metric: str
+    less: bool
+
+    @property
+    def mode(self) -> str:
+        """``"min"`` or ``"max"``."""
+        return "min" if self.less else "max"
+
+    def value_in(self, metrics: object) -> float | None:
+        """The metric's value in what a trial reported; ``None`` if that is no finite number."""
+        value = value_of(metrics, self.metric)
+        return value if is_number(value) else None
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether one value is better than another."""
+        return value < other if self.less else value > other
+
+
+def goals_of(metric: object, mode: object) -> tuple[Goal, ...]:
+    """Returns the goals that a caller names; where it says no mode, the metric's name decides.
+
+    Args:
+        metric: a name, several, or ``None`` for no goal.
+        mode: ``"min"``, ``"max"``, one of these per metric, or ``None``.
+
+    Raises:
+        InvalidFieldError: one of them is of another kind.
+    """
+    if metric is None:
+        if mode is not None:
+            raise InvalidFieldError("mode", mode, "is given without a metric")
+        return ()
+    names = _several("metric", metric)
+    modes = [None] * len(names) if mode is None else _several("mode", mode)
+    if len(modes) != len(names):
+        raise InvalidFieldError("mode", mode, f"must be one per metric, as for {metric!r}")
+    for name in names:
+        require_text("metric", name)
+    for each in modes:
+        if each is not None:
+            require_one_of("mode", each, ("min", "max"))
+    return tuple(
+        Goal(str(name), less_is_better(str(name)) if each is None else each == "min")
+        for name, each in zip(names, modes, strict=True)
+    )
+
+
+def _several(field: str, value: object) -> list[object]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Sequence) or not value:
+        raise InvalidFieldError(field, value, "must be a string, or several in a list")
+    return list(value)
+
+
+def value_of(metrics: object, name: str) -> Any:
+    """A metric by its name; the names of nested metrics are joined by ``/``. ``None`` if there is none."""
+    if not isinstance(metrics, Mapping):
+        return None
+    if name in metrics:
+        return metrics[name]
+    outer, slash, inner = name.partition("/")
+    while slash:
+        if outer in metrics and (found := value_of(metrics[outer], inner)) is not None:
+            return found
+        more, slash, inner = inner.partition("/")
+        outer = f"{outer}/{more}"
+    return None
+
+
+def pareto_front(points: Sequence[Sequence[float]], goals: Sequence[Goal]) -> list[int]:
+    """Positions of the points that no other one beats: is as good in each goal, and better in one.
+
+    Of equal points the first counts.
+
+    Args:
+        points: (points, goals) values.
+        goals: what each column is.
+    """
+    signs = [1.0 if goal.less else -1.0 for goal in goals]
+    signed = [tuple(sign * value for sign, value in zip(signs, point, strict=True)) for point in points]
+    front: list[int] = []
+    for position in sorted(range(len(signed)), key=lambda i: signed[i]):
+        point = signed[position]
+        if not any(all(a <= b for a, b in zip(signed[other], point, strict=True)) for other in front):
+            front.append(position)
+    return front

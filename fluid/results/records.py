@@ -1,0 +1,185 @@
+"""What users get of a session: its iterations and trials. :mod:`fluid.results.sweep` holds sweeps, with their best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fluid.engine.events import Failure
+from fluid.errors import FluidError
+from fluid.lane.messages import trial_folder
+from fluid.results.checkpoints import (
+    KeptCheckpoint,
+    TrainableSource,
+    kept_checkpoints,
+    load_checkpoint,
+    stored_trainable,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One finished iteration of a trial.
+
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialGroup
+        >>> def train(config):
+        ...     yield {"loss": config["lr"] ** 2}
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, trial_id="a")])
+        ...     (result,) = executor.submit_trialgroup(group).results()
+        >>> result.trial_id, result.iteration, result.metrics, result.width, result.device_ids, result.config
+        ('a', 1, {'loss': 0.25}, 1.0, (0,), {'lr': 0.5})
+
+    Attributes:
+        trial_id: the trial.
+        iteration: its number, from 1.
+        metrics: what the trial reported.
+        seconds: wall time of the iteration.
+        width: width at which it ran: ``1/p`` as one of p trials on a device, 1, or a number of devices.
+        device_ids: devices on which it ran.
+        config: the trial's hyperparameters.
+    """
+
+    trial_id: str
+    iteration: int
+    metrics: Any
+    seconds: float
+    width: float
+    device_ids: tuple[int, ...]
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFiles:
+    """Where the files of a trial are.
+
+    Attributes:
+        run_dir: the run folder.
+        submitted: ids of the submitted trials that are shown as this one, each with the iterations done before it.
+        source: gives the trainable and the config; ``None`` to unpickle them from the run folder.
+    """
+
+    run_dir: Path
+    submitted: tuple[tuple[str, int], ...]
+    source: TrainableSource | None = None
+
+    @property
+    def log(self) -> Path | None:
+        """The file with what the trial printed; ``None`` if there is none."""
+        for trial_id, _ in reversed(self.submitted):
+            path = Path(trial_folder(str(self.run_dir), trial_id), "output.log")
+            if path.is_file():
+                return path
+        return None
+
+    @property
+    def checkpoints(self) -> tuple[KeptCheckpoint, ...]:
+        """The checkpoints on disk, the newest last; numbered as the trial's iterations."""
+        return tuple(
+            KeptCheckpoint(before + found.iteration, found.path)
+            for trial_id, before in self.submitted
+            for found in kept_checkpoints(self.run_dir, trial_id)
+        )
+
+    def load(self, checkpoint: Path) -> Any:
+        """Loads one of the checkpoints."""
+        trial_id = next(
+            trial_id
+            for trial_id, _ in self.submitted
+            if any(found.path == checkpoint for found in kept_checkpoints(self.run_dir, trial_id))
+        )
+        source = self.source or partial(stored_trainable, self.run_dir, trial_id)
+        return load_checkpoint(self.run_dir, trial_id, checkpoint, source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """One trial of a sweep, as it stands or as it ended.
+
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialGroup, load
+        >>> def train(config):
+        ...     for step in (1, 2):
+        ...         yield {"loss": config["lr"] / step}
+        >>> with FluidExecutor(backend="local", devices=1, run_dir="run", verbose=0) as executor:
+        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, budget=2, trial_id="a")])
+        ...     done = executor.submit_trialgroup(group).wait()
+        >>> (trial,) = load("run").trials
+        >>> trial.trial_id, trial.state, trial.iteration, trial.metrics, [r.metrics for r in trial.results]
+        ('a', 'DONE', 2, {'loss': 0.25}, [{'loss': 0.5}, {'loss': 0.25}])
+
+    Attributes:
+        trial_id: the trial, by the id under which reports show it.
+        group: name of its group.
+        config: its hyperparameters.
+        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"`` or ``"PAUSED"``; of a run folder also ``"UNFINISHED"``, if it had
+            not ended, and ``"UNKNOWN"``; of a handle also the other states of :class:`fluid.trialgroup.TrialState`.
+        iteration: iterations that it has done.
+        metrics: those of its last iteration; empty before the first.
+        results: all its iterations, in order.
+        failure: why it failed; ``None`` if it has not.
+        files: where its files are; ``None`` if it has none.
+    """
+
+    trial_id: str
+    group: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    state: str
+    iteration: int = 0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    results: tuple[Result, ...] = field(default=(), repr=False)
+    failure: Failure | None = None
+    files: TrialFiles | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of its iterations."""
+        return float(sum(result.seconds for result in self.results))
+
+    @property
+    def log(self) -> Path | None:
+        """The file with what it printed; ``None`` if there is none."""
+        return None if self.files is None else self.files.log
+
+    @property
+    def checkpoints(self) -> tuple[KeptCheckpoint, ...]:
+        """The checkpoints that are kept on disk now, the newest last."""
+        return () if self.files is None else self.files.checkpoints
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest folder that ``save_checkpoint`` filled; ``None`` if no checkpoint is kept."""
+        kept = self.checkpoints
+        return kept[-1].path if kept else None
+
+    @property
+    def checkpoint_iteration(self) -> int | None:
+        """Iterations done at :attr:`checkpoint`; ``None`` if no checkpoint is kept."""
+        kept = self.checkpoints
+        return kept[-1].iteration if kept else None
+
+    def load_checkpoint(self, checkpoint: Path | None = None) -> Any:
+        """Loads a checkpoint.
+
+        The trainable and its config are unpickled from the run folder, which runs code: load only folders that you
+        trust.
+
+        Args:
+            checkpoint: one of :attr:`checkpoints`, by its path; ``None``, the default, for the newest.
+
+        Returns:
+            Of a class: an object of it, set up with the trial's config and restored. Of a generator function: the state
+            that it yielded.
+
+        Raises:
+            FluidError: no checkpoint is kept, or it is damaged.
+            InvalidFieldError: the trainable cannot be unpickled.
+        """
+        path = self.checkpoint if checkpoint is None else Path(checkpoint)
+        if path is None or self.files is None:
+            raise FluidError(f"trial {self.trial_id!r} has no checkpoint")
+        return self.files.load(path)

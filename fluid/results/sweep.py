@@ -1,0 +1,247 @@
+"""A sweep: its trials, the best of them, and a table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fluid.engine.events import Failure
+from fluid.errors import FluidError, InvalidFieldError
+from fluid.results.iterations import flat
+from fluid.results.metrics import Goal, goals_of, is_number, pareto_front
+from fluid.results.records import Result, TrialResult
+from fluid.results.tables import dataframe
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestTrial:
+    """A trial and its best iteration.
+
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialGroup, load
+        >>> def train(config):
+        ...     for step in range(3):
+        ...         yield {"loss": (step - 1) ** 2 + config["lr"]}
+        >>> with FluidExecutor(backend="local", devices=1, run_dir="run", verbose=0) as executor:
+        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, budget=3, trial_id="a")])
+        ...     done = executor.submit_trialgroup(group).wait()
+        >>> best = load("run", metric="loss", mode="min").best
+        >>> best.trial_id, best.value, best.iteration, best.metrics, best.config, best.trial.metrics
+        ('a', 0.5, 2, {'loss': 0.5}, {'lr': 0.5}, {'loss': 1.5})
+
+    Attributes:
+        trial: the trial.
+        metric: what it is best at; several for an element of :attr:`SweepResult.pareto`.
+        value: the value of the metric; several for several metrics.
+        iteration: the iteration with this value.
+        metrics: what that iteration reported.
+    """
+
+    trial: TrialResult
+    metric: str | tuple[str, ...]
+    value: float | tuple[float, ...]
+    iteration: int
+    metrics: Mapping[str, Any]
+
+    @property
+    def trial_id(self) -> str:
+        """The trial's id."""
+        return self.trial.trial_id
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The trial's hyperparameters."""
+        return self.trial.config
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The folder that ``save_checkpoint`` filled after the best iteration.
+
+        If that checkpoint is not kept, the newest that is; ``None`` if none is. :attr:`checkpoint_iteration` tells.
+        """
+        kept = self.trial.checkpoints
+        exact = [found for found in kept if found.iteration == self.iteration]
+        return (exact or kept)[-1].path if kept else None
+
+    @property
+    def checkpoint_iteration(self) -> int | None:
+        """Iterations done at :attr:`checkpoint`; ``None`` if no checkpoint is kept."""
+        path = self.checkpoint
+        return next((found.iteration for found in self.trial.checkpoints if found.path == path), None)
+
+    def load_checkpoint(self) -> Any:
+        """Loads :attr:`checkpoint`, as :meth:`TrialResult.load_checkpoint` does."""
+        return self.trial.load_checkpoint(self.checkpoint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """The trials of a sweep or of a session, and the best of them. :func:`fluid.load` reads one from a run folder.
+
+    Example:
+        >>> import fluid
+        >>> def train(config):
+        ...     yield {"loss": (config["lr"] - 0.3) ** 2}
+        >>> trials = [fluid.Trial(train, {"lr": lr}) for lr in (0.1, 0.2, 0.4)]
+        >>> with fluid.FluidExecutor(backend="local", devices=1, run_dir="run", verbose=0) as executor:
+        ...     done = executor.submit_trialgroup(fluid.TrialGroup(trials, name="sweep")).wait()
+        >>> result = fluid.load("run", metric="loss", mode="min")
+        >>> len(result.trials), result.best.config, result.state
+        (3, {'lr': 0.2}, 'DONE')
+        >>> sorted(trial.config["lr"] for trial in result.trials if trial.metrics["loss"] > 0.02)
+        [0.1]
+
+    Attributes:
+        trials: the trials, in order of submission.
+        metric: what the sweep optimizes; several names for several metrics; ``None`` if unknown.
+        mode: ``"min"`` or ``"max"``; one per metric; ``None`` if the metric is unknown.
+        run_dir: the run folder.
+        name: the name of the sweep or session.
+        state: ``"RUNNING"``; ``"DONE"`` if all trials have ended; ``"UNFINISHED"`` if the session ended before.
+        notes: one sentence for each thing that could not be read.
+    """
+
+    trials: tuple[TrialResult, ...]
+    metric: str | tuple[str, ...] | None = None
+    mode: str | tuple[str, ...] | None = None
+    run_dir: Path
+    name: str = ""
+    state: str = "DONE"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> BestTrial:
+        """The trial with the best value of the metric at any of its iterations; the first of equals.
+
+        A failed trial is best only if all have failed. A value that is not a finite number does not count.
+
+        Raises:
+            InvalidFieldError: the metric is unknown, or there are several.
+            FluidError: no trial has reported the metric.
+        """
+        return self.best_by(self.metric, self.mode)
+
+    def best_by(self, metric: object, mode: object = None) -> BestTrial:
+        """The best trial by another metric.
+
+        Args:
+            metric: its name; nested names are joined by ``/``.
+            mode: ``"min"`` or ``"max"``; ``None``, the default, to judge by the name: less is better for a loss or an
+                error.
+
+        Raises:
+            InvalidFieldError: the metric or the mode is no string of this kind.
+            FluidError: no trial has reported the metric.
+        """
+        if metric is None:
+            raise InvalidFieldError("metric", None, f"the sweep names no metric; choose one{_known(self.trials)}")
+        goals = goals_of(metric, mode)
+        if len(goals) != 1:
+            raise InvalidFieldError("metric", metric, "must be one; for several, see pareto")
+        found = best_of(self.trials, goals[0])
+        if found is None:
+            raise _nothing_reported(self.trials, goals)
+        return found
+
+    @property
+    def pareto(self) -> tuple[BestTrial, ...]:
+        """The iterations that no other one beats in all metrics, in order of the first metric, the best first.
+
+        A trial may be there with several of its iterations. Failed trials count only if all have failed.
+
+        Raises:
+            InvalidFieldError: the metric is unknown.
+            FluidError: no trial has reported all metrics.
+        """
+        goals = goals_of(self.metric, self.mode)
+        if not goals:
+            raise InvalidFieldError("metric", None, f"the sweep names no metric; choose some{_known(self.trials)}")
+        points = list(_points(_eligible(self.trials), goals))
+        if not points:
+            raise _nothing_reported(self.trials, goals)
+        names = tuple(goal.metric for goal in goals)
+        return tuple(
+            BestTrial(trial=trial, metric=names, value=values, iteration=result.iteration, metrics=result.metrics)
+            for trial, result, values in (points[i] for i in pareto_front([values for _, _, values in points], goals))
+        )
+
+    @property
+    def failures(self) -> dict[str, Failure]:
+        """Why trials failed, by trial id."""
+        return {trial.trial_id: trial.failure for trial in self.trials if trial.failure is not None}
+
+    def dataframe(self, every: str = "trial") -> pandas.DataFrame:
+        """A table of the trials, as a pandas DataFrame.
+
+        Columns are ``trial``, ``group`` (if there are several), ``state``, ``iteration``, ``seconds``, then
+        ``config/lr`` for each hyperparameter and ``metrics/loss`` for each metric, with nested names joined by ``/``,
+        then ``checkpoint`` and ``error``.
+
+        Args:
+            every: ``"trial"``, the default, for a row per trial, with the metrics of its last iteration and the seconds
+                of all; ``"iteration"`` for a row per iteration.
+
+        Raises:
+            InvalidFieldError: ``every`` is neither.
+            MissingDependencyError: pandas is not installed.
+        """
+        return dataframe(self.trials, every)
+
+
+def best_of(trials: Iterable[TrialResult], goal: Goal) -> BestTrial | None:
+    """The trial with the best value at any of its iterations; ``None`` if none has reported a finite number."""
+    best: tuple[float, TrialResult, Result] | None = None
+    for trial in _eligible(trials):
+        for result in trial.results:
+            value = goal.value_in(result.metrics)
+            if value is not None and (best is None or goal.is_better(value, best[0])):
+                best = value, trial, result
+    if best is None:
+        return None
+    value, trial, result = best
+    return BestTrial(trial=trial, metric=goal.metric, value=value, iteration=result.iteration, metrics=result.metrics)
+
+
+def _eligible(trials: Iterable[TrialResult]) -> list[TrialResult]:
+    """The trials that may be best: those that have not failed, or all if all have."""
+    listed = list(trials)
+    return [trial for trial in listed if trial.state != "FAILED"] or listed
+
+
+def _points(
+    trials: Iterable[TrialResult], goals: Sequence[Goal]
+) -> Iterator[tuple[TrialResult, Result, tuple[float, ...]]]:
+    for trial in trials:
+        for result in trial.results:
+            values = [goal.value_in(result.metrics) for goal in goals]
+            known = tuple(value for value in values if value is not None)
+            if len(known) == len(goals):
+                yield trial, result, known
+
+
+def _numeric(trials: Iterable[TrialResult]) -> list[str]:
+    """Names of the metrics that are numbers."""
+    names = (name for trial in trials for name, value in flat(trial.metrics).items() if is_number(value))
+    return list(dict.fromkeys(names))
+
+
+def _known(trials: Iterable[TrialResult]) -> str:
+    names = _numeric(trials)
+    return f", such as best_by({names[0]!r}); there are {', '.join(names)}" if names else ""
+
+
+def _nothing_reported(trials: Sequence[TrialResult], goals: Sequence[Goal]) -> FluidError:
+    what = " and ".join(repr(goal.metric) for goal in goals)
+    failed = [trial for trial in trials if trial.failure is not None]
+    text = f"no trial has reported a number as {what}"
+    names = _numeric(trials)
+    if names:
+        text += f"; there are {', '.join(names)}"
+    if failed and failed[0].failure is not None:
+        text += f"; {len(failed)} of {len(trials)} trials failed, the first with {failed[0].failure.message}"
+    return FluidError(text)

@@ -1,0 +1,66 @@
+"""Tables of trials, as pandas DataFrames. Importing pandas takes most of a second, so that functions do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from fluid._imports import try_import
+from fluid.errors import require_one_of
+from fluid.results.iterations import flat
+from fluid.results.records import TrialResult
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def dataframe(trials: Iterable[TrialResult], every: str) -> pandas.DataFrame:
+    """Makes the table: see :meth:`fluid.SweepResult.dataframe`."""
+    require_one_of("every", every, ("trial", "iteration"))
+    with try_import("pandas", extra="pandas") as imports:
+        import pandas
+    imports.check()
+    listed = list(trials)
+    rows = list(_trial_rows(listed) if every == "trial" else _iteration_rows(listed))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    own = ["trial", "group", "state", "iteration", "seconds"]
+    last = ["checkpoint", "error"] if every == "trial" else []
+    if len({trial.group for trial in listed}) <= 1:
+        own.remove("group")
+    config = [name for name in names if name.startswith("config/")]
+    metrics = [name for name in names if name.startswith("metrics/")]
+    return pandas.DataFrame(rows, columns=[*own, *config, *metrics, *last])
+
+
+def _trial_rows(trials: Iterable[TrialResult]) -> Iterator[dict[str, Any]]:
+    for trial in trials:
+        checkpoint = trial.checkpoint
+        yield {
+            **_own(trial, trial.iteration, trial.seconds),
+            **_prefixed("config", trial.config),
+            **_prefixed("metrics", trial.metrics),
+            "checkpoint": None if checkpoint is None else str(checkpoint),
+            "error": None if trial.failure is None else trial.failure.message,
+        }
+
+
+def _iteration_rows(trials: Iterable[TrialResult]) -> Iterator[dict[str, Any]]:
+    for trial in trials:
+        config = _prefixed("config", trial.config)
+        for result in trial.results:
+            metrics = _prefixed("metrics", result.metrics)
+            yield {**_own(trial, result.iteration, result.seconds), **config, **metrics}
+
+
+def _own(trial: TrialResult, iteration: int, seconds: float) -> dict[str, Any]:
+    return {
+        "trial": trial.trial_id,
+        "group": trial.group,
+        "state": trial.state,
+        "iteration": iteration,
+        "seconds": seconds,
+    }
+
+
+def _prefixed(prefix: str, content: object) -> dict[str, Any]:
+    return {f"{prefix}/{name}": value for name, value in flat(content).items()}

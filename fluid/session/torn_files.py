@@ -1,0 +1,61 @@
+"""Cuts the last, torn entry off a run folder's files, so that a session can go on behind the one before it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from fluid.results.folder_files import entry_of
+
+_CHUNK = 1 << 16
+_log = logging.getLogger(__name__)
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cuts a file of JSON lines back to its last whole entry: valid JSON, and a newline.
+
+    What follows is half a line that was being written when the session was killed or its disk was full, or zeros,
+    which some file systems leave after a power cut.
+    """
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        return
+    with file:
+        size = file.seek(0, os.SEEK_END)
+        keep = _line_start(file, size)
+        if keep == size and size:
+            last = _line_start(file, size - 1)
+            file.seek(last)
+            text = file.read(size - last)
+            keep = size if not text.strip() or entry_of(text) is not None else last
+        cut(file, keep, size)
+
+
+def cut(file: IO[bytes], keep: int, size: int) -> None:
+    """Cuts a file of ``size`` bytes back to ``keep``."""
+    if keep < size:
+        file.truncate(keep)
+        name = os.path.basename(file.name)
+        _log.warning("%s: its last entry was not whole, and was cut off (%d bytes)", name, size - keep)
+
+
+def cut_file(path: Path, keep: int) -> None:
+    """Cuts a file back to ``keep`` bytes; a file that is missing has none."""
+    with suppress(FileNotFoundError), path.open("r+b") as file:
+        cut(file, keep, file.seek(0, os.SEEK_END))
+
+
+def _line_start(file: IO[bytes], end: int) -> int:
+    """Where the line begins that holds the byte before ``end``: behind the last newline before that."""
+    while end > 0:
+        begin = max(0, end - _CHUNK)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
