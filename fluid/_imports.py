@@ -13,9 +13,29 @@ feature that needs the package is used::
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 
 from fluid.errors import MissingDependencyError
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs what an extra of Fluid asks for, wherever Fluid itself came from.
+
+    Example:
+        >>> install_command("plot")
+        "pip install 'matplotlib>=3.7'"
+    """
+    from importlib.metadata import PackageNotFoundError, requires  # Takes longer to import than all of Fluid.
+
+    listed: list[str] = []
+    with contextlib.suppress(PackageNotFoundError):  # Fluid runs from a checkout that was not installed.
+        listed = requires("fluid-tune") or []
+    parts = [requirement.partition(";") for requirement in listed]
+    wanted = [name.strip() for name, _, marker in parts if marker.replace("'", '"').strip() == f'extra == "{extra}"']
+    if not wanted:
+        return f"pip install '.[{extra}]' in the checkout of Fluid"
+    return "pip install " + " ".join(f"'{name}'" for name in wanted)
 
 
 class try_import:
@@ -23,7 +43,7 @@ class try_import:
 
     Args:
         package: the package's name (``"matplotlib"``).
-        extra: the extra of Fluid that installs it, for the install command.
+        extra: the extra of Fluid that asks for it, for the install command.
         install: the install command itself, for a package that no extra can install.
 
     Raises:
@@ -34,7 +54,7 @@ class try_import:
         if (extra is None) == (install is None):
             raise ValueError(f"try_import({package!r}) takes exactly one of extra and install")
         self._package = package
-        self._install = install if install is not None else f"pip install 'fluid-tune[{extra}]'"
+        self._extra, self._install = extra, install
         #: The import error; None while there was none.
         self._error: ImportError | None = None
 
@@ -69,7 +89,8 @@ class try_import:
         # An installed package may be broken or too old to have the name: "not installed" would mislead.
         missing = isinstance(self._error, ModuleNotFoundError)
         problem = "is not installed" if missing else "cannot be imported"
-        message = f"this needs {self._package}, which {problem} ({self._error}); to install it: {self._install}"
+        install = self._install or install_command(str(self._extra))
+        message = f"this needs {self._package}, which {problem} ({self._error}); to install it: {install}"
         raise MissingDependencyError(message) from self._error
 
 

@@ -68,10 +68,10 @@ class MissingDependencyError(FluidError, ImportError):
     Example:
         >>> from fluid import MissingDependencyError
         >>> try:
-        ...     raise MissingDependencyError("this needs Ray Tune: pip install 'fluid-tune[ray]'")
+        ...     raise MissingDependencyError("this needs Ray Tune: pip install 'ray[tune]'")
         ... except ImportError as error:
         ...     print(error)
-        this needs Ray Tune: pip install 'fluid-tune[ray]'
+        this needs Ray Tune: pip install 'ray[tune]'
     """
 
 

@@ -220,7 +220,7 @@ def test_plots_without_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPa
     with try_import("matplotlib", extra="plot") as imports:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     monkeypatch.setattr("fluid.report.gantt._imports", imports)
-    assert "pip install 'fluid-tune[plot]'" in refusal(capsys, "plan", TOY, "--plot", "plan.png")
+    assert "pip install 'matplotlib>=3.7'" in refusal(capsys, "plan", TOY, "--plot", "plan.png")
 
 
 # --- fluid simulate

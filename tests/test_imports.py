@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluid._imports import try_import
+from fluid._imports import install_command, try_import
 from fluid.errors import FluidError, MissingDependencyError
 
 
@@ -24,8 +24,14 @@ def test_a_missing_package_fails_late_with_the_install_command() -> None:
         imports.check()
     message = str(caught.value)
     assert "needs no_such_package, which is not installed" in message
-    assert "pip install 'fluid-tune[plot]'" in message
+    assert "pip install 'matplotlib>=3.7'" in message
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_the_install_command_is_what_the_extra_asks_for() -> None:
+    assert install_command("ray").startswith("pip install 'ray[tune]>=")
+    assert install_command("hpbandster").count("'") == 4, "two packages, each in quotes"
+    assert install_command("newer-than-installed") == "pip install '.[newer-than-installed]' in the checkout of Fluid"
 
 
 def test_check_raises_every_time() -> None:

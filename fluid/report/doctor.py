@@ -16,6 +16,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fluid._imports import install_command
 from fluid._version import __version__
 from fluid.display.format import count
 from fluid.gpu.mps_control import find_program
@@ -274,7 +275,7 @@ def _advise_ray(machine: Machine, advice: MachineAdvice) -> None:
     low, high = (".".join(map(str, bound)) for bound in RAY_RANGE)
     if version is None:
         advice.uses.append("Trials would run in local processes.")
-        advice.not_used.append("Ray is not installed. It is needed only for clusters: pip install 'fluid-tune[ray]'.")
+        advice.not_used.append(f"Ray is not installed. It is needed only for clusters: {install_command('ray')}.")
         return
     advice.uses.append(
         f"Trials would run in local processes, or on Ray {version} if it is connected or with backend='ray'."

@@ -262,7 +262,7 @@ def test_narrow_terminals(machine: Machine) -> None:
 def test_sentences_are_whole() -> None:
     advice = advise(changed(BARE, open_files=256, cpu_quota=1.0))
     for sentence in [*advice.uses, *advice.not_used, *advice.warnings]:
-        assert sentence.endswith((".", "'fluid-tune[ray]'."))
+        assert sentence.endswith((".", "'ray[tune]>=2.9'."))
         assert "  " not in sentence
         assert not sentence.endswith("..")
 

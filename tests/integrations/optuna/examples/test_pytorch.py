@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 optuna = pytest.importorskip("optuna")
-torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'fluid-tune[examples]'")
+torch = pytest.importorskip("torch", reason="needs PyTorch: make examples")
 
 from same_study import assert_same  # noqa: E402
 from torch import nn  # noqa: E402

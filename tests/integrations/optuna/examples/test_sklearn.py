@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 optuna = pytest.importorskip("optuna")
-pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'fluid-tune[examples]'")
+pytest.importorskip("sklearn", reason="needs scikit-learn: make examples")
 
 from same_study import assert_same  # noqa: E402
 from sklearn.datasets import load_iris  # noqa: E402

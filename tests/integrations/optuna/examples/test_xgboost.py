@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 optuna = pytest.importorskip("optuna")
-pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'fluid-tune[examples]'")
-xgboost = pytest.importorskip("xgboost", reason="needs XGBoost: pip install 'fluid-tune[examples]'")
+pytest.importorskip("sklearn", reason="needs scikit-learn: make examples")
+xgboost = pytest.importorskip("xgboost", reason="needs XGBoost: make examples")
 
 from same_study import assert_same  # noqa: E402
 from sklearn.datasets import load_breast_cancer  # noqa: E402
