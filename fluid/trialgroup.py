@@ -133,7 +133,8 @@ class Trial:
 
     Args:
         trainable: what to train: a class with ``setup``/``step``/``save_checkpoint``/``load_checkpoint``/
-            ``cleanup``, a function trainable of Ray Tune, or a generator function. Planners do not look at it.
+            ``cleanup``, a generator function of the config, and of its ``state`` if it is to be saved, or a function
+            trainable of Ray Tune. Planners do not look at it.
         config: the hyperparameters; none by default.
         budget: iterations to run, an integer of at least 1, the default.
         priority: trials of a higher priority start before those of a lower one; 1 by default.

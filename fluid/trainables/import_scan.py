@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
-from fluid.trainables.trainable import elastic_class_of
+from fluid.trainables.elastic_class import elastic_class_of
 
 #: Parts of Fluid that only some trials import; every lane has loaded the others.
 _LOADED_BY_TRIALS = ("fluid.elastic", "fluid.integrations.")

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluid.trainables.elastic_class import elastic_class_of
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
-from fluid.trainables.trainable import elastic_class_of, is_elastic, kind_of
+from fluid.trainables.trainable import is_elastic, kind_of
 
 #: Most trainables in the cache. A search submits one trainable many times; a loop may make one for each trial.
 _KEPT = 64

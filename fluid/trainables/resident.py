@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from fluid.errors import FluidError
+
+#: The folder, within a checkpoint, that holds the user's part of the state: what ``save_checkpoint`` wrote.
+STATE_FOLDER = "state"
+
 
 class NoIterationLeftError(Exception):
     """Raised by the ``step`` of a class of Fluid's own that wraps another trainable: that one had no iteration left."""
+
+
+class NotSavableError(FluidError):
+    """The state of a trial cannot be saved as it is; the trial can go on. The message is the reason."""
 
 
 class Step(NamedTuple):
@@ -41,12 +50,16 @@ class Resident(Protocol):
         """Calls a method of the trainable and returns what it returned.
 
         Raises:
-            FluidError: the trainable is a generator, which has no methods.
+            FluidError: the trainable is a function, which has no methods.
         """
         ...
 
     def save(self, path: str) -> None:
-        """Writes the trial's state into the empty folder ``path``."""
+        """Writes the trial's state into the empty folder ``path``.
+
+        Raises:
+            NotSavableError: it cannot be saved now; the trial is as before.
+        """
         ...
 
     def restore(self, path: str) -> None:

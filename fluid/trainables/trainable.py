@@ -1,7 +1,7 @@
 """Adapts every form of trainable to one interface, :class:`~fluid.trainables.resident.Resident`.
 
-Users write one of four forms: a class, a subclass of Ray Tune's ``Trainable``, a generator function, or a function for
-Ray Tune. Neither Ray nor PyTorch is imported here.
+Users write a class, a subclass of Ray Tune's ``Trainable``, a function that yields or returns metrics, or a function
+for Ray Tune. Neither Ray nor PyTorch is imported here.
 """
 
 from __future__ import annotations
@@ -9,27 +9,23 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-import os
-import pickle
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
-
-import cloudpickle
+import sys
+from types import FunctionType, ModuleType
+from typing import Any, Literal
 
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
-from fluid.trainables.resident import NoIterationLeftError, Resident, Step, step_of, stray_stop_iteration
+from fluid.trainables.class_resident import ClassResident
+from fluid.trainables.elastic_class import WRAPPED_ELASTIC_CLASS, elastic_class_of, without_request
+from fluid.trainables.function_resident import FunctionResident, StateFunctionResident
+from fluid.trainables.import_scan import ImportScan
+from fluid.trainables.resident import Resident
 
-Kind = Literal["class", "ray_class", "generator", "ray_function"]
+#: ``state_function``: a function that yields ``(metrics, state)``; ``function``: one that is no generator function, and
+#: returns metrics or an iterator of them.
+Kind = Literal["class", "ray_class", "generator", "state_function", "function", "ray_function"]
 
-#: The folder, within a checkpoint, that a trainable's ``save_checkpoint`` writes to.
-_FOLDER = "state"
-#: The file, within a checkpoint, with what ``save_checkpoint`` returned.
-_RETURNED = "returned.pkl"
-#: Attribute by which a Ray Tune class names the elastic class that it wraps.
-_WRAPPED_ELASTIC_CLASS = "fluid_elastic_class"
-#: The method by which a Ray Tune class requests resources.
-_RESOURCE_REQUEST = "default_resource_request"
-_OF_EVERY_CLASS = {"__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__"}
+#: The parameter by which a function says that it yields its state.
+_STATE = "state"
 
 
 # -- forms of trainables ------------------------------------------------------------------------------------
@@ -53,52 +49,54 @@ def kind_of(trainable: Any) -> Kind:
     function = _function_of(trainable)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidFieldError("trainable", trainable, "asynchronous functions are not supported")
+    if takes_state(trainable):
+        return "state_function"
     _require_config_argument(trainable)
     if inspect.isgeneratorfunction(function):
         return "generator"
+    if not _uses_ray(trainable):
+        return "function"
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError(
-            f"trainable={trainable!r}: a function that yields nothing needs Ray Tune, which is not installed: "
-            "pip install 'ray[tune]', or yield a dict of metrics per iteration"
+            f"trainable={trainable!r}: it imports Ray, which is not installed: pip install 'ray[tune]', or yield a dict"
+            " of metrics per iteration"
         )
     return "ray_function"
 
 
 def can_save(trainable: Any) -> bool:
     """Whether the trials of a trainable can be saved and restored, and so moved to another lane."""
-    return inspect.isclass(trainable) and all(
-        _defines(trainable, name) for name in ("save_checkpoint", "load_checkpoint")
-    )
+    if not inspect.isclass(trainable):
+        return takes_state(trainable)
+    return all(_defines(trainable, name) for name in ("save_checkpoint", "load_checkpoint"))
+
+
+def takes_state(trainable: Any) -> bool:
+    """Whether a function takes its state: it has, after the config, a parameter ``state`` that is not bound."""
+    if inspect.isclass(trainable) or not callable(trainable):
+        return False
+    bound = trainable
+    while isinstance(bound, functools.partial):
+        if _STATE in bound.keywords:
+            return False
+        bound = bound.func
+    try:
+        if _STATE not in list(inspect.signature(trainable).parameters)[1:]:
+            return False
+        for follow in (True, False):  # A wrapper may hide that it takes a config alone.
+            inspect.signature(trainable, follow_wrapped=follow).bind({}, state=None)
+    except (TypeError, ValueError):  # Other parameters are missing; some built-in callables have no signature.
+        return False
+    return True
 
 
 def is_elastic(trainable: Any) -> bool:
     """Whether the trials of a trainable can span several devices; a class says so by ``fluid_elastic = True``."""
     if inspect.isclass(trainable):
         trainable = without_request(trainable)
-    if hasattr(trainable, _WRAPPED_ELASTIC_CLASS) and elastic_class_of(trainable) is None:
+    if hasattr(trainable, WRAPPED_ELASTIC_CLASS) and elastic_class_of(trainable) is None:
         return False  # Derived from a class that wraps an elastic one, and so only known to Ray Tune.
     return bool(getattr(trainable, "fluid_elastic", False))
-
-
-def elastic_class_of(trainable: Any) -> Any:
-    """Returns the elastic class that a Ray Tune class wraps, see :func:`fluid.elastic.as_tune_trainable`.
-
-    Returns:
-        The class, which lanes run in its place, without Ray Tune; ``None`` if it wraps none. That includes classes
-        derived from one that does: they may override its methods, and run as they are.
-    """
-    if not isinstance(trainable, type):
-        return None
-    return vars(without_request(trainable)).get(_WRAPPED_ELASTIC_CLASS)
-
-
-def without_request(trainable: type) -> type:
-    """Returns the class that ``ray.tune.with_resources`` was given: what it returns only adds a request to it."""
-    while _RESOURCE_REQUEST in (own := vars(trainable)) and len(trainable.__bases__) == 1:
-        if own.keys() - _OF_EVERY_CLASS - {_RESOURCE_REQUEST}:
-            break
-        trainable = trainable.__bases__[0]
-    return trainable
 
 
 def profile_name(trainable: Any) -> str:
@@ -135,9 +133,35 @@ def _require_config_argument(trainable: Any) -> None:
     try:
         inspect.signature(trainable).bind({})
     except TypeError as error:
-        raise InvalidFieldError("trainable", trainable, f"must take the config as its only argument: {error}") from None
+        reason = f"must take the config as its only argument, or the config and `state`: {error}"
+        raise InvalidFieldError("trainable", trainable, reason) from None
     except ValueError:
         pass  # Some built-in callables have no signature.
+
+
+def _uses_ray(trainable: Any) -> bool:
+    """Whether the code of a function, or what it refers to, imports Ray, as one that reports to Ray Tune does."""
+    function = _unwrapped(trainable)
+    owner = getattr(function, "__self__", None) if inspect.ismethod(function) else function
+    scans = [ImportScan(trainable)]
+    if not inspect.isroutine(owner):
+        scans.append(ImportScan(owner if inspect.isclass(owner) else type(owner)))
+    names = set().union(*(scan.imported | scan.modules for scan in scans))
+    if any(_is_rays(name) for name in names):
+        return True
+    # What another package provides is not read: it may report on the function's behalf.
+    loaded = [sys.modules[name] for name in names if name in sys.modules] if "ray" in sys.modules else []
+    return any(_is_rays(_home_of(value)) for module in loaded for value in list(vars(module).values()))
+
+
+def _home_of(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return str(value.__module__) if isinstance(value, (type, FunctionType)) else ""
+
+
+def _is_rays(module: str) -> bool:
+    return module == "ray" or module.startswith("ray.")
 
 
 # -- adapters -------------------------------------------------------------------------------------------------
@@ -156,9 +180,11 @@ def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
     """
     kind = kind_of(trainable)
     if kind == "class":
-        return _ClassResident(trainable)
-    if kind == "generator":
-        return _GeneratorResident(trainable)
+        return ClassResident(trainable)
+    if kind == "state_function":
+        return StateFunctionResident(trainable)
+    if kind in ("generator", "function"):
+        return FunctionResident(trainable)
     from fluid.trainables.ray import RayClassResident, RayFunctionResident  # Loaded only for Ray's trainables.
 
     if kind == "ray_class":
@@ -175,7 +201,7 @@ def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False) -
         joins: whether it will receive its state from another lane; a class's ``setup_to_join``, if it has one, is then
             called instead of ``setup``.
     """
-    if joins and isinstance(resident, _ClassResident):
+    if joins and isinstance(resident, ClassResident):
         resident.set_up_to_join(config)
     else:
         resident.setup(config)
@@ -212,118 +238,3 @@ def elastic_part(resident: Resident) -> Any:
     if not is_elastic(trainable) or not hasattr(trainable, "load_elastic_state"):
         raise FluidError("only a subclass of fluid.elastic.ElasticTrainable can train on several devices")
     return trainable
-
-
-class _ClassResident:
-    """A class with ``step`` and, optionally, ``setup``, ``save_checkpoint``, ``load_checkpoint`` and ``cleanup``.
-
-    Without ``setup`` the config goes to ``__init__``.
-    """
-
-    def __init__(self, cls: type) -> None:
-        self._class = cls
-        self.trainable: Any = None
-
-    def setup(self, config: dict[str, Any]) -> None:
-        try:
-            if hasattr(self._class, "setup"):
-                self.trainable = self._class()
-                self.trainable.setup(config)
-            else:
-                self.trainable = self._class(config)
-        except StopIteration as error:
-            raise stray_stop_iteration("setup") from error
-
-    def set_up_to_join(self, config: dict[str, Any]) -> None:
-        if not hasattr(self._class, "setup_to_join"):
-            self.setup(config)
-            return
-        self.trainable = self._class()
-        self.trainable.setup_to_join(config)
-
-    def step(self) -> Step:
-        try:
-            metrics = self.trainable.step()
-        except NoIterationLeftError:
-            return Step(None, True)
-        except StopIteration as error:
-            raise stray_stop_iteration("step") from error
-        return step_of(metrics, "step()")
-
-    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return getattr(self.trainable, method)(*args, **kwargs)
-
-    def save(self, path: str) -> None:
-        folder = os.path.join(path, _FOLDER)
-        os.mkdir(folder)
-        try:
-            returned = self.trainable.save_checkpoint(folder)
-        except StopIteration as error:
-            raise stray_stop_iteration("save_checkpoint") from error
-        if returned is None or isinstance(returned, (str, os.PathLike)):
-            returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
-        with open(os.path.join(path, _RETURNED), "wb") as file:
-            cloudpickle.dump(returned, file)
-
-    def restore(self, path: str) -> None:
-        with open(os.path.join(path, _RETURNED), "rb") as file:
-            returned = pickle.load(file)
-        if isinstance(returned, _Relative):
-            returned = os.path.normpath(os.path.join(path, _FOLDER, returned.path))
-        try:
-            self.trainable.load_checkpoint(returned)
-        except StopIteration as error:
-            raise stray_stop_iteration("load_checkpoint") from error
-
-    def cleanup(self) -> None:
-        cleanup = getattr(self.trainable, "cleanup", None)
-        if cleanup is not None:
-            cleanup()
-
-
-class _GeneratorResident:
-    """A generator function, which yields the metrics of one iteration at a time. Its state cannot be saved."""
-
-    def __init__(self, function: Callable[[dict[str, Any]], Iterator[Mapping[str, Any]]]) -> None:
-        self._function = function
-        self._iterator: Iterator[Mapping[str, Any]] | None = None
-
-    def setup(self, config: dict[str, Any]) -> None:
-        self._iterator = iter(self._function(config))
-
-    def step(self) -> Step:
-        assert self._iterator is not None
-        try:
-            metrics = next(self._iterator)
-        except StopIteration:
-            return Step(None, True)
-        return step_of(metrics, "the generator")
-
-    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise FluidError(f"{method!r} cannot be called: a generator function has no methods; write a class")
-
-    def save(self, path: str) -> None:
-        raise FluidError(
-            "a generator function cannot be saved, because its state is not accessible; write a class instead"
-        )
-
-    def restore(self, path: str) -> None:
-        raise FluidError("a generator function cannot be restored; write a class instead")
-
-    def cleanup(self) -> None:
-        close = getattr(self._iterator, "close", None)
-        if close is not None:
-            close()
-
-
-class _Relative(NamedTuple):
-    """Marks a checkpoint that is a path within the trainable's folder, not an object."""
-
-    path: str
-
-
-def _relative(path: str, folder: str) -> str:
-    relative = os.path.relpath(os.path.join(folder, path), folder)
-    if relative.split(os.sep)[0] == os.pardir:
-        raise FluidError(f"save_checkpoint returned {path!r}, which is outside the folder it was given")
-    return relative

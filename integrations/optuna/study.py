@@ -164,7 +164,7 @@ def _is_generator(function: Any) -> bool:
 
 def _trainable_work(study: Study, trainable: Any, space: Any, metric: Any, budget: Any) -> Work:
     kind = kind_of(trainable)
-    if kind == "ray_function" and next(iter(inspect.signature(trainable).parameters), None) == "trial":
+    if kind in ("function", "ray_function") and next(iter(inspect.signature(trainable).parameters), None) == "trial":
         reason = (
             "takes a trial, as an objective does: leave space=, metric= and budget= out, or yield metrics of a config"
         )

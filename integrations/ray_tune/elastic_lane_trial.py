@@ -12,7 +12,8 @@ from typing import Any
 from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED, LaneTrial, LaneTrialSpec, SavableLaneTrial
 from fluid.integrations.ray_tune.private_api import STDERR_FILE, STDOUT_FILE, Trainable, newest_checkpoint_index
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
-from fluid.trainables.trainable import can_save, elastic_class_of
+from fluid.trainables.elastic_class import elastic_class_of
+from fluid.trainables.trainable import can_save
 
 #: Counters that Tune's Trainable keeps beside the user's state.
 _COUNTERS = (

@@ -226,7 +226,7 @@ def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> N
     lane.start("a", train, {}, 1)
     lane.send(call("b", 1), call("a", 2))
     called = lane.receive(ResidentCalled)
-    assert called.call_id == 2 and "a generator function has no methods" in called.raised.message
+    assert called.call_id == 2 and "a function has no methods" in called.raised.message
 
 
 def test_a_call_sees_the_state_of_its_own_trial(lane: Any) -> None:

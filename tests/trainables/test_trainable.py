@@ -14,9 +14,10 @@ import pytest
 
 import fluid.trainables.trainable
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
+from fluid.trainables.elastic_class import elastic_class_of
 from fluid.trainables.payload import payload_of
 from fluid.trainables.resident import Resident, Step
-from fluid.trainables.trainable import can_save, elastic_class_of, is_elastic, kind_of, make_resident, profile_name
+from fluid.trainables.trainable import can_save, is_elastic, kind_of, make_resident, profile_name
 
 
 class Full:
@@ -66,7 +67,9 @@ def counting(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def reporting(config: dict[str, Any]) -> None:
-    pass
+    from ray import tune
+
+    tune.report({"value": 1})
 
 
 def resident(trainable: Any) -> Resident:
@@ -123,7 +126,7 @@ def test_arguments_can_be_bound(tmp_path: Path) -> None:
     assert kind_of(functools.partial(two_arguments, data=1)) == "generator"
 
 
-def test_a_function_needs_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_imports_ray_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fluid.trainables.trainable.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install"):
         kind_of(reporting)
@@ -204,7 +207,7 @@ def test_methods_are_called_where_there_are_any() -> None:
         adder.call("subtract", (), {})
     generator = resident(counting)
     generator.setup({"count": 1})
-    with pytest.raises(FluidError, match="'add' cannot be called: a generator function has no methods"):
+    with pytest.raises(FluidError, match="'add' cannot be called: a function has no methods"):
         generator.call("add", (1,), {"other": 2})
 
 

@@ -1,0 +1,96 @@
+"""A trial whose trainable is a class with a ``step`` method."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from fluid.errors import FluidError
+from fluid.trainables.resident import STATE_FOLDER, NoIterationLeftError, Step, step_of, stray_stop_iteration
+
+#: The file, within a checkpoint, with what ``save_checkpoint`` returned.
+_RETURNED = "returned.pkl"
+
+
+class ClassResident:
+    """A class with ``step`` and, optionally, ``setup``, ``save_checkpoint``, ``load_checkpoint`` and ``cleanup``.
+
+    Without ``setup`` the config goes to ``__init__``.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self._class = cls
+        self.trainable: Any = None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        try:
+            if hasattr(self._class, "setup"):
+                self.trainable = self._class()
+                self.trainable.setup(config)
+            else:
+                self.trainable = self._class(config)
+        except StopIteration as error:
+            raise stray_stop_iteration("setup") from error
+
+    def set_up_to_join(self, config: dict[str, Any]) -> None:
+        """Sets the trial up in a lane that receives its state from another."""
+        if not hasattr(self._class, "setup_to_join"):
+            self.setup(config)
+            return
+        self.trainable = self._class()
+        self.trainable.setup_to_join(config)
+
+    def step(self) -> Step:
+        try:
+            metrics = self.trainable.step()
+        except NoIterationLeftError:
+            return Step(None, True)
+        except StopIteration as error:
+            raise stray_stop_iteration("step") from error
+        return step_of(metrics, "step()")
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self.trainable, method)(*args, **kwargs)
+
+    def save(self, path: str) -> None:
+        folder = os.path.join(path, STATE_FOLDER)
+        os.mkdir(folder)
+        try:
+            returned = self.trainable.save_checkpoint(folder)
+        except StopIteration as error:
+            raise stray_stop_iteration("save_checkpoint") from error
+        if returned is None or isinstance(returned, (str, os.PathLike)):
+            returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
+        with open(os.path.join(path, _RETURNED), "wb") as file:
+            cloudpickle.dump(returned, file)
+
+    def restore(self, path: str) -> None:
+        with open(os.path.join(path, _RETURNED), "rb") as file:
+            returned = pickle.load(file)
+        if isinstance(returned, _Relative):
+            returned = os.path.normpath(os.path.join(path, STATE_FOLDER, returned.path))
+        try:
+            self.trainable.load_checkpoint(returned)
+        except StopIteration as error:
+            raise stray_stop_iteration("load_checkpoint") from error
+
+    def cleanup(self) -> None:
+        cleanup = getattr(self.trainable, "cleanup", None)
+        if cleanup is not None:
+            cleanup()
+
+
+class _Relative(NamedTuple):
+    """Marks a checkpoint that is a path within the trainable's folder, not an object."""
+
+    path: str
+
+
+def _relative(path: str, folder: str) -> str:
+    relative = os.path.relpath(os.path.join(folder, path), folder)
+    if relative.split(os.sep)[0] == os.pardir:
+        raise FluidError(f"save_checkpoint returned {path!r}, which is outside the folder it was given")
+    return relative
