@@ -46,6 +46,7 @@ LAYERS = (
     layer(2, "trialgroup"),
     layer(2, "trainables", "cloudpickle ray"),
     layer(2, "processes"),
+    layer(2, "search", "numpy optuna"),
     layer(3, "gpu", "pynvml"),
     layer(4, "mps"),
     layer(3, "elastic", "numpy cloudpickle torch horovod ray"),

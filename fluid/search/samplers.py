@@ -1,0 +1,205 @@
+"""Samplers: they suggest the configs of a sweep, one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fluid.errors import InvalidFieldError, require_integer, require_one_of
+from fluid.search.space import ConditionalSpace, Space, field_of
+from fluid.search.suggestion import OpenSuggestions, Suggestion
+
+#: Names of the samplers.
+SAMPLERS = ("grid", "random", "tpe")
+
+
+class Sampler(Protocol):
+    """Suggests configs, and is told what came of them. It is used by one thread at a time.
+
+    Example:
+        >>> from fluid.search import Sampler, make_sampler, make_space, uniform
+        >>> sampler: Sampler = make_sampler("random", make_space({"x": uniform(-1, 1)}), seed=3)
+        >>> suggestion = sampler.ask()
+        >>> sampler.tell(suggestion.token, suggestion.config["x"] ** 2)
+    """
+
+    @property
+    def size(self) -> int | None:
+        """How many suggestions there are in all; None if they never end."""
+        ...
+
+    def ask(self) -> Suggestion | None:
+        """The next config to try; None if there is none left. Any number may be open at a time.
+
+        Raises:
+            InvalidFieldError: the user's function of an Optuna trial did not suggest a name that a point has, or a
+                function of Ray Tune's ``sample_from`` raised an error.
+        """
+        ...
+
+    def tell(self, token: int, values: float | Sequence[float] | None, *, failed: bool = False) -> None:
+        """Tells what came of a suggestion, once.
+
+        Args:
+            token: that of the suggestion.
+            values: the value of the metric, or one for each of several metrics. None, and NaN, if there is none.
+            failed: whether the trial failed; ``values`` are then left aside.
+
+        Raises:
+            InvalidFieldError: the token is of no open suggestion, or there is not one value for each metric.
+        """
+        ...
+
+
+def make_sampler(
+    algorithm: str,
+    space: Space | ConditionalSpace,
+    *,
+    modes: Sequence[str] = ("min",),
+    seed: int | None = 0,
+    points: Sequence[Mapping[str, Any]] = (),
+) -> Sampler:
+    """Makes a sampler.
+
+    What ``random`` and ``grid`` suggest depends on the space, the seed and the points alone, and not on what they are
+    told. The values of ``tpe`` follow from what it was told before each suggestion; concurrent suggestions differ,
+    because those that have no result yet count as bad (Optuna's constant liar).
+
+    Args:
+        algorithm: ``"random"``; ``"grid"``, every combination of values once, the last name of the space changing
+            first; or ``"tpe"``, Optuna's tree-structured Parzen estimator.
+        space: what :func:`~fluid.search.space.make_space` returned.
+        modes: ``"min"`` or ``"max"`` for each metric.
+        seed: seed of the random numbers; None for other ones every time.
+        points: configs, or parts of configs, to try first; what a point does not give is sampled.
+
+    Raises:
+        InvalidFieldError: the algorithm is not known or does not fit the space, or a point has a name that is not in
+            the space or a value that is not allowed.
+        MissingDependencyError: ``tpe`` or a function of an Optuna trial needs Optuna, which is not installed.
+
+    Example:
+        >>> from fluid.search import make_sampler, make_space
+        >>> space = make_space({"lr": [0.1, 0.2], "layers": [1, 2]})
+        >>> grid = make_sampler("grid", space, points=[{"lr": 0.2, "layers": 1}])
+        >>> [grid.ask().config for _ in range(grid.size)]
+        [{'lr': 0.2, 'layers': 1}, {'lr': 0.1, 'layers': 1}, {'lr': 0.1, 'layers': 2}, {'lr': 0.2, 'layers': 2}]
+    """
+    require_one_of("algorithm", algorithm, SAMPLERS)
+    if isinstance(modes, str) or not modes:
+        raise InvalidFieldError("modes", modes, "must be a list of at least one mode")
+    for mode in modes:
+        require_one_of("mode", mode, ("min", "max"))
+    if seed is not None:
+        seed = require_integer("seed", seed, at_least=0, at_most=2**32 - 1)
+    if isinstance(points, Mapping | str) or not isinstance(points, Sequence):
+        raise InvalidFieldError("points", points, "must be a list of dicts")
+    if isinstance(space, ConditionalSpace) and algorithm == "grid":
+        raise InvalidFieldError("algorithm", algorithm, "cannot enumerate a function of an Optuna trial")
+    checked = [space.check_point(f"points[{index}]", point) for index, point in enumerate(points)]
+    if isinstance(space, ConditionalSpace) or algorithm == "tpe":
+        # Loads Optuna, which takes as long as loading all of Fluid.
+        from fluid.search.study_sampler import StudySampler
+
+        return StudySampler(space, algorithm, modes=modes, seed=seed, points=checked)
+    kind = GridSampler if algorithm == "grid" else RandomSampler
+    return kind(space, objectives=len(modes), seed=seed, points=checked)
+
+
+class RandomSampler:
+    """Samples every config by itself: the n-th suggestion depends on the space, the seed and n alone.
+
+    Args:
+        space: the search space.
+        objectives: number of metrics.
+        seed: seed of the random numbers; None for other ones every time.
+        points: values by name, of the first suggestions.
+    """
+
+    size: int | None = None
+
+    def __init__(self, space: Space, *, objectives: int, seed: int | None, points: Sequence[Mapping[str, Any]]) -> None:
+        self._space = space
+        self._entropy = _entropy(seed)
+        self._points = points
+        self._open = OpenSuggestions(objectives)
+
+    def ask(self) -> Suggestion:
+        index = self._open.count
+        fixed = self._points[index] if index < len(self._points) else {}
+        return self._open.add(self._space.sample(np.random.default_rng([self._entropy, index]), fixed))
+
+    def tell(self, token: int, values: float | Sequence[float] | None, *, failed: bool = False) -> None:
+        self._open.close(token, values, failed=failed)
+
+
+class GridSampler:
+    """Every combination of the values of a finite space, once; points come first, then the last name changes first.
+
+    Args:
+        space: the search space.
+        objectives: number of metrics.
+        seed: seed of the random numbers that complete points; None for other ones every time.
+        points: values by name, of the combinations that come first.
+
+    Raises:
+        InvalidFieldError: a hyperparameter is continuous.
+    """
+
+    def __init__(self, space: Space, *, objectives: int, seed: int | None, points: Sequence[Mapping[str, Any]]) -> None:
+        self._space = space
+        self._sizes: list[int] = []
+        for name, domain in space.domains.items():
+            if domain.size is None:
+                reason = "is continuous; a grid needs a list of values, a step or whole numbers"
+                raise InvalidFieldError(field_of(space.paths[name]), domain, reason)
+            self._sizes.append(domain.size)
+        self.size: int | None = math.prod(self._sizes)
+        self._open = OpenSuggestions(objectives)
+        self._configs = self._enumerate(_entropy(seed), points)
+
+    def ask(self) -> Suggestion | None:
+        config = next(self._configs, None)
+        return None if config is None else self._open.add(config)
+
+    def tell(self, token: int, values: float | Sequence[float] | None, *, failed: bool = False) -> None:
+        self._open.close(token, values, failed=failed)
+
+    def _enumerate(self, entropy: int, points: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        assert self.size is not None
+        tried: set[int] = set()
+        for index, point in enumerate(points):
+            number = self._number(point, np.random.default_rng([entropy, index]))
+            if number not in tried:
+                tried.add(number)
+                yield self._space.config({**point, **self._values(number)})
+        number = 0
+        while number < self.size:  # Not range(): it may be larger than the greatest index.
+            if number not in tried:
+                yield self._space.config(self._values(number))
+            number += 1
+
+    def _number(self, point: Mapping[str, Any], rng: np.random.Generator) -> int:
+        """The place in the enumeration of a point; what it does not give is sampled."""
+        number = 0
+        for (name, domain), size in zip(self._space.domains.items(), self._sizes, strict=True):
+            number = number * size + (domain.index(point[name]) if name in point else int(rng.integers(size)))
+        return number
+
+    def _values(self, number: int) -> dict[str, Any]:
+        values = {}
+        for (name, domain), size in reversed(list(zip(self._space.domains.items(), self._sizes, strict=True))):
+            number, index = divmod(number, size)
+            values[name] = domain.at(index)
+        return values
+
+
+def _entropy(seed: int | None) -> int:
+    if seed is not None:
+        return seed
+    entropy = np.random.SeedSequence().entropy
+    assert isinstance(entropy, int)
+    return entropy

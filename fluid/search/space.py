@@ -1,0 +1,304 @@
+"""Search spaces: the hyperparameters of a sweep and the values that they may take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fluid.errors import InvalidFieldError
+from fluid.search.conversion import TuneFunction, convert
+from fluid.search.domains import Choice, Domain, FloatRange, IntRange
+
+Path = tuple[str, ...]
+
+#: Types that might mean choices, a range or one value.
+_AMBIGUOUS = (tuple, set, frozenset, range, np.ndarray)
+#: Packages whose distributions are not taken, and would else be constants.
+_OTHER_PACKAGES = ("ConfigSpace", "hyperopt", "nevergrad", "scipy", "skopt")
+
+
+@dataclass(frozen=True)
+class Space:
+    """A search space of fixed hyperparameters.
+
+    A hyperparameter's name is its key; the keys of nested dicts are joined by "/".
+
+    Example:
+        >>> from fluid.search import make_space, uniform
+        >>> space = make_space({"layers": [1, 2], "optimizer": {"momentum": uniform(0, 1), "nesterov": True}})
+        >>> space.names
+        ('layers', 'optimizer/momentum')
+        >>> space.config({"layers": 2, "optimizer/momentum": 0.9})
+        {'layers': 2, 'optimizer': {'momentum': 0.9, 'nesterov': True}}
+
+    Attributes:
+        domains: the values of each hyperparameter, by name, in the order of the mapping.
+        functions: what is computed from the rest of the config (Ray Tune's ``sample_from``), by name.
+        paths: every name, also those of constants, with its keys.
+        constants: values that are the same in every config, by name; an empty dict of a nested space is one.
+    """
+
+    domains: Mapping[str, Domain]
+    functions: Mapping[str, TuneFunction]
+    paths: Mapping[str, Path]
+    constants: Mapping[str, Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the hyperparameters: of all that is neither a constant nor computed."""
+        return tuple(self.domains)
+
+    def sample(self, rng: np.random.Generator, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A config whose values are drawn in the order of the mapping.
+
+        Args:
+            rng: what the values are drawn with. Functions of Ray Tune's ``sample_from`` bring their own randomness.
+            fixed: values by name that are not drawn, as :meth:`check_point` returns them.
+        """
+        given = fixed or {}
+        drawn = {name: given[name] if name in given else domain.sample(rng) for name, domain in self.domains.items()}
+        return self.config({**given, **drawn})
+
+    def config(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The config, nested as the space, of a value for each hyperparameter.
+
+        Args:
+            values: values by name: one for each of :attr:`names`; for a name of ``functions`` one may be given.
+
+        Raises:
+            InvalidFieldError: a function of ``sample_from`` raised an error.
+        """
+        config: dict[str, Any] = {}
+        for name, path in self.paths.items():
+            if name in self.constants:
+                # Every config has its own empty dicts.
+                value = self.constants[name]
+                _set(config, path, {} if value == {} and type(value) is dict else value)
+            elif name in values:
+                _set(config, path, values[name])
+        self._compute(config, [name for name in self.functions if name not in values])
+        return _in_order(config, self.paths.values())
+
+    def check_point(self, field: str, point: object) -> dict[str, Any]:
+        """The values by name of a config, or of a part of one, that the user gave.
+
+        Raises:
+            InvalidFieldError: the point has a name that the space does not have, or a value that it does not allow.
+        """
+        if not isinstance(point, Mapping):
+            raise InvalidFieldError(field, point, "must be a dict of names and values")
+        return dict(self._point_values(field, point, ()))
+
+    def _point_values(self, field: str, point: Mapping[Any, Any], above: Path) -> Iterator[tuple[str, Any]]:
+        for key, value in point.items():
+            where, path = f"{field}[{key!r}]", (*above, key)
+            name = next((name for name, known in self.paths.items() if known == path), None)
+            if name is None and any(known[: len(path)] == path for known in self.paths.values()):
+                if not isinstance(value, Mapping):
+                    raise InvalidFieldError(where, value, "must be a dict, as in the space")
+                yield from self._point_values(where, value, path)
+            elif name is None:
+                raise InvalidFieldError(where, value, f"is not in the space, which has {', '.join(self.paths)}")
+            elif name in self.domains:
+                yield name, self.domains[name].check(where, value)
+            elif name in self.functions:
+                yield name, value
+            else:
+                Choice((self.constants[name],)).check(where, value)
+
+    def _compute(self, config: dict[str, Any], waiting: list[str]) -> None:
+        """Sets the values of ``sample_from``; one may need another, in whatever order they stand."""
+        while waiting:
+            failed: list[tuple[str, Exception]] = []
+            for name in waiting:
+                try:
+                    _set(config, self.paths[name], self.functions[name].call(config))
+                except Exception as error:
+                    failed.append((name, error))
+            if len(failed) == len(waiting):
+                name, first = failed[0]
+                problem = f"raised {type(first).__name__}: {first}"
+                raise InvalidFieldError(field_of(self.paths[name]), self.functions[name].source, problem) from first
+            waiting = [name for name, _ in failed]
+
+
+@dataclass(frozen=True)
+class ConditionalSpace:
+    """A search space given as a function of an Optuna trial: which hyperparameters there are may depend on others.
+
+    Example:
+        >>> from fluid.search import make_sampler, make_space
+        >>> def space(trial):
+        ...     if trial.suggest_categorical("optimizer", ["adam", "sgd"]) == "sgd":
+        ...         trial.suggest_float("momentum", 0.0, 1.0)
+        >>> sampler = make_sampler("random", make_space(space), seed=0)
+        >>> configs = [sampler.ask().config for _ in range(10)]
+        >>> all(("momentum" in config) == (config["optimizer"] == "sgd") for config in configs)
+        True
+
+    Attributes:
+        function: takes an Optuna trial and returns a config, or None if the config is ``trial.params``.
+    """
+
+    function: Callable[[Any], Mapping[str, Any] | None]
+
+    def check_point(self, field: str, point: object) -> dict[str, Any]:
+        """The values by name that the user gave; whether the function suggests these names is known when it ran.
+
+        Raises:
+            InvalidFieldError: the point is not a dict of names and values.
+        """
+        if not isinstance(point, Mapping) or not all(isinstance(key, str) for key in point):
+            raise InvalidFieldError(field, point, "must be a dict of names and values")
+        return dict(point)
+
+    def config(self, trial: Any) -> dict[str, Any]:
+        """The config of an Optuna trial; raises what the user's function raises.
+
+        Raises:
+            InvalidFieldError: the function returned neither a dict nor None.
+        """
+        config = self.function(trial)
+        if config is None:
+            return dict(trial.params)
+        if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
+            raise InvalidFieldError("space", config, "must return a dict of names and values, or None")
+        return dict(config)
+
+
+def make_space(space: object) -> Space | ConditionalSpace:
+    """Reads a search space.
+
+    A mapping has a value for each name: an Optuna distribution, a domain of Ray Tune or of :mod:`fluid.search`, a list
+    of choices, a constant, or a mapping again. Tuples, sets and arrays are refused, because they could mean choices, a
+    range or one value.
+
+    Args:
+        space: the mapping, or a function of an Optuna trial.
+
+    Raises:
+        InvalidFieldError: the space, or something in it, means nothing; the error names it
+            (``space['optimizer']['lr']``).
+
+    Example:
+        >>> from fluid.search import loguniform, make_space
+        >>> make_space({"lr": loguniform(1e-5, 1e-1), "layers": [1, 2, 3], "epochs": 10}).names
+        ('lr', 'layers')
+        >>> make_space({"lr": (1e-5, 1e-1)})
+        Traceback (most recent call last):
+        fluid.errors.InvalidFieldError: space['lr']=(1e-05, 0.1): a tuple may mean choices, a range or one value; \
+write [a, b] for choices, uniform(low, high) for a range, and a list of this one value for a constant
+    """
+    if isinstance(space, Mapping) and convert(space) is None:
+        found = list(_read(space, ()))
+        return Space(
+            domains={_name(path): value for path, kind, value in found if kind == "domain"},
+            functions={_name(path): value for path, kind, value in found if kind == "function"},
+            paths=_named(path for path, _, _ in found),
+            constants={_name(path): value for path, kind, value in found if kind == "constant"},
+        )
+    if inspect.isroutine(space) or (callable(space) and not isinstance(space, type)):
+        try:
+            inspect.signature(space).bind(object())
+        except TypeError as error:
+            raise InvalidFieldError("space", space, "must take one argument, an Optuna trial") from error
+        return ConditionalSpace(space)
+    raise InvalidFieldError("space", space, "must be a dict of names and values, or a function of an Optuna trial")
+
+
+def _read(space: Mapping[Any, Any], above: Path) -> Iterator[tuple[Path, str, Any]]:
+    """Every entry of a mapping, nested ones included: its path, what kind it is of, and its value."""
+    for key, value in space.items():
+        path = (*above, key)
+        if not isinstance(key, str) or not key:
+            raise InvalidFieldError(f"key of {field_of(above)}", key, "must be a non-empty string")
+        domain = _read_domain(path, value)
+        if domain is not None:
+            yield path, "function" if isinstance(domain, TuneFunction) else "domain", domain
+        elif isinstance(value, Mapping) and value:
+            yield from _read(value, path)
+        else:
+            yield path, "constant", {} if isinstance(value, Mapping) else _constant(path, value)
+
+
+def _read_domain(path: Path, value: object) -> Domain | TuneFunction | None:
+    if isinstance(value, FloatRange | IntRange | Choice):
+        domain: Domain | TuneFunction | None = value
+    else:
+        try:
+            domain = Choice(tuple(value)) if isinstance(value, list) else convert(value)
+        except InvalidFieldError as error:
+            raise InvalidFieldError(field_of(path), value, str(error)) from error
+    if isinstance(domain, Choice) and any(_holds_domain(one) for one in domain.choices):
+        reason = "a choice holds a distribution; use a function of an Optuna trial for a space with conditions"
+        raise InvalidFieldError(field_of(path), value, reason)
+    return domain
+
+
+def _holds_domain(value: object) -> bool:
+    if isinstance(value, Mapping) and list(value) != ["grid_search"]:
+        return any(_holds_domain(one) for one in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds_domain(one) for one in value)
+    return isinstance(value, FloatRange | IntRange | Choice) or convert(value) is not None
+
+
+def _constant(path: Path, value: object) -> object:
+    kind = type(value).__name__
+    if isinstance(value, _AMBIGUOUS) and not (isinstance(value, np.ndarray) and value.ndim == 0):
+        reason = (
+            f"{'an array' if kind == 'ndarray' else f'a {kind}'} may mean choices, a range or one value; "
+            "write [a, b] for choices, uniform(low, high) for a range, and a list of this one value for a constant"
+        )
+        raise InvalidFieldError(field_of(path), value, reason)
+    if inspect.isroutine(value):
+        reason = (
+            "a function is not a value; use a function of an Optuna trial for the whole space, Ray Tune's "
+            "sample_from, or a list of this one function for a constant"
+        )
+        raise InvalidFieldError(field_of(path), value, reason)
+    if hasattr(value, "__next__"):
+        raise InvalidFieldError(field_of(path), value, "an iterator is not a value; write a list for choices")
+    if type(value).__module__.split(".")[0] in _OTHER_PACKAGES:
+        reason = f"a {kind} is not a distribution that Fluid knows; use Optuna's, Ray Tune's or those of fluid.search"
+        raise InvalidFieldError(field_of(path), value, reason)
+    return value
+
+
+def _named(paths: Iterator[Path]) -> dict[str, Path]:
+    named: dict[str, Path] = {}
+    for path in paths:
+        other = named.setdefault(_name(path), path)
+        if other is not path:
+            raise InvalidFieldError(field_of(path), _name(path), f"has the same name as {field_of(other)}")
+    return named
+
+
+def _name(path: Path) -> str:
+    return "/".join(path)
+
+
+def field_of(path: Sequence[Any]) -> str:
+    """How an error names an entry of the space."""
+    return "space" + "".join(f"[{key!r}]" for key in path)
+
+
+def _set(config: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        config = config.setdefault(key, {})
+    config[path[-1]] = value
+
+
+def _in_order(config: dict[str, Any], paths: Any) -> dict[str, Any]:
+    """The config with its keys in the order of the space: what is computed was set last."""
+    ordered: dict[str, Any] = {}
+    for path in paths:
+        value: Any = config
+        for key in path:
+            value = value[key]
+        _set(ordered, path, value)
+    return ordered
