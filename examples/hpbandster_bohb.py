@@ -88,7 +88,7 @@ def main() -> None:
         best = min((one for one in runs if one.budget == budget), key=lambda one: one.loss)
         count = sum(one.budget == budget for one in runs)
         print(f"budget {budget:g}: {count} runs, lowest error {best.loss:.4f} with {configs[best.config_id]['config']}")
-    print(f"run folder {executor.folder.path}")
+    print(f"run folder {executor.run_dir}")
 
 
 if __name__ == "__main__":

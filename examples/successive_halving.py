@@ -67,7 +67,7 @@ def main() -> None:
                 for trial_id in keep:
                     handle.extend(trial_id, 2 * 3 ** (rung + 1) - 2 * 3**rung)
         handle.raise_failures()
-        print(f"makespan {handle.makespan:.1f} s; run folder {executor.folder.path}")
+        print(f"makespan {handle.makespan:.1f} s; run folder {executor.run_dir}")
 
 
 if __name__ == "__main__":

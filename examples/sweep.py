@@ -64,7 +64,7 @@ def main() -> None:
         interruption, analysis = error, error.result
     seconds = time.monotonic() - begun
     if executor is not None:
-        fluid.cli.main(["report", str(executor.folder.path)])
+        fluid.cli.main(["report", str(executor.run_dir)])
     print_outcome(analysis, seconds, cut_off=0 if interruption is None else len(interruption.cut_off))
     if interruption is not None:
         raise interruption

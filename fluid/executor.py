@@ -71,7 +71,7 @@ class FluidExecutor:
             the default, for ``"longest_first"``.
 
     Attributes:
-        folder: the run folder.
+        run_dir: the run folder.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or MPS was asked for and is not available.
@@ -107,16 +107,17 @@ class FluidExecutor:
             verbose=verbose,
             lane_policy=lane_policy,
         )
-        self.folder = _folder or RunFolder.create(run_dir)
+        self._folder = _folder or RunFolder.create(run_dir)
+        self.run_dir = self._folder.path
         try:
-            chosen = options.make_backend(self.folder.path)
+            chosen = options.make_backend(self.run_dir)
         except BaseException:
-            self.folder.close()
+            self._folder.close()
             raise
         self._closing, self._close_lock = False, threading.RLock()  # Held while the session is closed.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
         engine = options.make_engine(profile)
-        self._session = Session(engine, chosen, self.folder, options.plans.d, options.facts)
+        self._session = Session(engine, chosen, self._folder, options.plans.d, options.facts)
         atexit.register(self.close)
         NOTICE.watch(self, self._respond_to_notice)
         self._terminal = Terminal(self.status, chosen, is_shown=bool(verbose))
@@ -286,7 +287,7 @@ class FluidExecutor:
         except FluidError:
             return ""  # It was closed meanwhile.
         saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
-        return f"{saved}; go on with FluidExecutor.resume({str(self.folder.path)!r})"
+        return f"{saved}; go on with FluidExecutor.resume({str(self.run_dir)!r})"
 
     @property
     def closed(self) -> bool:

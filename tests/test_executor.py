@@ -176,7 +176,7 @@ def test_what_a_search_decided_is_told_by_the_report(make: Callable[..., FluidEx
     with pytest.raises(InvalidFieldError, match="outcome='gone'"):
         handle.stop("t2", "gone")
     executor.close()
-    run = load_run(executor.folder.path)
+    run = load_run(executor.run_dir)
     assert [(trial.trial_id, trial.state, trial.config) for trial in run.trials] == [
         ("trial 0", "DONE", {"k": 0}),
         ("trial 1", "STOPPED", {"k": 1}),
@@ -285,7 +285,7 @@ def test_the_run_folder_tells_what_happened(make: Callable[..., FluidExecutor]) 
     handle = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"lr": 0.1}, budget=3, trial_id="a")], name="g"))
     assert handle.wait(PATIENCE)
     executor.close()
-    folder = executor.folder.path
+    folder = executor.run_dir
     results = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     assert [(entry["trial"], entry["iteration"], entry["metrics"]["step"]) for entry in results] == [
         ("a", 1, 1),
@@ -537,7 +537,7 @@ def test_lanes_hear_of_the_policy(
 def test_the_session_says_how_devices_are_shared(make: Callable[..., FluidExecutor], packing: str) -> None:
     executor = make(packing=packing, lane_policy="fair", devices=[Device(0, kind="cpu")])
     executor.close()
-    session = json.loads((executor.folder.path / "session.json").read_text())
+    session = json.loads((executor.run_dir / "session.json").read_text())
     assert (session["packing"], session["lane_policy"]) == (packing, "fair")
     assert (session["sharing"], session["sharing_why"]) == ("timeslice", "")
 
@@ -595,7 +595,7 @@ def test_packing_that_hurts_is_switched_off_and_the_report_says_so(
     last = [result for result in handle.results() if result.trial_id == "t3"][-1]
     assert last.width == 1.0
     executor.close()
-    (facts,) = load_run(executor.folder.path).keys
+    (facts,) = load_run(executor.run_dir).keys
     assert facts.c == 1 and facts.alpha > 2.0
 
 

@@ -66,7 +66,7 @@ class Ran:
 
     def __init__(self, captured: Any, executor: FluidExecutor, pids: list[int], failures: Any) -> None:
         self.out, self.err = map(self.of, captured)
-        self.folder = executor.folder.path
+        self.folder = executor.run_dir
         self.pids = pids
         self.failures = failures
 

@@ -63,7 +63,7 @@ def main(workload: Workload, arguments: Sequence[str] | None = None) -> None:
     except FluidError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     if made:
-        fluid.cli.main(["report", str(made[0].folder.path)])
+        fluid.cli.main(["report", str(made[0].run_dir)])
     print(summary(sweep, outcome))
     if interruption is not None:
         raise interruption

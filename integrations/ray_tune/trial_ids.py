@@ -24,7 +24,7 @@ class TrialIds:
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, executor: FluidExecutor) -> None:
-        entries = (line.entry or {} for line in json_lines(executor.folder.path / TRIALS))
+        entries = (line.entry or {} for line in json_lines(executor.run_dir / TRIALS))
         self._taken = frozenset(str(entry["trial"]) for entry in entries if "trial" in entry)
         #: Number of ids made for each of Tune's trials.
         self._made: dict[str, int] = {}

@@ -275,7 +275,7 @@ def test_what_a_trial_raised_is_the_cause_of_its_failure(make: Callable[..., Flu
     assert (again.trial_id, again.failure) == ("a", caught.value.failure)
     assert len(list(handle.results())) == 1, "it was tried once"
     executor.close()
-    journal = (executor.folder.path / "journal.jsonl").read_text()
+    journal = (executor.run_dir / "journal.jsonl").read_text()
     assert "exception" not in journal.replace('"exception": null', ""), "what was raised is not written"
 
 
@@ -301,7 +301,7 @@ def test_a_forgotten_trial_is_gone_also_when_the_session_is_resumed(make: Callab
     assert handle.wait(PATIENCE)
     handle.forget("c")
     executor.close()
-    resumed = FluidExecutor.resume(executor.folder.path, backend="local", devices=1, verbose=0)
+    resumed = FluidExecutor.resume(executor.run_dir, backend="local", devices=1, verbose=0)
     try:
         (handle,) = resumed.handles
         assert handle.states == {"d": "FAILED"} and handle.name == "g"
@@ -311,5 +311,5 @@ def test_a_forgotten_trial_is_gone_also_when_the_session_is_resumed(make: Callab
         assert not trials_of(resumed)
     finally:
         resumed.close()
-    with FluidExecutor.resume(executor.folder.path, backend="local", devices=1, verbose=0) as resumed:
+    with FluidExecutor.resume(executor.run_dir, backend="local", devices=1, verbose=0) as resumed:
         assert resumed.handles[0].wait(0) and not trials_of(resumed)

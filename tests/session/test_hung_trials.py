@@ -90,7 +90,7 @@ def until(holds: Callable[[], Any]) -> Any:
 
 
 def log_of(executor: FluidExecutor, trial_id: str) -> str:
-    path = executor.folder.path / "trials" / trial_id / "output.log"
+    path = executor.run_dir / "trials" / trial_id / "output.log"
     return path.read_text() if path.exists() else ""
 
 
@@ -154,7 +154,7 @@ def test_now_must_be_a_bool(executor: FluidExecutor) -> None:
 
 
 def journal(executor: FluidExecutor) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (executor.folder.path / "journal.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (executor.run_dir / "journal.jsonl").read_text().splitlines()]
 
 
 def test_a_stopped_lane_is_killed_and_its_trial_goes_on_blameless(executor: FluidExecutor) -> None:

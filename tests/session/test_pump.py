@@ -158,7 +158,7 @@ def test_trials_are_resized_although_events_never_pause(tmp_path: Path) -> None:
     trials = [Trial(Wide, budget=3000, trial_id="long", max_width=2), Trial(Wide, budget=20, trial_id="short")]
     with FluidExecutor(backend, packing="off", run_dir=tmp_path / "run", verbose=0) as executor:
         assert executor.submit_trialgroup(TrialGroup(trials)).wait(PATIENCE)
-        entries = [json.loads(line) for line in (executor.folder.path / "journal.jsonl").read_text().splitlines()]
+        entries = [json.loads(line) for line in (executor.run_dir / "journal.jsonl").read_text().splitlines()]
     (resize,) = [entry for entry in entries if entry["what"] == "NoteResize"]
     assert (resize["trial_id"], resize["width"]) == ("long", 2.0)
     submitted = next(entry["at"] for entry in entries if entry["what"] == "GroupSubmitted")
@@ -216,9 +216,9 @@ def test_waiters_are_told_when_closing_the_backend_raises(
         answer.result(PATIENCE)
     with pytest.raises(FluidError, match="did not end"):
         list(handle.results())
-    assert (executor.folder.path / "profile.json").is_file()
+    assert (executor.run_dir / "profile.json").is_file()
     with pytest.raises(ValueError, match="closed file"):
-        executor.folder.journal([BudgetExtended(0.0, "a", 1)], [])
+        executor._folder.journal([BudgetExtended(0.0, "a", 1)], [])
     (record,) = [record for record in caplog.records if "dropped" not in record.getMessage()]
     assert record.levelno == logging.ERROR and record.exc_info is not None and record.exc_info[1] is error
 
@@ -233,7 +233,7 @@ def test_every_part_is_closed_also_when_a_listener_raises(executor: FluidExecuto
     for handle in (first, second):
         with pytest.raises(FluidError, match="did not end"):
             handle.wait(PATIENCE)
-    assert backend.closed == 1 and (executor.folder.path / "profile.json").is_file()
+    assert backend.closed == 1 and (executor.run_dir / "profile.json").is_file()
 
 
 # -- errors that end a session --------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def test_metrics_that_json_does_not_have_are_written_as_text(local: FluidExecuto
     handle = local.submit_trialgroup(TrialGroup([Trial(odd, {"weights": {(1, 2): 3}}, trial_id="a")]))
     assert handle.wait(PATIENCE)
     local.close()
-    folder = local.folder.path
+    folder = local.run_dir
     (result,) = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
     assert result["metrics"] == {
         "confusion": {"(0, 1)": 5},
@@ -486,7 +486,7 @@ def test_nothing_is_left_of_a_refused_group(
     executor: FluidExecutor, backend: IdleBackend, how: str, reason: str
 ) -> None:
     handles = [submit(executor, "taken"), submit(executor, "host")]
-    folder = executor.folder.path
+    folder = executor.run_dir
     files = {name: (folder / name).read_bytes() for name in ("payloads.pkl", "trials.jsonl", "journal.jsonl")}
     third = Trial(endless, {"lock": threading.Lock()}) if "pickled" in reason else Trial(endless, trial_id="taken")
     trials = [Trial(endless, {"who": name}, trial_id=name) for name in "ab"]

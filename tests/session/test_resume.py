@@ -460,7 +460,7 @@ def test_a_full_disk_ends_the_session_which_can_be_resumed(
     append = run_folder._append
 
     def full(file: Any, data: bytes) -> None:
-        if file is executor.folder._journal:
+        if file is executor._folder._journal:
             append(file, data[:1])
             raise OSError(28, "No space left on device")
         append(file, data)

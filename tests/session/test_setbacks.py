@@ -76,7 +76,7 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 def in_memory(executor: FluidExecutor) -> Path:
     """The folder of the trial's checkpoints in host memory, once the last is there."""
-    journal = executor.folder.path / "journal.jsonl"
+    journal = executor.run_dir / "journal.jsonl"
     for _ in range(int(PATIENCE * 100)):
         saved = [json.loads(line) for line in journal.read_text().splitlines() if '"TrialSaved"' in line]
         if saved and saved[-1]["checkpoint"]["iteration"] == 4:
@@ -92,7 +92,7 @@ def go_on(executor: FluidExecutor, handle: TrialGroupHandle) -> None:
     handle.raise_failures()
     assert handle.states == {"a": "DONE"}
     executor.close()
-    lines = (executor.folder.path / "results.jsonl").read_text().splitlines()
+    lines = (executor.run_dir / "results.jsonl").read_text().splitlines()
     results = [json.loads(line) for line in lines]
     assert [result["iteration"] for result in results] == list(range(1, 8))
     assert [result["metrics"]["value"] for result in results] == values(7)
@@ -121,7 +121,7 @@ def test_a_resumed_session_goes_on_from_what_can_be_used(
     begun(executor)
     in_memory(executor)
     executor.close()
-    folder = executor.folder.path / "trials/a/checkpoints"
+    folder = executor.run_dir / "trials/a/checkpoints"
     assert sorted(checkpoints(folder)) == [3, 4], "both have moved to disk"
     iteration, do = DAMAGE[damage]
     do(checkpoints(folder)[4])
@@ -152,7 +152,7 @@ def test_a_lane_that_dies_costs_what_cannot_be_restored_and_no_failure(
     go_on(executor, handle)
     where = "begins afresh" if emptied else "goes on from iteration 3"
     assert f"trial 'a' {where}, not from iteration 4: the checkpoint of iteration 4 is" in caplog.text
-    assert where in (executor.folder.path / "trials/a/output.log").read_text()
+    assert where in (executor.run_dir / "trials/a/output.log").read_text()
 
 
 def test_a_load_checkpoint_that_raises_is_named_once_and_the_trial_begins_afresh(

@@ -108,7 +108,7 @@ def test_states_stay_while_they_fit_and_come_back_from_host_memory_or_disk(
     memory, disk = (go_on(handle, name) for name in "ca")
     assert memory["count"] == disk["count"] == 2
     assert memory["from"].startswith(f"{host_memory.RAM_DISK}/fluid-")
-    assert disk["from"].startswith(str(executor.folder.path))
+    assert disk["from"].startswith(str(executor.run_dir))
     assert len({result.metrics["pid"] for result in handle.results()}) == 1, "all in one lane"
 
 

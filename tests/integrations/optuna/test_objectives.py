@@ -322,7 +322,7 @@ def test_a_trial_that_was_pruned_shows_as_stopped(executor: FluidExecutor) -> No
     study = optuna.create_study(study_name="pruned")
     optimize(study, objective, n_trials=1)
     assert states(study) == ["PRUNED"]
-    entries = map(json.loads, (executor.folder.path / "journal.jsonl").read_text().splitlines())
+    entries = map(json.loads, (executor.run_dir / "journal.jsonl").read_text().splitlines())
     assert [entry["state"] for entry in entries if entry["what"] == "ReportEnd"][-2:] == ["DONE", "STOPPED"]
 
 

@@ -31,7 +31,7 @@ EVERY_SECOND = tune.CheckpointConfig(checkpoint_frequency=2)
 
 def shown(executor: Any, name: str) -> list[str]:
     """The trials of the newest group of a name, as reports show them."""
-    groups = [group for group in load_run(executor.folder.path).groups if group.name == name]
+    groups = [group for group in load_run(executor.run_dir).groups if group.name == name]
     return [trial.trial_id for trial in groups[-1].trials]
 
 
@@ -76,7 +76,7 @@ def test_sweeps_whose_trials_have_equal_ids(executor: Any, tmp_path: Path, monke
 def test_ids_of_sessions_before_are_taken(tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
         lines = [{"group": "0", "name": "sweep"}, {"trial": "a", "group": "0"}, {"trial": "a.1", "group": "0"}]
-        (executor.folder.path / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (executor.run_dir / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         ids = TrialIds.of(executor)
         assert [ids.new("a"), ids.new("a"), ids.new("b"), ids.new("b")] == ["a.2", "a.3", "b", "b.1"]
         assert TrialIds.of(executor) is ids

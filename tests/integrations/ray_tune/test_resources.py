@@ -161,7 +161,7 @@ def test_a_custom_resource_is_a_tag_of_devices(run: Run, cluster: str, tmp_path:
     with FluidExecutor(backend="local", devices=devices, run_dir=tmp_path / "run", verbose=0) as two:
         wanted = {"cpu": 1, "licence": 1}
         done = run(Shows, two, config={"x": 1.0}, num_samples=6, resources_per_trial=wanted)
-        results = (two.folder.path / "results.jsonl").read_text().splitlines()
+        results = (two.run_dir / "results.jsonl").read_text().splitlines()
     assert done.statuses == ["TERMINATED"] * 6
     assert {device for result in results for device in json.loads(result)["devices"]} == {1}
 

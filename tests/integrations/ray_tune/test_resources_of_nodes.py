@@ -48,7 +48,7 @@ def test_trials_run_only_where_there_is_what_they_request(
     done = sweep(Climber, tmp_path, both_nodes, {**options, "resources_per_trial": request_})
     assert done.statuses == ["TERMINATED"] * 6
     ids = {trial.trial_id for trial in done.analysis.trials}
-    results = map(json.loads, (both_nodes.folder.path / "results.jsonl").read_text().splitlines())
+    results = map(json.loads, (both_nodes.run_dir / "results.jsonl").read_text().splitlines())
     used = {device for result in results if result["trial"] in ids for device in result["devices"]}
     assert used and {device.host for device in both_nodes.devices if device.index in used} == {host}
 
