@@ -37,12 +37,14 @@ class Alerts:
         self._told: set[tuple[str, str, str]] = set()
 
     def look(self, commands: Iterable[Command]) -> None:
-        """Warns of the first failure of each kind in a group, and of trials that give no result."""
+        """Warns of the first failure of each kind in a group, and of trials that hang or end without a result."""
         for command in commands:
             if isinstance(command, NoteHung):
                 self._hangs(command)
             elif isinstance(command, ReportEnd) and command.failure is not None:
                 self._failed(command.group_id, command.trial_id, command.failure, again=False)
+            elif isinstance(command, ReportEnd) and not command.iteration and command.state is TrialState.DONE:
+                self._gave_nothing(command)
             elif isinstance(command, NoteQueued) and command.kind not in (None, "timeout"):  # That was told before.
                 trial = self._state.trials.get(command.trial_id)
                 if trial is not None and trial.limits.failure is not None:
@@ -76,6 +78,13 @@ class Alerts:
         what = "failed and is tried again" if again else "failed"
         log = trial_log(self._folder, trial_id)
         _log.warning("trial %r %s: %s; further failures like this are not logged; see %s", trial_id, what, line, log)
+
+    def _gave_nothing(self, ended: ReportEnd) -> None:
+        key = (ended.group_id, "nothing", "")
+        if key not in self._told and not self._is_told_elsewhere(ended.group_id):
+            self._told.add(key)
+            text = "trial %r ended without a result: its trainable ran no iteration; further such trials are not logged"
+            _log.warning(text, ended.trial_id)
 
     def _is_told_elsewhere(self, group_id: str) -> bool:
         inbox = self._inboxes.get(group_id)

@@ -67,6 +67,18 @@ def test_trials_that_are_dropped_are_counted_with_the_way_to_go_on(
     assert f"FluidExecutor.resume({str(tmp_path)!r})" in text
 
 
+def empty(config: dict[str, Any]) -> Iterator[dict[str, int]]:
+    yield from ()
+
+
+def test_trials_that_end_without_an_iteration_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with FluidExecutor("local", 1, run_dir=tmp_path, verbose=0) as made:
+        trials = [Trial(empty, {}, trial_id=name) for name in "ab"] + [Trial(good, {}, trial_id="c")]
+        made.submit_trialgroup(TrialGroup(trials)).wait(90)
+    (text,) = caplog.messages
+    assert text.startswith("trial 'a' ended without a result: its trainable ran no iteration")
+
+
 def test_nothing_is_logged_of_a_session_that_went_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with FluidExecutor("local", 1, run_dir=tmp_path, verbose=0) as made:
         made.submit_trialgroup(TrialGroup([Trial(good, {}, budget=3)])).wait(90)
