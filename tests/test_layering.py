@@ -43,7 +43,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 LAYERS = (
     layer(0, "errors _version _experimental"),
     layer(1, "_clock _imports resources"),
-    layer(2, "trialgroup"),
+    layer(2, "keeping trialgroup"),
     layer(2, "trainables", "cloudpickle ray"),
     layer(2, "processes"),
     layer(2, "search", "numpy optuna"),
@@ -78,7 +78,7 @@ LAYERS = (
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
 LOOSE = (
     *("__init__", "_version", "_clock", "_imports", "_experimental", "errors", "resources", "trialgroup"),
-    *("static_fluid", "dynamic_fluid", "mps", "executor", "tune", "cli"),
+    *("keeping", "static_fluid", "dynamic_fluid", "mps", "executor", "tune", "cli"),
 )
 #: Modules that may import less than their package: they are loaded where nothing heavy must be.
 LIGHT = (

@@ -130,12 +130,15 @@ class Save(Command):
     Attributes:
         drop: whether the lane drops the trial then.
         durable: whether to disk at once, not to host memory.
+        keep: whether the checkpoint is to outlive the run. It is then durable, and TrialNotKept may be the answer; the
+            trial goes on either way.
     """
 
     trial_id: str
     lane_ids: tuple[int, ...]
     drop: bool = False
     durable: bool = False
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +147,14 @@ class Persist(Command):
 
     Attributes:
         lane_id: a lane on the checkpoint's machine, whether or not it has the trial.
-        checkpoint: of the trial, in memory; it stays there.
+        checkpoint: of the trial, in memory, or, with ``keep``, on disk; it stays there.
+        keep: whether the copy is to outlive the run; TrialNotKept may be the answer.
     """
 
     trial_id: str
     lane_id: int
     checkpoint: Checkpoint
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +162,15 @@ class StopTrial(Command):
     """Stop a trial at the end of its current iteration, or drop a resident one, and clean it up.
 
     Answered by TrialReleased from each of these lanes in which the trial still is.
+
+    Attributes:
+        keep: whether the first lane saves it before, for the checkpoint to outlive the run; it then reports TrialSaved
+            or TrialNotKept first.
     """
 
     trial_id: str
     lane_ids: tuple[int, ...]
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from fluid.engine.measuring import Measuring
 from fluid.engine.notices import NotePlaced, NotePreempted, NoteQueued, NoteTrial
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import NO_LANES, NO_REQUESTS, GroupRecord, Move, Stage, TrialRecord
+from fluid.engine.retention import newest_to_keep
 from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.transitions import LEGAL
@@ -264,6 +265,7 @@ class SessionState:
         known, trial.restored_for_call = trial.restored_for_call, False
         if state is not TrialState.DONE:
             self.refuse_calls(trial)
+            self.commands += newest_to_keep(trial, self.lanes, self.occupancy)
         if state is not TrialState.DONE or not known:
             self.report_end(trial)
 

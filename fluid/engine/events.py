@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from fluid.engine.trial_spec import TrialSpec
+from fluid.keeping import Kept
 from fluid.resources import Device, MemoryNeed
 from fluid.trialgroup import TrialState
 
@@ -301,6 +302,7 @@ class TrialSaved(Event):
         dropped: whether the lane dropped the trial then.
         seconds: that this took.
         copied: whether this answers a Persist; the checkpoint is in memory still if it could not be copied.
+        kept: set if the checkpoint is to outlive the run.
     """
 
     trial_id: str
@@ -310,6 +312,7 @@ class TrialSaved(Event):
     dropped: bool = False
     seconds: float = 0.0
     copied: bool = False
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
-* :class:`TrialStarted`, :class:`KillLane`, :class:`DeviceDraining`, :class:`SessionDraining` and the notices of
-  :mod:`fluid.engine.notices`: what happened and why, for reports; :func:`replay` passes over them.
+* :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`, :class:`SessionDraining` and
+  the notices of :mod:`fluid.engine.notices`: what happened and why, for reports; :func:`replay` passes over them.
 
 Calls of trials' methods are not written: their callers end with the driver.
 
@@ -51,6 +51,7 @@ from fluid.engine.notices import (
     NoteTrial,
     NoteWaiting,
 )
+from fluid.engine.retention import TrialNotKept
 from fluid.engine.set_back import ReportSetBack
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
@@ -175,6 +176,7 @@ _TOLD: dict[str, type] = {
         DeviceDraining,
         SessionDraining,
         NoteDrained,
+        TrialNotKept,
     )
 }
 #: What is written, by the name in ``what``.

@@ -18,6 +18,7 @@ from fluid.engine.events import (
 from fluid.engine.records import NO_LANES, PendingPreemption, Stage, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.engine.retention import last_to_keep
 from fluid.engine.set_back import ReportSetBack, TrialSetBack
 from fluid.trialgroup import TrialState
 
@@ -234,6 +235,7 @@ class Lifecycle:
         core.drain(trial, lanes[1:])
         core.end(trial, TrialState.DONE, f"done after {trial.progress.done} iterations")
         self._residency.keep(trial, lanes[0])
+        core.commands += last_to_keep(trial, lanes[0])
 
     # -- preemption ----------------------------------------------------------------------------------------
 
@@ -304,14 +306,15 @@ class Lifecycle:
             if place.move is not None and place.move.stage is not Stage.MOVING:
                 self._resizing.call_off(trial, "it was stopped")
             place.stopping_lanes = frozenset(place.lanes)
-            core.commands.append(StopTrial(trial.trial_id, place.lanes))
+            keep = trial.spec.keep_last and trial.spec.can_save
+            core.commands.append(StopTrial(trial.trial_id, place.lanes, keep=keep))
             core.set_state(trial, TrialState.STOPPING, f"lanes {list(place.lanes)} were told to stop it")
             return
         if trial.state is TrialState.QUEUED:
             core.unqueue(trial)
         elif trial.state is TrialState.STARTING:
             core.release(trial)
-        self._residency.drop(trial)
+        self._residency.drop(trial, ends=True)
         when = "after it was done" if trial.state is TrialState.DONE else "before it started"
         core.end(trial, TrialState.STOPPED, f"stopped {when}")
 

@@ -12,6 +12,7 @@ from fluid.engine.commands import Save, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, TrialSaved
 from fluid.engine.records import TrialRecord
+from fluid.engine.retention import TrialNotKept, is_to_be_kept
 from fluid.planning.constraints import Constraint
 from fluid.trialgroup import TrialState
 
@@ -133,11 +134,20 @@ class Residency:
         self._core.commands.append(Save(trial.trial_id, (lane_id,), drop=True, durable=durable))
         self._core.log(trial, f"is saved out of lane {lane_id}")
 
-    def drop(self, trial: TrialRecord) -> None:
-        """Tells a resident's lane to drop it unsaved."""
+    def not_kept(self, event: TrialNotKept) -> None:
+        """Notes that a checkpoint which was to outlive the run does not exist."""
+        trial = self._core.trials.get(event.trial_id)
+        if trial is not None:
+            if trial.residence.kept_at == event.iteration:
+                trial.residence.kept_at = 0
+            self._core.note(trial, f"the checkpoint of iteration {event.iteration} is not kept: {event.reason}")
+
+    def drop(self, trial: TrialRecord, *, ends: bool = False) -> None:
+        """Tells a resident's lane to drop it: unsaved, unless it ``ends`` and its last checkpoint outlives the run."""
         lane_id = trial.residence.lane
         if lane_id is not None:
-            self._core.commands.append(StopTrial(trial.trial_id, (lane_id,)))
+            keep = ends and is_to_be_kept(trial)
+            self._core.commands.append(StopTrial(trial.trial_id, (lane_id,), keep=keep))
             self._core.lanes.dismiss(lane_id, trial.trial_id)
             trial.residence.leave_lane()
 
@@ -145,7 +155,10 @@ class Residency:
         """Records a checkpoint; returns the trial if its state has left the lane that kept it."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
-            self._core.measuring.observe_save(trial, event.seconds)
+            if not event.copied:
+                self._core.measuring.observe_save(trial, event.seconds)
+            if event.kept is not None:
+                trial.residence.kept_at = max(trial.residence.kept_at, event.checkpoint.iteration)
             self._add_checkpoint(trial, event.checkpoint)
         if not event.dropped:
             return None

@@ -52,6 +52,7 @@ from fluid.engine.records import TrialRecord
 from fluid.engine.requests import RequestAnswered, Requests, TrialAsked
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.engine.retention import TrialNotKept
 from fluid.engine.set_back import TrialSetBack
 from fluid.engine.submissions import Submissions
 from fluid.engine.view import EngineView, seconds_left, view_of
@@ -162,6 +163,7 @@ class EngineState:
             IterationDone: (None, lifecycle.iteration_done),
             TrialPaused: (None, self._trial_paused),
             TrialSaved: (None, self._trial_saved),
+            TrialNotKept: (None, self._residency.not_kept),
             TrialReleased: (None, lifecycle.released),
             ResizeDone: (None, self._resize_done),
             TrialCalled: (None, self._trial_called),
@@ -290,10 +292,8 @@ class EngineState:
             self._lifecycle.finish(finished)
 
     def _trial_saved(self, event: TrialSaved) -> None:
-        if event.copied:
-            self._drains.copied(event)
-        else:
-            self._lifecycle.saved(event)
+        is_of_drain = event.copied and event.kept is None
+        (self._drains.copied if is_of_drain else self._lifecycle.saved)(event)
 
     def _resize_done(self, event: ResizeDone) -> None:
         finished = self._resizing.done(event)

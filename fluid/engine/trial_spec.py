@@ -27,6 +27,7 @@ class TrialSpec:
         requires: what its devices must have; ``None`` if any will do.
         devices: the devices that the submitter asks for: see :class:`fluid.trialgroup.Trial`.
         gang: whether one lane holds all of these.
+        keep_last: whether its newest checkpoint is to outlive the run.
     """
 
     trial_id: str
@@ -43,6 +44,7 @@ class TrialSpec:
     requires: Requires | None = None
     devices: float | None = None
     gang: bool = False
+    keep_last: bool = False
 
     def constraint(self) -> Constraint | None:
         """What the trial asks of its devices; ``None`` if nothing."""

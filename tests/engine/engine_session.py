@@ -206,6 +206,7 @@ class Session:
             requires=requires,
             devices=devices,
             gang=max_width == 1 and devices is not None and devices >= 2,
+            keep_last=rng.random() < 0.3,
         )
 
     def asked(self) -> tuple[Requires | None, float | None]:

@@ -39,7 +39,9 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.requests import Answer, TrialAsked
+from fluid.engine.retention import TrialNotKept
 from fluid.engine.set_back import TrialSetBack
+from fluid.keeping import Kept
 from fluid.resources import MemoryNeed
 
 #: (persistent, ephemeral) bytes as they may be measured, on devices of 100.
@@ -223,7 +225,11 @@ class FakeBackend:
             self._move(lane_id, lane, command)
             return
         if isinstance(command, Persist):
-            copy = replace(command.checkpoint, in_memory=self._happens(self.chances.save_fails))
+            fails = self._happens(self.chances.save_fails)
+            if command.keep:
+                self._keep(lane_id, lane, command.trial_id, command.checkpoint, fails, copied=True)
+                return
+            copy = replace(command.checkpoint, in_memory=fails)
             lane.outbox.append(TrialSaved(self.now, command.trial_id, lane_id, copy, copied=True))
             return
         trial_id: str = command.trial_id  # type: ignore[attr-defined]
@@ -237,6 +243,8 @@ class FakeBackend:
             hosted.left = 0
             lane.outbox.append(TrialPaused(self.now, trial_id, lane_id, iteration=hosted.done, purpose=command.purpose))
         elif isinstance(command, StopTrial):
+            if command.keep and hosted.lanes[0] == lane_id and hosted.done:
+                self._keep(lane_id, lane, trial_id, Checkpoint(hosted.done, f"{trial_id}/{hosted.done}"))
             del lane.hosted[trial_id]
             lane.outbox.append(TrialReleased(self.now, trial_id, lane_id))
         elif isinstance(command, Call):
@@ -288,7 +296,23 @@ class FakeBackend:
             lane.outbox.extend(known)
             other.outbox = deque(event for event in other.outbox if event not in known)
 
+    def _keep(
+        self, lane_id: int, lane: Lane, trial_id: str, checkpoint: Checkpoint, fails: bool = False, copied: bool = False
+    ) -> None:
+        """Saves a trial for good, or says that it was not."""
+        if fails:
+            no = TrialNotKept(self.now, trial_id, iteration=checkpoint.iteration, reason="the disk is full")
+            lane.outbox.append(no)
+            return
+        host = self.hosts.get(lane.device_id, "localhost")
+        kept = replace(checkpoint, path=f"kept/{checkpoint.path}", host=host, in_memory=False)
+        lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, kept, kept=Kept(9), copied=copied))
+
     def _save(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted, command: Save) -> None:
+        if command.keep:
+            checkpoint = Checkpoint(hosted.done, f"{trial_id}/{hosted.done}")
+            self._keep(lane_id, lane, trial_id, checkpoint, self._happens(self.chances.save_fails))
+            return
         if self._happens(self.chances.save_fails):
             del lane.hosted[trial_id]
             lane.outbox.append(TrialFailed(self.now, trial_id, lane_id, Failure("error", "could not be saved")))

@@ -46,6 +46,7 @@ from fluid.engine.events import (
 )
 from fluid.engine.requests import Answer
 from fluid.errors import FluidError, require_number
+from fluid.keeping import Kept
 from fluid.planning.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
@@ -297,6 +298,8 @@ class SimulatedBackend:
 
     def _stop(self, command: StopTrial) -> None:
         trial = self._trials.get(command.trial_id)
+        if trial is not None:
+            trial.keeping = command.keep
         if trial is not None and trial.busy and trial.lanes[0] in command.lane_ids:
             trial.stopping = command.lane_ids
         else:
@@ -308,14 +311,17 @@ class SimulatedBackend:
             return
         lane_id = command.lane_ids[0]
         checkpoint = self._checkpoint(trial, lane_id, in_memory=not command.durable)
-        self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, checkpoint, dropped=command.drop))
+        kept = Kept(0) if command.keep else None
+        self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, checkpoint, dropped=command.drop, kept=kept))
         if command.drop:
             self._leave(trial.trial_id, lane_id)
             del self._trials[trial.trial_id]
 
     def _persist(self, command: Persist) -> None:
         checkpoint = replace(command.checkpoint, in_memory=False)
-        self._ready.append(TrialSaved(self.now(), command.trial_id, command.lane_id, checkpoint, copied=True))
+        kept = Kept(0) if command.keep else None
+        saved = TrialSaved(self.now(), command.trial_id, command.lane_id, checkpoint, copied=True, kept=kept)
+        self._ready.append(saved)
 
     def _resize(self, command: Resize) -> None:
         trial = self._trials[command.trial_id]
@@ -365,6 +371,11 @@ class SimulatedBackend:
     def _release(self, trial_id: str, lanes: tuple[int, ...]) -> None:
         for lane in lanes:
             if lane in self._parts.get(trial_id, ()):
+                trial = self._trials.get(trial_id)
+                if trial is not None and trial.keeping and trial.lanes[0] == lane:
+                    self._ready.append(
+                        TrialSaved(self.now(), trial_id, lane, self._checkpoint(trial, lane), kept=Kept(0))
+                    )
                 self._leave(trial_id, lane)
                 self._ready.append(TrialReleased(self.now(), trial_id, lane))
         if trial_id in self._trials and self._trials[trial_id].lanes[0] not in self._parts.get(trial_id, ()):

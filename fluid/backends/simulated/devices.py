@@ -52,6 +52,7 @@ class SimulatedTrial:
         version: changes whenever what was predicted for the trial no longer holds; no number is used twice.
         pausing: why it is to pause at the end of the iteration; ``None`` if it is not.
         stopping: lanes that it is to leave then.
+        keeping: whether it is saved for good before it leaves them.
         opened: when it began to hold these devices, seconds.
         pause: seconds of that time lost to a resize.
         company: most trials that ran there at once since then.
@@ -70,6 +71,7 @@ class SimulatedTrial:
     version: int = -1
     pausing: PausePurpose | None = None
     stopping: tuple[int, ...] = ()
+    keeping: bool = False
     opened: float = 0.0
     pause: float = 0.0
     company: int = 1

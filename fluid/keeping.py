@@ -1,0 +1,122 @@
+"""Retention of checkpoints: which of them outlive the run, as the user says it and as a lane is told."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fluid.errors import InvalidFieldError, require_integer
+
+#: Bytes of the units of a quota.
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", re.IGNORECASE)
+_BEST = re.compile(r"best:([1-9]\d{0,8})")
+
+
+class Retention(NamedTuple):
+    """Which checkpoints of a session outlive it.
+
+    Attributes:
+        how: ``"none"``; ``"last"``, the newest of each trial; or ``"best"``, those of the best trials of each group.
+        k: for ``"best"``, the number of trials.
+    """
+
+    how: str = "none"
+    k: int = 0
+
+    def __str__(self) -> str:
+        return f"best:{self.k}" if self.how == "best" else self.how
+
+    @classmethod
+    def parse(cls, keep: object) -> Retention:
+        """Reads ``"none"``, ``"last"`` or ``"best:3"``.
+
+        Example:
+            >>> from fluid.keeping import Retention
+            >>> Retention.parse("best:3")
+            Retention(how='best', k=3)
+
+        Raises:
+            InvalidFieldError: it is something else.
+        """
+        if keep in ("none", "last"):
+            return cls(str(keep))
+        found = _BEST.fullmatch(keep) if isinstance(keep, str) else None
+        if found is None:
+            raise InvalidFieldError("keep", keep, "must be 'none', 'last' or 'best:k', such as 'best:1'")
+        return cls("best", int(found[1]))
+
+
+def parse_bytes(name: str, value: object) -> int | None:
+    """Reads a number of bytes: an integer, or a text such as ``"10GB"`` or ``"512 MiB"``; ``None`` stays ``None``.
+
+    Example:
+        >>> from fluid.keeping import parse_bytes
+        >>> parse_bytes("checkpoint_bytes", "10GB"), parse_bytes("checkpoint_bytes", 1 << 20)
+        (10000000000, 1048576)
+
+    Raises:
+        InvalidFieldError: it is none of these.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return require_integer(name, value, at_least=0)
+    found = _SIZE.fullmatch(value)
+    if found is None:
+        raise InvalidFieldError(name, value, "must be a number of bytes, or a text such as '10GB' or '512MiB'")
+    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+
+
+class KeepRule(NamedTuple):
+    """What the lane of a trial is told of its retention.
+
+    Attributes:
+        how: ``"last"`` or ``"best"``.
+        group: the trial's group, whose trials are compared.
+        metric: name of the metric for ``"best"``; ``"eval/loss"`` also names an entry of a nested dict.
+        mode: ``"min"`` or ``"max"``.
+        entry: the entry of a result that holds the metrics; ``None`` if the result itself does.
+    """
+
+    how: str
+    group: str = ""
+    metric: str = ""
+    mode: str = "min"
+    entry: str | None = None
+
+    def value(self, metrics: Mapping[str, Any]) -> float | None:
+        """Returns the metric of a result; ``None`` if it is missing, NaN or no number."""
+        found: Any = metrics if self.entry is None else metrics.get(self.entry)
+        if isinstance(found, Mapping) and self.metric in found:
+            found = found[self.metric]
+        else:
+            for name in self.metric.split("/"):
+                found = found.get(name) if isinstance(found, Mapping) else None
+        if found is None or isinstance(found, str):
+            return None
+        try:
+            value = float(found)
+        except Exception:  # A value of the user's own class may raise anything.
+            return None
+        return None if math.isnan(value) else value
+
+    def is_better(self, value: float, bar: float | None) -> bool:
+        """Whether a value is strictly better than another one; anything is better than ``None``."""
+        return bar is None or (value < bar if self.mode == "min" else value > bar)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of a checkpoint that outlives the run.
+
+    Attributes:
+        bytes: of its files.
+        value: the metric of its iteration; ``None`` if trials are not compared.
+    """
+
+    bytes: int
+    value: float | None = None
