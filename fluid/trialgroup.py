@@ -92,7 +92,8 @@ class Shown:
 class Search:
     """Says that a search algorithm submits a group's trials, and what it optimizes. Reports and the live view show it.
 
-    A trial of such a group that has used up its budget is shown as paused, until the algorithm extends or stops it.
+    A trial of such a group that has used up its budget is shown as paused, until the algorithm extends or stops it;
+    with ``extends=False`` it is done.
 
     Example:
         >>> from fluid import Search, TrialGroup
@@ -103,13 +104,18 @@ class Search:
         metric: name of the metric that trials are compared by; ``None``, the default, if unknown.
         mode: ``"min"`` if less of the metric is better, or ``"max"``; ``None``, the default, to judge by its name.
         trials: number of trials that there will be; ``None``, the default, if unknown.
+        extends: whether the algorithm may extend a trial that has used up its budget, ``True`` by default; if not, the
+            trial is done then.
     """
 
     metric: str | None = None
     mode: str | None = None
     trials: int | None = None
+    extends: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.extends, bool):
+            raise InvalidFieldError("extends", self.extends, "must be True or False")
         if self.metric is not None:
             require_text("metric", self.metric, empty=True)
         if self.mode is not None:

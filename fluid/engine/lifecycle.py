@@ -329,6 +329,7 @@ class Lifecycle:
         group.past_iterations += trial.progress.done
         if trial.outcome is not TrialState.PAUSED:  # a paused one is counted when it comes back
             group.past[(trial.outcome or trial.state).value] += 1
+            group.past_lengths[trial.progress.done] += 1
         core.forgotten.add(trial.trial_id)
 
     def released(self, event: TrialReleased) -> None:

@@ -359,6 +359,7 @@ class GroupRecord:
         open: trials that have not ended.
         past: number of trials that were forgotten, by outcome.
         past_iterations: iterations done by those.
+        past_lengths: number of those, but for paused ones, by their iterations.
     """
 
     group_id: str
@@ -366,3 +367,4 @@ class GroupRecord:
     open: int = 0
     past: Counter[str] = field(default_factory=Counter)
     past_iterations: int = 0
+    past_lengths: Counter[int] = field(default_factory=Counter)

@@ -23,6 +23,7 @@ class TrialView:
         state: its state.
         outcome: what the submitter says came of it; ``None`` if it did not say.
         done, budget: iterations done, and allowed in all.
+        follow_up_iterations: iterations that later rungs may add after the budget.
     """
 
     trial_id: str
@@ -30,6 +31,7 @@ class TrialView:
     outcome: TrialState | None
     done: int
     budget: int
+    follow_up_iterations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +43,14 @@ class GroupView:
         trials: its trials, but for forgotten ones, in order of arrival.
         past: number of forgotten trials, by outcome.
         past_iterations: iterations that they did.
+        past_lengths: number of forgotten trials, but for paused ones, by their iterations.
     """
 
     group_id: str
     trials: tuple[TrialView, ...]
     past: Mapping[str, int]
     past_iterations: int
+    past_lengths: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +109,13 @@ def _group_view(group: GroupRecord, trials: Trials) -> GroupView:
                 outcome=trial.outcome,
                 done=trial.progress.done,
                 budget=trial.progress.budget,
+                follow_up_iterations=trial.progress.follow_up_iterations,
             )
             for trial in map(trials.__getitem__, group.trial_ids)
         ),
         past=dict(group.past),
         past_iterations=group.past_iterations,
+        past_lengths=dict(group.past_lengths),
     )
 
 

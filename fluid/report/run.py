@@ -19,15 +19,8 @@ from fluid.report.idle import IdleTime
 from fluid.report.story_words import StoryLine
 from fluid.report.timeline import Timeline
 from fluid.results.iterations import FinishedIteration
-from fluid.results.metrics import is_number, less_is_better
+from fluid.results.metrics import is_bookkeeping, is_number, less_is_better
 from fluid.trialgroup import Search
-
-#: Bookkeeping entries that Ray Tune or the trainable adds to every result.
-_BOOKKEEPING = frozenset(
-    {"pid", "timestamp", "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore"}
-    | {"training_iteration", "timesteps_total", "episodes_total", "timesteps_since_restore", "should_checkpoint"}
-    | {"done", "step", "epoch", "iteration"}
-)
 
 
 @dataclass(frozen=True)
@@ -220,7 +213,7 @@ class RecordedRun:
         """Names of the numeric metrics: those that searches optimise, then the trials' others, then bookkeeping."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.ranges)
         goals = {group.search.metric for group in self.groups if group.search is not None}
-        return tuple(sorted(names, key=lambda name: (name not in goals, _is_bookkeeping(name))))
+        return tuple(sorted(names, key=lambda name: (name not in goals, is_bookkeeping(name))))
 
     def less_is_better(self, metric: str) -> bool:
         """Whether less of a metric is better: by the mode of its search, else by its name."""
@@ -240,7 +233,3 @@ class RecordedRun:
             for trial in self.trials
             for before, after in zip(trial.finished, trial.finished[1:], strict=False)
         )
-
-
-def _is_bookkeeping(metric: str) -> bool:
-    return metric.split("/")[0] in _BOOKKEEPING

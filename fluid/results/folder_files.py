@@ -93,7 +93,7 @@ def read_search(entry: Mapping[str, Any]) -> Search | None:
     if not entry.keys() & fields.keys():
         return None
     try:
-        return Search(**fields)
+        return Search(**fields, extends=entry.get("extends", True))
     except InvalidFieldError:
         return None
 

@@ -13,6 +13,12 @@ _LESS_IS_BETTER = frozenset(
     {"loss", "err", "error", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "cost", "regret", "latency"}
     | {"distance", "divergence", "deviance", "brier", "wer", "cer"}
 )
+#: Bookkeeping entries that Ray Tune or the trainable adds to every result.
+_BOOKKEEPING = frozenset(
+    {"pid", "timestamp", "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore"}
+    | {"training_iteration", "timesteps_total", "episodes_total", "timesteps_since_restore", "should_checkpoint"}
+    | {"done", "step", "epoch", "iteration"}
+)
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -31,6 +37,11 @@ def less_is_better(metric: str) -> bool:
     """Whether less of a metric is better, judged by its name."""
     words = metric.lower().replace("/", "_").replace("-", "_").replace(".", "_").split("_")
     return any(word in _LESS_IS_BETTER or word.endswith("loss") for word in words)
+
+
+def is_bookkeeping(metric: str) -> bool:
+    """Whether a metric only counts time or iterations."""
+    return metric.split("/")[0] in _BOOKKEEPING
 
 
 class Goal(NamedTuple):

@@ -152,7 +152,7 @@ class SubmittedTrials:
         if trial not in self._journaled:
             return UNKNOWN
         ended = self._journal.outcomes.get(trial, self._journaled[trial].history.ended)
-        if ended is TrialState.DONE and search is not None and trial not in self._journal.outcomes:
+        if ended is TrialState.DONE and search is not None and search.extends and trial not in self._journal.outcomes:
             return TrialState.PAUSED.value
         return ended.value if ended is not None else UNFINISHED
 

@@ -13,13 +13,15 @@ from typing import Any
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
 from fluid.engine.events import Failure
 from fluid.engine.set_back import ReportSetBack
-from fluid.errors import FluidError
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
+from fluid.session.best import BestSoFar, BestTracker
 from fluid.session.earlier_results import GroupResults
 from fluid.session.results import CallFailedError, TrialListener, TrialRequest, exception_of
+from fluid.session.status import GroupFacts
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trainables.pickling import unpack_metrics
-from fluid.trialgroup import TrialGroup, TrialState
+from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,11 @@ class GroupInbox:
         self._clock_offset = 0.0
         self._first_start: float | None = None
         self._last_end: float | None = None
+        self._tracker = BestTracker(group.search)
+        #: When the first iteration of this session began, how many have ended, and the sum of their seconds.
+        self._began_at: float | None = None
+        self._ended = 0
+        self._ended_seconds = 0.0
         #: Why the session ended; ``None`` while it goes on.
         self._broken: BaseException | None = None
         self._next_call = 0
@@ -120,6 +127,25 @@ class GroupInbox:
         with self._lock:
             return dict(self._failures)
 
+    @property
+    def best(self) -> BestSoFar | None:
+        """The best result so far, by the metric of the group's search; ``None`` if there is none."""
+        with self._lock:
+            return self._tracker.best()
+
+    @property
+    def facts(self) -> GroupFacts:
+        """What the status of the session shows of the group."""
+        with self._lock:
+            return GroupFacts(
+                name=self.group.name,
+                search=self.group.search,
+                best=self._tracker.best(),
+                first_start=self._began_at,
+                results=self._ended,
+                result_seconds=self._ended_seconds,
+            )
+
     def expect_answer(self, method: str) -> tuple[int, Future[Any]]:
         """Returns the number of a new call, and a future of its answer."""
         future: Future[Any] = Future()
@@ -151,6 +177,7 @@ class GroupInbox:
         with self._lock:
             self._states.pop(trial_id, None)
             self._failures.pop(trial_id, None)
+            self._tracker.forget(trial_id)
         if trial_id in self.group:
             self.group.remove(trial_id)
 
@@ -160,6 +187,7 @@ class GroupInbox:
         failures: Mapping[str, Failure],
         results: GroupResults | None,
         clock_offset: float,
+        tracker: BestTracker,
     ) -> None:
         """Takes over what an earlier session reported: how trials ended, why some failed, and the results.
 
@@ -168,6 +196,7 @@ class GroupInbox:
             failures: why trials failed, by id.
             results: what was reported; ``None`` if nothing was.
             clock_offset: seconds to add to times of this session, for one axis with those of ``results``.
+            tracker: has heard ``results``.
         """
         with self._lock:
             self._earlier, self._clock_offset = results, clock_offset
@@ -176,6 +205,9 @@ class GroupInbox:
             self._states.update(ended)
             self._open -= set(ended)
             self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
+            for trial_id in self._failures:
+                tracker.fail(trial_id)
+            self._tracker = tracker
             self._notify()
 
     def break_off(self, error: BaseException) -> None:
@@ -214,6 +246,7 @@ class GroupInbox:
         _log.warning("%s", text)
 
     def _take_result(self, report: Report) -> None:
+        trial = self._trial_of(report.trial_id)
         result = Result(
             trial_id=report.trial_id,
             iteration=report.iteration,
@@ -221,9 +254,15 @@ class GroupInbox:
             seconds=report.seconds,
             width=report.width,
             device_ids=report.device_ids,
-            config=self._config_of(report.trial_id) or {},
+            config={} if trial is None else trial.config,
         )
         with self._lock:
+            if trial is not None:
+                self._tracker.hear(trial, report.iteration, result.metrics)
+            if self._began_at is None:
+                self._began_at = report.at - report.seconds
+            self._ended += 1
+            self._ended_seconds += report.seconds
             end = report.at + self._clock_offset
             start = end - report.seconds
             self._first_start = start if self._first_start is None else min(self._first_start, start)
@@ -240,6 +279,7 @@ class GroupInbox:
             self._states[end.trial_id] = state
             if end.failure is not None and state is TrialState.FAILED:
                 self._failures[end.trial_id] = end.failure
+                self._tracker.fail(end.trial_id)
             self._open.discard(end.trial_id)
             if not self._open:
                 self._open = set()  # An empty set keeps the room that its members took.
@@ -271,7 +311,14 @@ class GroupInbox:
             future.set_result(result)
 
     def _config_of(self, trial_id: str) -> Mapping[str, Any] | None:
-        return self.group[trial_id].config if trial_id in self.group else None
+        trial = self._trial_of(trial_id)
+        return None if trial is None else trial.config
+
+    def _trial_of(self, trial_id: str) -> Trial | None:
+        try:
+            return self.group[trial_id]
+        except InvalidFieldError:  # It was forgotten.
+            return None
 
     def _call_listener(self, method: Callable[..., None], *facts: Any) -> None:
         """Calls a method of the listener. An error that it raises is logged, and ends nothing."""

@@ -25,6 +25,7 @@ from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import require_one_of
 from fluid.planning.profile import Profile
 from fluid.resources import Device
+from fluid.session.best import BestTracker
 from fluid.session.inbox import GroupInbox
 from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
@@ -218,6 +219,8 @@ class Session:
             for group_id, group in left.groups.items()
         }
 
+        trackers = {group_id: _tracker_of(left, group_id) for group_id in left.groups}
+
         def register(group_id: str) -> None:
             for trial, payload in payloads[group_id].items():
                 self._backend.register(trial.id, payload)
@@ -231,7 +234,8 @@ class Session:
                 inbox = GroupInbox(event.group_id, trials)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 results = left.results.groups.get(event.group_id)
-                inbox.take_over(ended, left.recovered.failures, results, left.results.offset_at(now))
+                offset = left.results.offset_at(now)
+                inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox
                 self._pump.handle(event, accepted=partial(register, event.group_id))
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
@@ -254,10 +258,12 @@ class Session:
         """How the session stands."""
 
         def status() -> Status:
-            groups = {inbox.group_id: (inbox.group.name, inbox.group.search) for inbox in self.inboxes}
+            groups = {inbox.group_id: inbox.facts for inbox in self.inboxes}
             began = self._pump.began
             at = self._backend.now() - began
-            return status_of(self._state, groups, at, began=began, asked=self._pump.devices_asked)
+            return status_of(
+                self._state, groups, at, began=began, asked=self._pump.devices_asked, run_dir=self._folder.path
+            )
 
         return self._in_thread(status)
 
@@ -321,3 +327,13 @@ class Session:
         for trial, payload in payloads.items():
             self._backend.register(trial.id, payload)
         self._folder.write_trials(inbox.group_id, inbox.group.name, payloads, inbox.group.search)
+
+
+def _tracker_of(left: LeftSession, group_id: str) -> BestTracker:
+    """Finds the best result of a group in an earlier session."""
+    group, results = left.groups[group_id], left.results.groups.get(group_id)
+    tracker = BestTracker(group.search)
+    for result in () if results is None else results.read(lambda _: {}):
+        if result.trial_id in group.trials:
+            tracker.hear(group.trials[result.trial_id], result.iteration, result.metrics)
+    return tracker

@@ -5,10 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from fluid.engine.state import EngineState
-from fluid.engine.view import GroupView
+from fluid.engine.view import GroupView, TrialView
+from fluid.session.best import BestSoFar
+from fluid.session.progress import LiveLength, forecast
 from fluid.trialgroup import Search, TrialState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """What a session knows of a group beside its engine.
+
+    Attributes:
+        name: the group's name.
+        search: what its search algorithm said of it; ``None`` if none submits its trials.
+        best: its best result so far; ``None`` if it has none.
+        first_start: when its first iteration began, seconds on the clock of the events; ``None`` before one has ended.
+        results, result_seconds: iterations that have ended in this session, and the sum of their seconds.
+    """
+
+    name: str
+    search: Search | None = None
+    best: BestSoFar | None = None
+    first_start: float | None = None
+    results: int = 0
+    result_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +42,11 @@ class GroupStatus:
         name: the group's name.
         trials: number of trials by state, or by the outcome that the submitter gave; forgotten ones are included.
         iterations_done, iterations: done and in all, over all trials; iterations that stopped and failed trials did not
-            run are left out.
-        eta: predicted seconds until all its trials have ended; ``None`` if no trial was measured, or one hangs.
+            run are left out. Of a search, those in all are a prediction, or 0 if the number of its trials is unknown.
+        eta: predicted seconds until all its trials have ended; ``None`` if too little was measured, or a trial hangs.
         expected: how many trials there will be; ``None`` unless a search algorithm has said so.
+        is_search: whether a search algorithm submits its trials.
+        best: the best result so far; ``None`` if there is none.
     """
 
     name: str
@@ -30,6 +55,15 @@ class GroupStatus:
     iterations: int
     eta: float | None
     expected: int | None = None
+    is_search: bool = False
+    best: BestSoFar | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Share of the iterations that are done; ``None`` if their number is unknown."""
+        if not self.iterations:
+            return None if self.is_search else 1.0
+        return min(1.0, self.iterations_done / self.iterations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +88,7 @@ class Status:
         asked: number of devices that were asked for and have not come.
         silent: trials that have given no result for far longer than usual, and for how many seconds, the longest first.
         alpha, packing: measured packing overhead and c by profile key.
+        run_dir: the run folder; ``None`` if unknown.
     """
 
     at: float
@@ -63,31 +98,42 @@ class Status:
     packing: dict[str, int]
     silent: tuple[tuple[str, float], ...] = ()
     asked: int = 0
+    run_dir: Path | None = None
 
 
 def status_of(
     state: EngineState,
-    groups: Mapping[str, tuple[str, Search | None]],
+    groups: Mapping[str, GroupFacts],
     at: float,
     *,
     began: float = 0.0,
     asked: int = 0,
+    run_dir: Path | None = None,
 ) -> Status:
     """Reads a status off the engine.
 
     Args:
         state: the engine.
-        groups: name and search of each group, by id.
+        groups: what is known of each group beside it, by id.
         at: seconds since the session began.
         began: when that was, seconds on the clock of the events.
         asked: number of devices that were asked for and have not come.
+        run_dir: the run folder.
     """
     now = began + at
     view, keys = state.view(), state.profile.keys()
+    silent = sorted(state.silent(now), key=lambda trial: -trial[1])
+    hanging = {state.trials[trial_id].group_id for trial_id, _ in silent}
     return Status(
         at=at,
         groups=tuple(
-            _group_status(state, group, *groups.get(group.group_id, (group.group_id, None)), now)
+            _group_status(
+                state,
+                group,
+                groups.get(group.group_id, GroupFacts(name=group.group_id)),
+                now,
+                hangs=group.group_id in hanging,
+            )
             for group in view.groups
         ),
         devices=tuple(
@@ -103,29 +149,65 @@ def status_of(
         alpha={key: state.profile.alpha(key) for key in keys},
         packing={key: state.profile.measured_packing(key) for key in keys},
         asked=asked,
-        silent=tuple(sorted(state.silent(now), key=lambda trial: -trial[1])),
+        silent=tuple(silent),
+        run_dir=run_dir,
     )
 
 
-def _group_status(state: EngineState, group: GroupView, name: str, search: Search | None, now: float) -> GroupStatus:
+def _group_status(state: EngineState, group: GroupView, facts: GroupFacts, now: float, *, hangs: bool) -> GroupStatus:
+    search = facts.search
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
     for trial in group.trials:
-        shown = trial.state
-        if trial.state.ended and trial.outcome is not None:
-            shown = trial.outcome
-        elif trial.state is TrialState.DONE and search is not None:
-            shown = TrialState.PAUSED  # Until its search algorithm has decided.
         if not (trial.state.ended and trial.outcome is TrialState.PAUSED):  # It comes back as another trial.
-            counts[shown.value] += 1
+            counts[_shown_state(trial, search)] += 1
         done += min(trial.done, trial.budget)
         stopped = trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED
         total += trial.done if stopped else trial.budget
+    eta = None
+    if search is None:
+        eta = state.seconds_left(group.group_id, now)
+    else:
+        left, eta = _left_of_search(group, counts.total(), search, facts, now)
+        total = 0 if left is None else done + left
     return GroupStatus(
-        name=name,
+        name=facts.name,
         trials=dict(counts),
         iterations_done=done,
         iterations=total,
-        # What is left of a search's trials so far says little: others will follow.
-        eta=None if search is not None else state.seconds_left(group.group_id, now),
+        eta=None if hangs else eta,
         expected=None if search is None else search.trials,
+        is_search=search is not None,
+        best=facts.best,
     )
+
+
+def _shown_state(trial: TrialView, search: Search | None) -> str:
+    if trial.state.ended and trial.outcome is not None:
+        return trial.outcome.value
+    if trial.state is TrialState.DONE and search is not None and search.extends:
+        return TrialState.PAUSED.value  # Until its search algorithm has decided.
+    return trial.state.value
+
+
+def _left_of_search(
+    group: GroupView, known: int, search: Search, facts: GroupFacts, now: float
+) -> tuple[int | None, float | None]:
+    """Predicts the iterations that are left of a search, and the seconds that they take; ``None`` where unknown."""
+    ended, live = Counter(group.past_lengths), Counter[LiveLength]()
+    for trial in group.trials:
+        if trial.state.ended and trial.outcome is TrialState.PAUSED:
+            continue
+        if trial.state.ended and _shown_state(trial, search) != TrialState.PAUSED:
+            ended[trial.done] += 1
+        else:
+            live[LiveLength(trial.done, trial.budget, trial.budget + trial.follow_up_iterations)] += 1
+    if search.trials is None:
+        return None, None
+    coming = max(0, search.trials - known)
+    predicted = forecast(ended, live, coming)
+    left = round(predicted.left)
+    if not (predicted.is_supported or not search.extends) or facts.first_start is None or not facts.results:
+        return left, None
+    pace = (now - facts.first_start) / facts.results
+    alone = facts.result_seconds / facts.results
+    return left, max(predicted.left * pace, predicted.longest * alone)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_ENGINE := str(Path(__file__).parents[1] / "engine")) not in sys.path:
@@ -9,12 +10,13 @@ if (_ENGINE := str(Path(__file__).parents[1] / "engine")) not in sys.path:
 from engine_helpers import Hand, Known
 
 from fluid.engine.events import StopRequested
-from fluid.session.status import GroupStatus, status_of
+from fluid.session.status import GroupFacts, GroupStatus, status_of
 from fluid.trialgroup import Search, TrialState
 
 
-def group_of(hand: Hand, search: Search | None = None) -> GroupStatus:
-    (group,) = status_of(hand.state, {"group of a": ("rung", search)}, hand.now).groups
+def group_of(hand: Hand, search: Search | None = None, **facts: Any) -> GroupStatus:
+    known = GroupFacts(name="rung", search=search, **facts)
+    (group,) = status_of(hand.state, {"group of a": known}, hand.now).groups
     return group
 
 
@@ -88,3 +90,42 @@ def test_a_trial_that_gives_no_result_is_named_and_its_group_has_no_eta() -> Non
     assert status.silent == (("a", 10.0),) and status.groups[0].eta is None
     hand.iterate("a")
     assert status_of(hand.state, {}, hand.now).silent == () and group_of(hand).eta == 7.0
+
+
+def test_a_trial_that_its_search_cannot_extend_is_done() -> None:
+    hand = running()
+    hand.iterate("a", 2)
+    assert group_of(hand, Search(extends=False)).trials == {"DONE": 1, "STARTING": 1, "QUEUED": 1}
+
+
+def test_the_iterations_of_a_search_count_the_trials_to_come() -> None:
+    hand, search = running(), Search("loss", "min", 8)
+    group = group_of(hand, search)
+    assert (group.iterations_done, group.iterations, group.share) == (1, 24, 1 / 24), "3 iterations each, so far"
+    hand.iterate("a", 2)
+    hand.do(StopRequested(hand.now, "a", "DONE"))
+    hand.started("b")
+    hand.iterate("b")
+    hand.stop("b")
+    hand.released("b", hand.lane("b"))
+    group = group_of(hand, search)
+    assert group.iterations_done == 4
+    assert group.iterations == 4 + 2 * 6, "one of two trials was stopped after its first iteration"
+
+
+def test_a_search_has_an_eta_once_trials_have_ended() -> None:
+    hand, search = running(), Search("loss", "min", 8)
+    facts: dict[str, Any] = {"first_start": hand.now - 1.0, "results": 1, "result_seconds": 1.0}
+    assert group_of(hand, search, **facts).eta is None, "none has ended, so the scheduler may end any of them early"
+    assert group_of(hand, Search("loss", "min", 8, extends=False), **facts).eta == 23.0, "a second an iteration"
+    for trial in "ab":
+        if trial == "b":
+            hand.started("b")
+            hand.iterate("b")
+        hand.iterate(trial, 2)
+        hand.do(StopRequested(hand.now, trial, "DONE"))
+    facts = {"first_start": hand.now - 6.0, "results": 6, "result_seconds": 12.0}
+    assert group_of(hand, search, **facts).eta == 18.0
+    assert group_of(hand, Search("loss", "min", 3), **facts).eta == 6.0, "the last one runs alone"
+    assert group_of(hand, Search("loss", "min"), **facts).eta is None, "it may submit any number of trials"
+    assert group_of(hand, Search("loss", "min"), **facts).share is None

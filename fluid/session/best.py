@@ -1,0 +1,146 @@
+"""The best result of a group so far, kept up to date with every result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluid.results.metrics import is_bookkeeping, is_number, less_is_better, value_of
+from fluid.trialgroup import Search, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestSoFar:
+    """The best value of a group's metric so far.
+
+    Attributes:
+        metric, mode: name of the metric, and ``"min"`` or ``"max"``.
+        value: the best value.
+        trial_id, iteration: the trial and its iteration, as shown to the user.
+        config: the trial's hyperparameters, as shown to the user.
+    """
+
+    metric: str
+    mode: str
+    value: float
+    trial_id: str
+    iteration: int
+    config: Mapping[str, Any] = field(repr=False)
+
+
+class BestTracker:
+    """Tracks the best result of a group. A failed trial is the best only while all others have no value.
+
+    Without a metric of the search, the first numeric metric that is no bookkeeping counts, and its name says whether
+    less is better.
+
+    Args:
+        search: names the metric and the mode; may be ``None``.
+    """
+
+    def __init__(self, search: Search | None) -> None:
+        self._metric = None if search is None else search.metric
+        self._mode = None if search is None else search.mode
+        #: 1 where less is better, else -1; ``None`` until the metric is known.
+        self._sign: float | None = None
+        #: By trial: the best value times the sign, its iteration, and the trial.
+        self._best_of: dict[str, tuple[float, int, Trial]] = {}
+        #: Ids of trials that failed, and the best of forgotten trials that did not.
+        self._failed: set[str] = set()
+        self._past: tuple[float, int, Trial] | None = None
+        #: The best entry of all; ``None`` if it has to be looked for.
+        self._best: tuple[float, int, Trial] | None = None
+
+    @property
+    def metric(self) -> str | None:
+        """Name of the metric; ``None`` as long as it is unknown."""
+        return self._metric
+
+    def hear(self, trial: Trial, iteration: int, metrics: Any) -> None:
+        """Takes a result of a trial."""
+        shown = trial.shown
+        if shown is not None and shown.metrics is not None:
+            metrics = metrics.get(shown.metrics) if isinstance(metrics, Mapping) else None
+        value = self._value_in(metrics)
+        if value is None:
+            return
+        value *= self._sign or self._find_sign()
+        known = self._best_of.get(trial.id)
+        if known is not None and known[0] <= value:
+            return
+        entry = self._best_of[trial.id] = value, iteration, trial
+        if self._best is not None and value < self._best[0] and trial.id not in self._failed:
+            self._best = entry
+
+    def fail(self, trial_id: str) -> None:
+        """Takes it that a trial has failed for good."""
+        if trial_id in self._best_of:
+            self._failed.add(trial_id)
+            self._best = None
+
+    def forget(self, trial_id: str) -> None:
+        """Drops a trial; its value counts on unless the trial failed."""
+        entry = self._best_of.pop(trial_id, None)
+        if trial_id in self._failed:
+            self._failed.discard(trial_id)
+        elif entry is not None and (self._past is None or entry[0] < self._past[0]):
+            self._past = entry
+
+    def best(self) -> BestSoFar | None:
+        """Returns the best so far; ``None`` before the first value."""
+        if self._best is None:
+            entries = [entry for trial_id, entry in self._best_of.items() if trial_id not in self._failed]
+            entries += [] if self._past is None else [self._past]
+            self._best = min(entries, key=_value_of, default=None)
+        best = self._best or min(self._best_of.values(), key=_value_of, default=None)
+        if best is None or self._metric is None or self._sign is None:
+            return None
+        value, iteration, trial = best
+        shown = trial.shown
+        return BestSoFar(
+            metric=self._metric,
+            mode="min" if self._sign > 0.0 else "max",
+            value=value * self._sign,
+            trial_id=trial.id if shown is None else shown.trial_id,
+            iteration=iteration if shown is None else iteration + shown.iterations,
+            config=trial.config if shown is None else shown.config,
+        )
+
+    def _value_in(self, metrics: Any) -> float | None:
+        if not isinstance(metrics, Mapping):
+            return None
+        if self._metric is None:
+            self._metric = next((name for name, value in metrics.items() if _is_metric(name, value)), None)
+            if self._metric is None:
+                return None
+        value = metrics.get(self._metric)
+        if value is None:
+            value = value_of(metrics, self._metric)
+        if type(value) is not float:
+            value = _number(value)
+        return value if value is not None and value - value == 0.0 else None  # Neither NaN nor infinite.
+
+    def _find_sign(self) -> float:
+        assert self._metric is not None
+        less = less_is_better(self._metric) if self._mode is None else self._mode == "min"
+        self._sign = 1.0 if less else -1.0
+        return self._sign
+
+
+def _value_of(entry: tuple[float, int, Trial]) -> float:
+    return entry[0]
+
+
+def _is_metric(name: object, value: object) -> bool:
+    return isinstance(name, str) and not is_bookkeeping(name) and is_number(_number(value))
+
+
+def _number(value: Any) -> float | None:
+    """A number, also one of NumPy or PyTorch, as a float; ``None`` for anything else."""
+    if isinstance(value, (bool, str, bytes)) or value is None or getattr(value, "ndim", 0) != 0:
+        return None
+    try:
+        return float(value)
+    except Exception:  # The class is the user's.
+        return None

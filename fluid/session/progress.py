@@ -1,0 +1,105 @@
+"""Predicts how many iterations a search will have run at its end, from the lengths of its trials so far.
+
+Trials that a search stops early end first, so the mean of the ended ones would be too small. The Kaplan-Meier
+estimator (Kaplan and Meier, 1958) counts running trials too, as far as they have come: of n(t) trials that have run t
+iterations, e(t) ended there, so that a trial runs more than t with probability S(t) = S(t-1) * (1 - e(t) / n(t)).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Trials that must have ended before the prediction counts as supported.
+_LEAST_ENDED = 2
+#: Largest share of the remaining iterations that may lie beyond the longest ended trial.
+_MOST_UNSEEN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLength:
+    """How far a trial that has not ended is: iterations done, granted, and at most in all."""
+
+    done: int
+    granted: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchForecast:
+    """The iterations that a search still has to run.
+
+    Attributes:
+        left: iterations of all trials, also of those that are to come.
+        longest: iterations of the trial that has most left.
+        is_supported: whether enough trials have ended to predict a time from these numbers.
+    """
+
+    left: float
+    longest: float
+    is_supported: bool
+
+
+def forecast(ended: Mapping[int, int], live: Mapping[LiveLength, int], coming: int) -> SearchForecast:
+    """Predicts the rest of a search.
+
+    Args:
+        ended: number of trials that have ended, by their iterations.
+        live: number of trials that have not, by how far they are.
+        coming: number of trials that the search will still submit.
+    """
+    cap = max([*ended, *(length.most for length in live)], default=0)
+    lengths = _Lengths(ended, live, cap)
+    seen = max(ended, default=0)
+    left = longest = unseen = 0.0
+    for length, number in [*live.items(), (LiveLength(0, 0, cap), coming)]:
+        most = max(length.most, length.granted)
+        survived = length.done if length.granted > length.done else length.done - 1
+        rest = lengths.between(length.done, most, survived)
+        left += number * rest
+        longest = max(longest, rest if number else 0.0)
+        unseen += number * min(rest, lengths.between(max(length.done, seen), most, survived))
+    supported = sum(ended.values()) >= _LEAST_ENDED and unseen <= _MOST_UNSEEN * left
+    return SearchForecast(left=left, longest=longest, is_supported=supported or not left)
+
+
+class _Lengths:
+    """The distribution of the lengths of trials, as a step function S with its integral.
+
+    Args:
+        ended, live: as for :func:`forecast`.
+        cap: iterations that no trial exceeds.
+    """
+
+    def __init__(self, ended: Mapping[int, int], live: Mapping[LiveLength, int], cap: int) -> None:
+        censored = Counter[int]()
+        for trial, number in live.items():
+            censored[trial.done] += number
+        at_risk, survival = sum(ended.values()) + sum(censored.values()), 1.0
+        #: Where S changes, S from there on, and the sum of S before.
+        self._at, self._survival, self._before = [0], [1.0], [0.0]
+        self._cap = cap
+        for length in sorted(ended.keys() | censored.keys()):
+            if ended.get(length):
+                survival *= 1.0 - ended[length] / at_risk
+                self._before.append(self._before[-1] + self._survival[-1] * (length - self._at[-1]))
+                self._at.append(length)
+                self._survival.append(survival)
+            at_risk -= ended.get(length, 0) + censored[length]
+
+    def between(self, start: int, end: int, survived: int) -> float:
+        """Iterations from ``start`` to ``end`` that a trial will run which runs more than ``survived``."""
+        survival = 1.0 if survived < 0 else self._survival[self._position(survived)]
+        if survival <= 0.0 or end <= start:
+            return 0.0
+        return (self._sum_to(min(end, self._cap)) - self._sum_to(start)) / survival
+
+    def _sum_to(self, length: int) -> float:
+        """The sum of S over iterations below ``length``."""
+        position = self._position(length)
+        return self._before[position] + self._survival[position] * (length - self._at[position])
+
+    def _position(self, length: int) -> int:
+        return bisect_right(self._at, length) - 1
