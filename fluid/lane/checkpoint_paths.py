@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from fluid.lane.messages import folder_of_host, trials_folder
+from fluid.lane.run_paths import folder_of_host, trials_folder
 
 #: What the names of a session's folders begin with, in host memory and within the run's folder.
 FOLDER_PREFIX = "fluid-"

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from fluid.lane.checkpoint_paths import checkpoints_folder
 from fluid.lane.checkpoint_seal import is_of_the_process, seal
 from fluid.lane.kept_payloads import payloads_on_disk
-from fluid.lane.messages import folder_name
+from fluid.lane.run_paths import folder_name
 
 #: Checkpoints of a trial that are kept.
 _KEPT = 2

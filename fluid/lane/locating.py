@@ -14,7 +14,8 @@ from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import is_of_the_process
 from fluid.lane.checkpoint_store import iteration_of
 from fluid.lane.errors import one_line
-from fluid.lane.messages import LaneOptions, folder_name
+from fluid.lane.messages import LaneOptions
+from fluid.lane.run_paths import folder_name
 
 #: A checkpoint from another machine goes to host memory if so many of its size are free there.
 _ROOM = 4

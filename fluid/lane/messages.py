@@ -7,17 +7,12 @@ back: ``ResidentIterated`` ... Trials are identified by their id; times are seco
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from fluid.elastic.messages import LOOPBACK
 from fluid.lane.policy import DEFAULT_POLICY
-
-#: Longest file name that every file system accepts, less room for suffixes, bytes.
-_LONGEST_NAME = 200
 
 
 class LaneOptions(NamedTuple):
@@ -365,33 +360,3 @@ def encode(messages: Sequence[Any]) -> bytes:
 def decode(data: bytes | memoryview) -> list[Any]:
     """Unpickles a batch of messages; only for connections between processes of one user."""
     return list(pickle.loads(data))
-
-
-def folder_name(trial_id: str) -> str:
-    """Returns the name of a trial's folder: its id, escaped and shortened where needed; distinct for distinct ids."""
-    name = quote(trial_id, safe=" +=,@#()[]{}").replace(".", "%2E")
-    if len(name) <= _LONGEST_NAME:
-        return name
-    import hashlib  # Needed for long names only; at the top, every lane would load it.
-
-    return f"{name[:_LONGEST_NAME]}%{hashlib.sha256(trial_id.encode()).hexdigest()[:32]}"
-
-
-def folder_of_host(run_folder: str, name: str) -> str:
-    """Returns the folder, within a run's folder, of a machine that shares the disk but not the run's folder itself.
-
-    Args:
-        run_folder: the run's folder.
-        name: the machine's; ``"*"`` for a pattern that matches the folders of all.
-    """
-    return os.path.join(run_folder, "hosts", name)
-
-
-def trials_folder(run_folder: str) -> str:
-    """Returns the folder that holds the trials' folders."""
-    return os.path.join(run_folder, "trials")
-
-
-def trial_folder(run_folder: str, trial_id: str) -> str:
-    """Returns the folder of a trial's output and checkpoints on disk."""
-    return os.path.join(trials_folder(run_folder), folder_name(trial_id))

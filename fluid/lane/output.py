@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TextIO
 
-from fluid.lane.messages import trial_folder
+from fluid.lane.run_paths import trial_folder
 
 #: A mark: the trainable's name, and the lane's process.
 MARK = re.compile(rb"\x1efluid: ([^\x1e]*) pid=(\d+)\x1e\n?")

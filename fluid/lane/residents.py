@@ -27,11 +27,11 @@ from fluid.lane.messages import (
     ResidentSetBack,
     ShipTrainable,
     StartResident,
-    trial_folder,
 )
 from fluid.lane.output import LaneStreams, printable_name, trial_log
 from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
+from fluid.lane.run_paths import trial_folder
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import can_save, make_resident, set_up

@@ -12,7 +12,7 @@ from fluid.display.format import count
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded
 from fluid.engine.journal import Recovered
-from fluid.lane.messages import trial_folder
+from fluid.lane.run_paths import trial_folder
 from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
 from fluid.report.history import RunHistory

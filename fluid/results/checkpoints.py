@@ -13,7 +13,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_paths import checkpoints_folder
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.checkpoint_store import iteration_of
-from fluid.lane.messages import folder_name, folder_of_host, trial_folder
+from fluid.lane.run_paths import folder_name, folder_of_host, trial_folder
 from fluid.results.folder_files import PAYLOADS
 from fluid.results.payload_file import read_payloads
 from fluid.trainables.trainable import load_trainable

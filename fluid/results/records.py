@@ -10,7 +10,7 @@ from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
-from fluid.lane.messages import trial_folder
+from fluid.lane.run_paths import trial_folder
 from fluid.results.checkpoints import (
     KeptCheckpoint,
     TrainableSource,

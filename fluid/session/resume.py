@@ -21,7 +21,7 @@ from fluid.engine.journal import Recovered, replay
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_store import checkpoint_name, checkpoints_like, checkpoints_on_disk, iteration_of
-from fluid.lane.messages import folder_of_host
+from fluid.lane.run_paths import folder_of_host
 from fluid.planning.profile import Profile
 from fluid.results.folder_files import (
     JOURNAL,

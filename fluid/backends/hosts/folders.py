@@ -20,7 +20,7 @@ from fluid.lane.checkpoint_paths import FOLDER_PREFIX, checkpoints_folder, settl
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.checkpoint_store import checkpoints_like, locked_for_reading, persist_checkpoints
 from fluid.lane.kept_payloads import payloads_in_memory, payloads_on_disk
-from fluid.lane.messages import folder_name, folder_of_host
+from fluid.lane.run_paths import folder_name, folder_of_host
 from fluid.processes.session_mark import kill_marked
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.

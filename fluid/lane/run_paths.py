@@ -1,0 +1,39 @@
+"""The folders of a run folder that lanes write to."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote
+
+#: Longest file name that every file system accepts, less room for suffixes, bytes.
+_LONGEST_NAME = 200
+
+
+def folder_name(trial_id: str) -> str:
+    """Returns the name of a trial's folder: its id, escaped and shortened where needed; distinct for distinct ids."""
+    name = quote(trial_id, safe=" +=,@#()[]{}").replace(".", "%2E")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    import hashlib  # Needed for long names only; at the top, every lane would load it.
+
+    return f"{name[:_LONGEST_NAME]}%{hashlib.sha256(trial_id.encode()).hexdigest()[:32]}"
+
+
+def folder_of_host(run_folder: str, name: str) -> str:
+    """Returns the folder, within a run's folder, of a machine that shares the disk but not the run's folder itself.
+
+    Args:
+        run_folder: the run's folder.
+        name: the machine's; ``"*"`` for a pattern that matches the folders of all.
+    """
+    return os.path.join(run_folder, "hosts", name)
+
+
+def trials_folder(run_folder: str) -> str:
+    """Returns the folder that holds the trials' folders."""
+    return os.path.join(run_folder, "trials")
+
+
+def trial_folder(run_folder: str, trial_id: str) -> str:
+    """Returns the folder of a trial's output and checkpoints on disk."""
+    return os.path.join(trials_folder(run_folder), folder_name(trial_id))
