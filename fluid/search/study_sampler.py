@@ -111,30 +111,49 @@ def _make_study(algorithm: str, modes: Sequence[str], seed: int | None) -> Any:
 
 
 def _to_optuna(field: str, domain: Domain) -> Any:
-    """Optuna's distribution of a domain."""
-    values, log = (domain.values, domain.log) if isinstance(domain, TuneRange) else (domain, False)
+    """The distribution in which Optuna searches a domain."""
+    values, log = _values(domain)
+    if values is None:
+        raise InvalidFieldError(field, domain, "is a normal distribution, which tpe cannot search; give it bounds")
     if isinstance(values, Choice):
-        # Indices: Optuna warns of choices that its databases cannot hold, and takes True and 1 for the same.
-        return CategoricalDistribution(range(len(values.choices)))
-    if isinstance(values, FloatRange):
-        # Optuna has no steps on a logarithmic scale: what it suggests is rounded to them.
-        step = None if log else values.step
-        return FloatDistribution(values.low, values.high, log=log or values.log, step=step)
-    if isinstance(values, IntRange):
-        return IntDistribution(values.low, values.high, log=log or values.log, step=1 if log else values.step)
-    raise InvalidFieldError(field, domain, "is a normal distribution, which tpe cannot search; give it bounds")
+        return CategoricalDistribution(range(values.size))
+    if _is_by_index(values, log):
+        assert values.size is not None
+        return IntDistribution(0, values.size - 1)
+    # Optuna has no steps on a logarithmic scale: what it suggests is rounded to them.
+    kind = IntDistribution if isinstance(values, IntRange) else FloatDistribution
+    return kind(values.low, values.high, log=log)
 
 
 def _from_optuna(domain: Domain, value: Any) -> Any:
     """The value of a domain that Optuna's value stands for."""
-    values = domain.values if isinstance(domain, TuneRange) else domain
-    if isinstance(values, Choice):
-        return values.choices[value]
+    values, log = _values(domain)
+    assert values is not None
+    if _is_by_index(values, log):
+        return values.at(value)
     if isinstance(values, FloatRange) and values.size is None:
         return min(value, values.greatest)
-    return value if values is None else values.at(values.index(value))
+    return values.at(values.index(value))
 
 
 def _into_optuna(domain: Domain, value: Any) -> Any:
     """The opposite of :func:`_from_optuna`."""
-    return domain.index(value) if isinstance(domain, Choice) else value
+    values, log = _values(domain)
+    return domain.index(value) if values is not None and _is_by_index(values, log) else value
+
+
+def _values(domain: Domain) -> tuple[Choice | FloatRange | IntRange | None, bool]:
+    """The values of a domain, None if it has no bounds, and whether their scale is logarithmic."""
+    if isinstance(domain, TuneRange):
+        return domain.values, domain.log
+    assert isinstance(domain, Choice | FloatRange | IntRange)
+    return domain, not isinstance(domain, Choice) and domain.log
+
+
+def _is_by_index(values: Choice | FloatRange | IntRange, log: bool) -> bool:
+    """Whether Optuna searches the index of the value.
+
+    It warns of choices that its databases cannot hold, takes True and 1 for the same, and warns of an upper bound that
+    its steps do not reach.
+    """
+    return values.size is not None and not log

@@ -191,6 +191,13 @@ class TestTpe:
         assert configs[0]["x"] is True and configs[1]["x"] == 1 and configs[1]["x"] is not True
         assert all(any(config["x"] is value for config in configs) for value in values)
 
+    def test_an_upper_bound_between_two_steps_is_no_concern_of_the_user(self) -> None:
+        space = {"x": uniform(0, 0.35, step=0.1), "n": randint(1, 13, 4)}
+        configs = ask(make("tpe", space, points=[{"x": 0.2, "n": 9}]), 100)
+        assert configs[0] == {"x": 0.2, "n": 9}
+        assert sorted({config["x"] for config in configs}) == [pytest.approx(0.1 * step) for step in range(4)]
+        assert {config["n"] for config in configs} == {1, 5, 9}
+
     def test_optuna_says_nothing(self, capfd: pytest.CaptureFixture[str]) -> None:
         sampler = make("tpe")
         for index, config in enumerate(ask(sampler, 20)):
