@@ -23,9 +23,9 @@ from fluid.report.story import Storyteller
 from fluid.report.story_words import StoryLine
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
-from fluid.results.iterations import FinishedIterations, read_iterations
+from fluid.results.iterations import FinishedIterations, finished_iterations, reported_lines, shown_iterations
 from fluid.results.run_files import RunFiles, device_from, without_surrogates
-from fluid.results.submitted import LoadedGroup, LoadedTrial, SubmittedTrials
+from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
 
 
 def load_run(path: str | Path) -> RecordedRun:
@@ -38,13 +38,16 @@ def load_run(path: str | Path) -> RecordedRun:
         InvalidFieldError: the path is not a run folder, or cannot be read; the message names the path.
     """
     files = RunFiles(path)
-    session, journal, done = files.session(), files.journal(), read_iterations(files)
-    _note_shared(files, journal, done)
-    reader = SubmittedTrials(files, journal, done)
-    loaded = reader.groups()
-    groups = tuple(map(_group_run, loaded))
+    session, journal, done = files.session(), files.journal(), finished_iterations(reported_lines(files))
+    entries = files.trials()
+    _note_shared(files, entries, journal, done)
+    submitted = SubmittedTrials(entries, journal, done.group_of).groups()
+    groups = tuple(_group_run(group, done) for group in submitted)
     shown_as = {
-        part: (trial.group_id, trial.trial_id) for group in loaded for trial in group.trials for part, _ in trial.parts
+        part.trial_id: (group.group_id, name)
+        for group in submitted
+        for name, parts in group.trials.items()
+        for part in parts
     }
     trials = [trial for group in groups for trial in group.trials]
     rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
@@ -66,56 +69,53 @@ def load_run(path: str | Path) -> RecordedRun:
         timeline,
         _key_measurements(files.profile()),
         tuple(files.notes),
-        stories=_stories(history, files, reader, groups, shown_as),
-        submitted=_by_value(shown_as),
+        stories=_stories(history, files, submitted, done),
+        submitted={
+            (group.group_id, name): [part.trial_id for part in parts]
+            for group in submitted
+            for name, parts in group.trials.items()
+        },
         idle=idle_time(history, timeline),
         clock=_clock(session, done, history.zero),
     )
 
 
-def _group_run(group: LoadedGroup) -> GroupRun:
-    return GroupRun(group.group_id, group.name, tuple(map(_trial_run, group.trials)), group.search)
+def _group_run(group: SubmittedGroup, done: FinishedIterations) -> GroupRun:
+    trials = tuple(_trial_run(name, parts, done) for name, parts in group.trials.items())
+    return GroupRun(group.group_id, group.name, trials, group.search)
 
 
-def _trial_run(trial: LoadedTrial) -> TrialRun:
+def _trial_run(name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:
+    """The submitted trials that are shown as one; the last determines its state."""
+    last = parts[-1]
     return TrialRun(
-        trial.trial_id,
-        trial.group_id,
-        trial.key,
-        trial.config,
-        trial.state,
-        trial.budget,
-        "" if trial.failure is None else trial.failure.message,
-        trial.finished,
+        name,
+        last.group_id,
+        last.key,
+        last.config,
+        last.state,
+        last.budget,
+        "" if last.failure is None else last.failure.message,
+        tuple(iteration for part in parts for iteration in shown_iterations(part, done)),
     )
 
 
 def _stories(
-    history: RunHistory,
-    files: RunFiles,
-    reader: SubmittedTrials,
-    groups: Sequence[GroupRun],
-    shown_as: Mapping[str, tuple[str, str]],
+    history: RunHistory, files: RunFiles, groups: Iterable[SubmittedGroup], done: FinishedIterations
 ) -> dict[tuple[str, str], list[StoryLine]]:
     """What happened to each trial, by group and shown name; submitted trials that are shown as one are told as one."""
-    searched = {group.group_id for group in groups if group.search is not None}
+    shown_as = {part.trial_id: (group, part) for group in groups for parts in group.trials.values() for part in parts}
     teller = Storyteller(
         history,
-        name_of=lambda trial: shown_as[trial][1] if trial in shown_as else trial,
+        name_of=lambda trial: shown_as[trial][1].shown_id if trial in shown_as else trial,
         log_of=lambda trial: os.path.join(trial_folder(str(files.path), trial), "output.log"),
-        searched=lambda trial: trial in shown_as and shown_as[trial][0] in searched,
+        searched=lambda trial: trial in shown_as and shown_as[trial][0].search is not None,
     )
     found: dict[tuple[str, str], list[StoryLine]] = {}
-    for trial, shown in shown_as.items():
-        found.setdefault(shown, []).extend(teller.tell(trial, tuple(reader.iterations(trial))))
+    for trial, (group, part) in shown_as.items():
+        lines = teller.tell(trial, tuple(shown_iterations(part, done)))
+        found.setdefault((group.group_id, part.shown_id), []).extend(lines)
     return {shown: sorted(lines, key=lambda line: line.at) for shown, lines in found.items()}
-
-
-def _by_value(shown_as: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
-    found: dict[tuple[str, str], list[str]] = {}
-    for trial, shown in shown_as.items():
-        found.setdefault(shown, []).append(trial)
-    return found
 
 
 def _clock(session: Mapping[str, Any], done: FinishedIterations, zero: float) -> datetime | None:
@@ -129,9 +129,11 @@ def _clock(session: Mapping[str, Any], done: FinishedIterations, zero: float) ->
         return None
 
 
-def _note_shared(files: RunFiles, journal: Recovered, done: FinishedIterations) -> None:
+def _note_shared(
+    files: RunFiles, entries: Iterable[Mapping[str, Any]], journal: Recovered, done: FinishedIterations
+) -> None:
     """Adds a note if two sessions wrote the folder, which older versions of Fluid allowed."""
-    listed = [entry["trial"] for entry in files.trials() if "trial" in entry]
+    listed = [entry["trial"] for entry in entries if "trial" in entry]
     twice = sum(
         len(iterations) - len({iteration.number for iteration in iterations}) for iterations in done.by_trial.values()
     )

@@ -5,12 +5,58 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fluid.results.run_files import RunFiles, line_count
+from fluid.results.submitted import SubmittedTrial
 
 #: Results are written in order of time. A step back by more seconds than this means that the clock was reset.
 CLOCK_RESET_S = 60.0
+
+
+class ReportedIteration(NamedTuple):
+    """A line of ``results.jsonl``: an iteration as it was reported.
+
+    Attributes:
+        trial_id, group_id: the submitted trial.
+        number: the iteration's number within it, from 1.
+        seconds: its wall time.
+        at: when it ended, in seconds on the clock of the session that wrote it.
+        width: ``1/p``, 1 or a number of devices.
+        devices: indices of its devices.
+        metrics: as JSON has them.
+    """
+
+    trial_id: str
+    group_id: str
+    number: int
+    seconds: float
+    at: float
+    width: float
+    devices: tuple[int, ...]
+    metrics: Any
+
+
+def read_reported(entry: Mapping[str, Any]) -> ReportedIteration | None:
+    """Reads a line of ``results.jsonl``; ``None`` if it is no finished iteration."""
+    try:
+        seconds, at, width = float(entry["seconds"]), float(entry["at"]), float(entry["width"])
+        devices = tuple(map(int, entry["devices"]))
+        if not (math.isfinite(seconds + at) and seconds >= 0.0 and 0.0 < width < math.inf and devices):
+            return None
+        trial_id, group_id, number = str(entry["trial"]), str(entry.get("group", "")), int(entry["iteration"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return ReportedIteration(trial_id, group_id, number, seconds, at, width, devices, entry.get("metrics"))
+
+
+def reported_lines(files: RunFiles) -> list[ReportedIteration]:
+    """The finished iterations in ``results.jsonl``, in the order written; a note tells of lines that are none."""
+    entries = files.results()
+    found = [reported for reported in map(read_reported, entries) if reported is not None]
+    if len(found) < len(entries):
+        files.notes.append(f"{line_count(len(entries) - len(found))} of results.jsonl could not be used.")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +69,6 @@ class FinishedIteration:
         width: ``1/p``, 1 or a number of devices.
         devices: indices of its devices.
         metrics: the reported metrics, nested names joined by ``/``.
-        reported: the metrics as JSON has them.
     """
 
     number: int
@@ -32,7 +77,6 @@ class FinishedIteration:
     width: float
     devices: tuple[int, ...]
     metrics: Mapping[str, Any]
-    reported: Any = None
 
 
 class _Timed(Protocol):
@@ -71,27 +115,22 @@ class FinishedIterations:
             yield record, record.at + self.offsets[min(resets, len(self.offsets) - 1)] - self.origin
 
 
-def read_iterations(files: RunFiles) -> FinishedIterations:
-    """Reads the finished iterations from ``results.jsonl``."""
+def finished_iterations(reported: Iterable[ReportedIteration]) -> FinishedIterations:
+    """Brings iterations, given in the order reported, on one time axis."""
     found = FinishedIterations()
     by_trial = found.by_trial
-    refused, latest, offset = 0, -math.inf, 0.0
-    for entry in files.results():
-        try:
-            trial, iteration = str(entry["trial"]), _read(entry)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            refused += 1
-            continue
-        if iteration.end + offset < latest - CLOCK_RESET_S:
+    latest, offset = -math.inf, 0.0
+    for one in reported:
+        start, end = one.at - one.seconds + offset, one.at + offset
+        if end < latest - CLOCK_RESET_S:
             # The session was resumed after its machine restarted. The length of the break is unknown; 0 is assumed.
-            offset = latest - iteration.start
+            offset = latest - (one.at - one.seconds)
             found.offsets.append(offset)
-        iteration = replace(iteration, start=iteration.start + offset, end=iteration.end + offset)
-        latest = max(latest, iteration.end)
-        by_trial.setdefault(trial, []).append(iteration)
-        found.group_of.setdefault(trial, str(entry.get("group", "")))
-    if refused:
-        files.notes.append(f"{line_count(refused)} of results.jsonl could not be used.")
+            start, end = one.at - one.seconds + offset, one.at + offset
+        latest = max(latest, end)
+        iteration = FinishedIteration(one.number, start, end, one.width, one.devices, flat(one.metrics))
+        by_trial.setdefault(one.trial_id, []).append(iteration)
+        found.group_of.setdefault(one.trial_id, one.group_id)
     found.origin = origin = min((first.start for of_trial in by_trial.values() for first in of_trial), default=0.0)
     for trial, of_trial in by_trial.items():
         shifted = (replace(each, start=each.start - origin, end=each.end - origin) for each in of_trial)
@@ -99,13 +138,22 @@ def read_iterations(files: RunFiles) -> FinishedIterations:
     return found
 
 
-def _read(entry: Mapping[str, Any]) -> FinishedIteration:
-    seconds, at, width = float(entry["seconds"]), float(entry["at"]), float(entry["width"])
-    devices = tuple(int(device) for device in entry["devices"])
-    if not (math.isfinite(seconds + at) and seconds >= 0.0 and 0.0 < width < math.inf and devices):
-        raise ValueError("not a finished iteration")
-    metrics = entry.get("metrics")
-    return FinishedIteration(int(entry["iteration"]), at - seconds, at, width, devices, flat(metrics), metrics)
+def shown_iterations(trial: SubmittedTrial, done: FinishedIterations) -> Iterator[FinishedIteration]:
+    """The iterations of a submitted trial, numbered as in the trial it is shown as, with that trial's metrics."""
+    for iteration in done.by_trial.get(trial.trial_id, ()):
+        if trial.before:
+            iteration = replace(iteration, number=iteration.number + trial.before)
+        if trial.inner is not None:
+            iteration = replace(iteration, metrics=_nested(iteration.metrics, f"{trial.inner}/"))
+        yield iteration
+
+
+def _nested(metrics: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in metrics.items()
+        if name.startswith(prefix) and value is not None
+    }
 
 
 def flat(metrics: object, prefix: str = "") -> dict[str, Any]:

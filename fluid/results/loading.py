@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fluid.results.folder_files import is_locked
-from fluid.results.iterations import FinishedIteration, read_iterations
+from fluid.results.iterations import ReportedIteration, reported_lines
 from fluid.results.metrics import goals_of
-from fluid.results.records import Result, TrialFiles, TrialResult
+from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
-from fluid.results.submitted import UNFINISHED, LoadedGroup, LoadedTrial, SubmittedTrials
+from fluid.results.submitted import UNFINISHED, SubmittedGroup, SubmittedTrial, SubmittedTrials
 from fluid.results.sweep import SweepResult
+from fluid.results.trial_results import files_of, result_of, trial_result
 from fluid.trialgroup import Search
 
 
@@ -48,15 +49,15 @@ def load(
             cannot be used.
     """
     files = RunFiles(run_dir, "run_dir")
-    session, journal, done = files.session(), files.journal(), read_iterations(files)
-    groups = SubmittedTrials(files, journal, done).groups()
-    trials = tuple(_trial(files.path, group, trial) for group in groups for trial in group.trials)
-    known = goals_of(*completed(metric, mode, [group.search for group in groups]))
-    metrics, modes = tuple(goal.metric for goal in known), tuple(goal.mode for goal in known)
-    return SweepResult(
-        trials=trials,
-        metric=metrics if len(known) > 1 else metrics[0] if known else None,
-        mode=modes if len(known) > 1 else modes[0] if known else None,
+    session, journal, reported = files.session(), files.journal(), reported_lines(files)
+    group_of: dict[str, str] = {}
+    for one in reported:
+        group_of.setdefault(one.trial_id, one.group_id)
+    groups = SubmittedTrials(files.trials(), journal, group_of).groups()
+    trials = tuple(_trials(files.path, groups, reported))
+    return SweepResult.make(
+        trials,
+        goals_of(*completed(metric, mode, [group.search for group in groups])),
         run_dir=files.path,
         name=_name(files.path, session, groups),
         state="RUNNING" if is_locked(files.path) else _state(trials),
@@ -79,34 +80,22 @@ def completed(metric: Any, mode: Any, searches: Iterable[Search | None]) -> tupl
     return metric, mode
 
 
-def _trial(run_dir: Path, group: LoadedGroup, trial: LoadedTrial) -> TrialResult:
-    results = tuple(_result(trial, iteration) for iteration in trial.finished)
-    return TrialResult(
-        trial_id=trial.trial_id,
-        group=group.name,
-        config=trial.config,
-        state=trial.state,
-        iteration=max((result.iteration for result in results), default=0),
-        metrics=results[-1].metrics if results else {},
-        results=results,
-        failure=trial.failure,
-        files=TrialFiles(run_dir, trial.parts),
-    )
+def _trials(
+    run_dir: Path, groups: Iterable[SubmittedGroup], reported: Iterable[ReportedIteration]
+) -> Iterator[TrialResult]:
+    of_trial: dict[str, list[ReportedIteration]] = {}
+    for one in reported:
+        of_trial.setdefault(one.trial_id, []).append(one)
+
+    def results_of(part: SubmittedTrial) -> list[Result]:
+        return [result_of(one, part) for one in of_trial.get(part.trial_id, ())]
+
+    for group in groups:
+        for parts in group.trials.values():
+            yield trial_result(group.name, parts, results_of, files_of(run_dir, parts))
 
 
-def _result(trial: LoadedTrial, iteration: FinishedIteration) -> Result:
-    return Result(
-        trial_id=trial.trial_id,
-        iteration=iteration.number,
-        metrics=iteration.reported if isinstance(iteration.reported, Mapping) else {},
-        seconds=iteration.end - iteration.start,
-        width=iteration.width,
-        device_ids=iteration.devices,
-        config=trial.config,
-    )
-
-
-def _name(run_dir: Path, session: Mapping[str, Any], groups: Sequence[LoadedGroup]) -> str:
+def _name(run_dir: Path, session: Mapping[str, Any], groups: Sequence[SubmittedGroup]) -> str:
     """The session's own name; else that of its only group; else that of the folder."""
     return str(session.get("name") or (groups[0].name if len(groups) == 1 else run_dir.resolve().name))
 

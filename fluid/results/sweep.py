@@ -114,6 +114,23 @@ class SweepResult:
     state: str = "DONE"
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def make(cls, trials: Sequence[TrialResult], goals: Sequence[Goal], **facts: Any) -> SweepResult:
+        """Makes a sweep that optimizes some goals.
+
+        Args:
+            trials: the trials.
+            goals: none if unknown.
+            facts: the other fields.
+        """
+        metrics, modes = tuple(goal.metric for goal in goals), tuple(goal.mode for goal in goals)
+        return cls(
+            trials=tuple(trials),
+            metric=metrics if len(goals) > 1 else metrics[0] if goals else None,
+            mode=modes if len(goals) > 1 else modes[0] if goals else None,
+            **facts,
+        )
+
     @property
     def best(self) -> BestTrial:
         """The trial with the best value of the metric at any of its iterations; the first of equals.
