@@ -77,7 +77,7 @@ def _write(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
     if html:
         from fluid.report.html import save_html
 
-        save_html(html, run)
+        save_html(html, [run])
     if png:
         from fluid.display.format import count
         from fluid.report.gantt import GanttPanel, save_gantt

@@ -24,6 +24,7 @@ from fluid.report.story_words import StoryLine
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
 from fluid.results.iterations import FinishedIterations, finished_iterations, reported_lines, shown_iterations
+from fluid.results.records import TrialFiles
 from fluid.results.run_files import RunFiles, device_from, without_surrogates
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
 
@@ -42,7 +43,7 @@ def load_run(path: str | Path) -> RecordedRun:
     entries = files.trials()
     _note_shared(files, entries, journal, done)
     submitted = SubmittedTrials(entries, journal, done.group_of).groups()
-    groups = tuple(_group_run(group, done) for group in submitted)
+    groups = tuple(_group_run(files.path, group, done) for group in submitted)
     shown_as = {
         part.trial_id: (group.group_id, name)
         for group in submitted
@@ -77,15 +78,16 @@ def load_run(path: str | Path) -> RecordedRun:
         },
         idle=idle_time(history, timeline),
         clock=_clock(session, done, history.zero),
+        wall=_wall(session, done, history, timeline.makespan),
     )
 
 
-def _group_run(group: SubmittedGroup, done: FinishedIterations) -> GroupRun:
-    trials = tuple(_trial_run(name, parts, done) for name, parts in group.trials.items())
+def _group_run(path: Path, group: SubmittedGroup, done: FinishedIterations) -> GroupRun:
+    trials = tuple(_trial_run(path, name, parts, done) for name, parts in group.trials.items())
     return GroupRun(group.group_id, group.name, trials, group.search)
 
 
-def _trial_run(name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:
+def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:
     """The submitted trials that are shown as one; the last determines its state."""
     last = parts[-1]
     return TrialRun(
@@ -97,6 +99,8 @@ def _trial_run(name: str, parts: Sequence[SubmittedTrial], done: FinishedIterati
         last.budget,
         "" if last.failure is None else last.failure.message,
         tuple(iteration for part in parts for iteration in shown_iterations(part, done)),
+        "" if last.failure is None else last.failure.traceback,
+        TrialFiles(path, tuple((part.trial_id, part.before) for part in parts)),
     )
 
 
@@ -127,6 +131,15 @@ def _clock(session: Mapping[str, Any], done: FinishedIterations, zero: float) ->
         return datetime.strptime(known["time"], "%Y-%m-%d %H:%M:%S") + timedelta(seconds=zero - known["at"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _wall(session: Mapping[str, Any], done: FinishedIterations, history: RunHistory, makespan: float) -> float | None:
+    """Seconds from the start of the session to its last entry; ``None`` if unknown, or if its clock was reset."""
+    known = session.get("clock")
+    began = known.get("at") if isinstance(known, Mapping) else None
+    if not isinstance(began, (int, float)) or len(done.offsets) > 1:
+        return None
+    return max(0.0, history.zero + max(history.end, makespan) - began)
 
 
 def _note_shared(

@@ -13,6 +13,13 @@ const format = {
     if (size >= 100) return Math.round(value).toLocaleString("en-US");
     return String(Number(value.toPrecision(size < 0.001 ? 2 : 3)));
   },
+  // A value of a metric or of a hyperparameter, to five digits, which distinguish 0.9312 and 0.9318.
+  figure(value, digits = 5) {
+    if (Number.isInteger(value) && Math.abs(value) < 1e7) return String(value);
+    const size = Math.abs(value), short = Number(value.toPrecision(digits));
+    if (size !== 0 && (size < 1e-3 || size >= 1e7)) return short.toExponential().replace("e+", "e");
+    return String(short);
+  },
   duration(seconds) {
     if (seconds > 0 && seconds < 0.1) return format.number(seconds * 1000) + " ms";
     const [name, size] = format.unitFor(seconds);

@@ -19,7 +19,8 @@ from fluid.report.idle import IdleTime
 from fluid.report.story_words import StoryLine
 from fluid.report.timeline import Timeline
 from fluid.results.iterations import FinishedIteration
-from fluid.results.metrics import is_bookkeeping, is_number, less_is_better
+from fluid.results.metrics import Goal, goals_of, is_bookkeeping, is_number, less_is_better
+from fluid.results.records import TrialFiles
 from fluid.trialgroup import Search
 
 
@@ -34,7 +35,9 @@ class TrialRun:
         state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"``, ``"UNFINISHED"`` or ``"UNKNOWN"``.
         budget: iterations it might run; ``None`` if unknown, or if a search algorithm extends it step by step.
         failure: why it failed; empty if it did not fail.
-        steps: its finished iterations, in order.
+        finished: its finished iterations, in order.
+        traceback: of the failure; empty if there is none.
+        files: where its output and its checkpoints are; ``None`` if unknown.
     """
 
     trial_id: str
@@ -45,6 +48,8 @@ class TrialRun:
     budget: int | None
     failure: str
     finished: tuple[FinishedIteration, ...]
+    traceback: str = ""
+    files: TrialFiles | None = None
 
     @property
     def iterations(self) -> int:
@@ -154,6 +159,7 @@ class RecordedRun:
         submitted: the submitted trials that each trial is made of, by group and id.
         idle: the idle time of the devices; ``None`` if the journal does not tell, as those of older versions.
         clock: wall-clock time at 0 on the time axis; ``None`` if unknown.
+        wall: seconds from the start of the session to its last entry, start-up included; ``None`` if unknown.
     """
 
     path: Path
@@ -166,6 +172,7 @@ class RecordedRun:
     submitted: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     idle: IdleTime | None = None
     clock: datetime | None = None
+    wall: float | None = None
 
     def story_of(self, trial: TrialRun) -> Sequence[StoryLine]:
         """What happened to a trial, in order of time."""
@@ -212,15 +219,19 @@ class RecordedRun:
     def metrics(self) -> tuple[str, ...]:
         """Names of the numeric metrics: those that searches optimise, then the trials' others, then bookkeeping."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.ranges)
-        goals = {group.search.metric for group in self.groups if group.search is not None}
+        goals = {goal.metric for goal in self.goals}
         return tuple(sorted(names, key=lambda name: (name not in goals, is_bookkeeping(name))))
+
+    @cached_property
+    def goals(self) -> tuple[Goal, ...]:
+        """What searches optimise, each metric once."""
+        searches = (group.search for group in self.groups if group.search is not None and group.search.metric)
+        found = (goal for search in searches for goal in goals_of(search.metric, search.mode))
+        return tuple({goal.metric: goal for goal in reversed(tuple(found))}.values())[::-1]
 
     def less_is_better(self, metric: str) -> bool:
         """Whether less of a metric is better: by the mode of its search, else by its name."""
-        for group in self.groups:
-            if group.search is not None and group.search.metric == metric and group.search.mode is not None:
-                return group.search.mode == "min"
-        return less_is_better(metric)
+        return next((goal.less for goal in self.goals if goal.metric == metric), less_is_better(metric))
 
     @cached_property
     def resizes(self) -> int:
@@ -233,3 +244,11 @@ class RecordedRun:
             for trial in self.trials
             for before, after in zip(trial.finished, trial.finished[1:], strict=False)
         )
+
+
+def run_names(runs: Sequence[RecordedRun]) -> list[str]:
+    """A name for each of several runs: its own; those that have the same are told apart by their folders."""
+    names = [run.name for run in runs]
+    longer = [f"{run.name} ({run.path.resolve().name})" for run in runs]
+    found = [long if names.count(name) > 1 else name for name, long in zip(names, longer, strict=True)]
+    return [f"{name} [{k}]" if found.count(name) > 1 else name for k, name in enumerate(found, 1)]

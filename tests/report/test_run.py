@@ -16,8 +16,8 @@ from fluid.engine.events import DeviceAdded, Failure
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.planning.rollout import Segment
-from fluid.report.html import render_html
 from fluid.report.loader import load_run
+from fluid.report.page_data import page_data
 from fluid.report.run import RecordedRun, TrialRun
 from fluid.report.run_table import as_json, run_tables
 from fluid.resources import Device
@@ -540,8 +540,9 @@ def test_how_gpus_were_shared(session: Callable[..., Any], facts: dict[str, str]
     made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {"loss": 1.0}))
     run = load_run(made.close())
     assert run.sharing == expected
-    table, page = tables(run), render_html(run)
+    table, facts = tables(run), page_data([run])["runs"][0]["facts"]
     if expected:
-        assert f"GPUs shared by <b>{expected}</b>" in page and f"GPUs shared by {expected}\n" in table
+        assert ["GPUs shared by", expected] in facts
+        assert f"GPUs shared by {expected}\n" in table
     else:
-        assert "GPUs shared" not in page + table
+        assert "GPUs shared" not in str(facts) + table

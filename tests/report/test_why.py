@@ -22,8 +22,9 @@ from fluid.engine.notices import (
     NoteWaiting,
     WaitReason,
 )
-from fluid.report.html import page_data, render_html
+from fluid.report.html import html_page
 from fluid.report.loader import load_run
+from fluid.report.page_data import page_data
 from fluid.resources import Device
 from fluid.trialgroup import Search, Shown, Trial
 
@@ -268,17 +269,17 @@ def test_the_manual_shows_real_stories(told_run: Path, capsys: Captured, monkeyp
 
 
 def test_the_page_has_each_story_as_text(told_run: Path) -> None:
-    data = page_data(load_run(told_run))
-    assert data["clocked"]
+    data = page_data([load_run(told_run)])
+    assert data["runs"][0]["clocked"]
     assert data["trials"][2]["story"][2][0] == "3.10 s"
     assert data["trials"][1]["story"][3][2].startswith("failed, failure 1 of 2: ValueError: loss is <nan>")
-    assert "loss is <nan>" not in render_html(load_run(told_run)), "it is escaped"
+    assert "loss is <nan>" not in html_page([load_run(told_run)]), "it is escaped"
 
 
 def test_long_stories_are_shortened_in_the_page(session: Sessions) -> None:
     made = session({"g": [trial("a", 9)]})
     made.happened(*(NoteTrial("a", at=float(number), text=f"{number} " + "x" * 5000) for number in range(500)))
-    (shown,) = page_data(load_run(made.close()))["trials"]
+    (shown,) = page_data([load_run(made.close())])["trials"]
     assert len(shown["story"]) == 201
     assert shown["story"][100][2] == "... 302 lines left out; fluid why tells all"
     assert max(len(line[2]) for line in shown["story"]) == 600
