@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from fluid.results.records import Result, TrialResult
     from fluid.results.sweep import BestTrial, SweepResult
     from fluid.session.handle import TrialGroupHandle
+    from fluid.session.interrupted import SweepInterrupted
     from fluid.session.results import CallFailedError, TrialFailedError, TrialListener
     from fluid.static_fluid import StaticFluid
+    from fluid.sweep import run
+    from fluid.sweeping.plan import SweepFailedError
     from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 _HOME = {
@@ -53,6 +56,8 @@ _HOME = {
     "Search": "fluid.trialgroup",
     "Shown": "fluid.trialgroup",
     "StaticFluid": "fluid.static_fluid",
+    "SweepFailedError": "fluid.sweeping.plan",
+    "SweepInterrupted": "fluid.session.interrupted",
     "SweepResult": "fluid.results.sweep",
     "Trial": "fluid.trialgroup",
     "TrialFailedError": "fluid.session.results",
@@ -62,6 +67,7 @@ _HOME = {
     "TrialResult": "fluid.results.records",
     "kept_checkpoints": "fluid.results.checkpoints",
     "load": "fluid.results.loading",
+    "run": "fluid.sweep",
     "submit_trialgroup": "fluid.executor",
 }
 
@@ -87,6 +93,8 @@ __all__ = [
     "Search",
     "Shown",
     "StaticFluid",
+    "SweepFailedError",
+    "SweepInterrupted",
     "SweepResult",
     "Trial",
     "TrialFailedError",
@@ -97,6 +105,7 @@ __all__ = [
     "__version__",
     "kept_checkpoints",
     "load",
+    "run",
     "submit_trialgroup",
 ]
 

@@ -344,9 +344,14 @@ def executor_in_force() -> FluidExecutor | None:
 
 
 @contextlib.contextmanager
-def executor_scope(given: FluidExecutor | None) -> Iterator[FluidExecutor]:
-    """The executor to run on: the one given, that in force or a new one; closed at the end unless it is in force."""
-    executor = given or executor_in_force() or FluidExecutor()
+def executor_scope(given: FluidExecutor | None, **options: Any) -> Iterator[FluidExecutor]:
+    """The executor to run on: the one given, that in force or a new one; closed at the end unless it is in force.
+
+    Args:
+        given: by the user; ``None`` if none was.
+        options: of a new one.
+    """
+    executor = given or executor_in_force() or FluidExecutor(**options)
     try:
         yield executor
     finally:

@@ -14,11 +14,12 @@ from ray.tune.schedulers import create_scheduler
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.ray_tune import elastic_lane_trial
-from fluid.integrations.ray_tune.interruption import Interruption, SweepInterrupted
+from fluid.integrations.ray_tune.interruption import Interruption
 from fluid.integrations.ray_tune.loggers import loggers_apart
 from fluid.integrations.ray_tune.scheduler import FluidScheduler
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
 from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
+from fluid.session.interrupted import SweepInterrupted
 
 #: What every lane of a sweep imports.
 _LANE_MODULES = (elastic_lane_trial.__name__,)

@@ -1,8 +1,8 @@
 """Sweeps that a signal ends: Ctrl-C, and notice of preemption (SIGTERM, SIGUSR1; :mod:`fluid.session.notice`).
 
 Tune's own handler of SIGINT ends its loop, writes the experiment's state, and returns as if the sweep had ended; here
-the call then ends with :class:`SweepInterrupted`. After a notice, each live trial first makes a checkpoint of Tune, and
-the controller gets the results up to that checkpoint only: a restored sweep repeats none and misses none.
+the call then ends with :class:`fluid.SweepInterrupted`. After a notice, each live trial first makes a checkpoint of
+Tune, and the controller gets the results up to that checkpoint only: a restored sweep repeats none and misses none.
 """
 
 from __future__ import annotations
@@ -10,37 +10,16 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
 from fluid.executor import FluidExecutor
+from fluid.session.interrupted import SweepInterrupted
 from fluid.session.notice import NOTICE, Response
 
 #: Interruptions by executor, while its sweep runs.
 _of_executor: dict[int, Interruption] = {}
-
-
-class SweepInterrupted(SystemExit):
-    """A signal has ended a sweep before its trials were done; the process exits with ``128 +`` its number.
-
-    Example:
-        >>> from fluid import tune
-        >>> try:
-        ...     raise tune.SweepInterrupted(130, result="the analysis so far")
-        ... except tune.SweepInterrupted as cut:
-        ...     print(cut.code, cut.result)
-        130 the analysis so far
-
-    Attributes:
-        result: what the call would have returned: an ``ExperimentAnalysis`` or a ``ResultGrid``.
-        cut_off: ids of the trials that had not ended. In ``result`` Tune shows them as terminated, like all others.
-    """
-
-    def __init__(self, status: int, result: Any, cut_off: Iterable[str] = ()) -> None:
-        super().__init__(status)
-        self.result = result
-        self.cut_off = frozenset(cut_off)
 
 
 class Interruption:

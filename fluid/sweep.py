@@ -1,0 +1,244 @@
+"""``fluid.run``: a whole sweep in one call."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
+from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
+from fluid.results.loading import load
+from fluid.results.metrics import Goal, goals_of
+from fluid.results.sweep import SweepResult
+from fluid.search import make_sampler, make_space
+from fluid.search.rungs import rungs_of
+from fluid.search.stop_rules import StopArgument, StopRules
+from fluid.session.interrupted import SweepInterrupted
+from fluid.session.notice import NOTICE
+from fluid.session.results import TrialListener, require_listener
+from fluid.sweeping.algorithms import (
+    ALGORITHMS,
+    HALVING,
+    make_scheduler,
+    most_under_way,
+    require_concurrency,
+    samples_of,
+)
+from fluid.sweeping.loop import SweepLoop
+from fluid.sweeping.plan import SweepPlan
+from fluid.trialgroup import Trial
+
+#: Fields of a trial that the sweep sets.
+_OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
+
+
+def run(
+    trainable: Any,
+    space: Any,
+    *,
+    metric: str | Sequence[str],
+    mode: str | Sequence[str] | None = None,
+    samples: int | None = None,
+    algorithm: str = "asha",
+    budget: int = 27,
+    time_budget_s: float | None = None,
+    stop: StopArgument = None,
+    seed: int | None = 0,
+    points: Sequence[Mapping[str, Any]] = (),
+    name: str | None = None,
+    executor: FluidExecutor | None = None,
+    run_dir: str | Path | None = None,
+    callbacks: Sequence[TrialListener] = (),
+    on_oom: str = "fail",
+    eta: int = 3,
+    min_budget: int = 1,
+    max_concurrent: int | None = None,
+    trial_options: Mapping[str, Any] | None = None,
+) -> SweepResult:
+    """Runs a sweep, and returns its trials and the best of them.
+
+    Example:
+        >>> import fluid
+        >>> from fluid.search import loguniform
+        >>> def train(config):
+        ...     for step in range(1, 100):
+        ...         yield {"loss": abs(config["lr"] - 0.01) + 1 / step}
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
+        ...     result = fluid.run(train, {"lr": loguniform(1e-4, 1)}, metric="loss", samples=9, budget=9)
+        >>> len(result.trials), result.best.iteration, result.best.value < 0.2
+        (9, 9, True)
+
+    Args:
+        trainable: what to train: a class, a generator function, or a function that returns its metrics.
+        space: the hyperparameters by name: distributions of :mod:`fluid.search`, Optuna or Ray Tune, lists of choices,
+            constants, and dicts of these; or a function of an Optuna trial.
+        metric: name of the metric that trials are compared by; nested names are joined by ``/``. Several names make
+            :attr:`fluid.SweepResult.pareto` the outcome, with ``"random"``, ``"grid"`` or ``"tpe"``.
+        mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, to judge by the metric's name: less is
+            better for a loss or an error.
+        samples: number of trials. ``None``, the default: all of a grid; one round of Hyperband; else no limit if
+            ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does.
+        algorithm: ``"asha"``, the default, asynchronous successive halving; ``"sha"``, synchronous; ``"hyperband"``;
+            or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget.
+        budget: most iterations of a trial; 27 by default. A trainable may end earlier.
+        time_budget_s: seconds from the call after which the sweep ends; each trial that runs stops after its iteration.
+        stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
+            :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
+        seed: of the configs; ``None`` for others in each call. On one device without packing, the same seed gives
+            the same decisions, too.
+        points: configs, or parts of configs, to try first.
+        name: of the sweep, as reports show it; ``None``, the default, for one of the trainable and the algorithm.
+        executor: runs the trials; ``None``, the default, for the one in force (:func:`fluid.submit_trialgroup`), or
+            else a new one. It is closed at the end unless it is in force, as in a ``with`` block.
+        run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
+        callbacks: listeners of the trials, which are called besides; their rules are those of
+            :class:`fluid.TrialListener`.
+        on_oom: what a trial that ran out of memory counts as: ``"fail"``, the default, as failed; ``"worst"`` as one
+            with the worst value so far, so that the algorithm avoids its like.
+        eta: one in so many trials continues at each rung, with so many times the iterations; 3 by default.
+        min_budget: iterations at the first rung, at least; 1 by default.
+        max_concurrent: most trials under way at once; ``None``, the default, for as many as keep the devices busy. Not
+            for ``"sha"`` and ``"hyperband"``, whose rungs start together.
+        trial_options: further fields of each :class:`fluid.Trial`, such as ``{"devices": 2}``.
+
+    Returns:
+        The sweep's trials. Its ``notes`` say what ended the sweep early, if anything did.
+
+    Raises:
+        InvalidFieldError: an argument cannot be used, or a trial did not report the metric.
+        SweepFailedError: all trials have failed.
+        SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
+        FluidError: the executor was closed.
+    """
+    require_one_of("algorithm", algorithm, ALGORITHMS)
+    goals = _checked_goals(metric, mode, algorithm)
+    sampler = make_sampler(
+        algorithm if algorithm in ("grid", "tpe") else "random",
+        make_space(space),
+        modes=[goal.mode for goal in goals],
+        seed=seed,
+        points=points,
+    )
+    iterations = require_integer("budget", budget, at_least=1)
+    eta = require_integer("eta", eta, at_least=2)
+    rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
+    rules = StopRules(stop, {goal.metric: goal.less for goal in goals})
+    seconds = None if time_budget_s is None else require_number("time_budget_s", time_budget_s, at_least=0.0)
+    is_limited = seconds is not None or rules.end_sweep
+    number = samples_of(algorithm, samples, sampler, is_limited=is_limited, rungs=rungs, eta=eta)
+    plan = SweepPlan(
+        trainable=trainable,
+        name=_name_of(trainable, algorithm) if name is None else require_text("name", name),
+        algorithm=algorithm,
+        sampler=sampler,
+        scheduler=make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number),
+        rules=rules,
+        goals=goals,
+        samples=number,
+        budget=iterations,
+        under_way=require_concurrency(algorithm, max_concurrent),
+        time_budget_s=seconds,
+        oom_is_worst=require_one_of("on_oom", on_oom, ("fail", "worst")) == "worst",
+        trial_options=_checked_options(trainable, trial_options),
+        callbacks=_checked_callbacks(callbacks),
+    )
+    return _run(plan, _checked_executor(executor, run_dir), run_dir)
+
+
+def _run(plan: SweepPlan, given: FluidExecutor | None, run_dir: str | Path | None) -> SweepResult:
+    heard = None
+    with executor_scope(given, run_dir=run_dir) as executor:
+        under_way = plan.under_way or most_under_way(plan.algorithm, plan.samples, executor)
+        plan = replace(plan, name=_new_name(plan.name, executor), under_way=under_way)
+        loop = SweepLoop(plan, executor)
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            heard = int(signal.SIGINT)
+        except SystemExit:
+            heard = NOTICE.heard
+            if heard is None:
+                raise
+        finally:
+            if IN_FORCE.has(executor) and not executor.closed and (heard is None or heard == signal.SIGINT):
+                loop.abandon()  # The executor is used further, or closed by the block; then this changes little.
+    result = _result(loop, plan, executor.folder.path)
+    if heard is not None:
+        cut_off = loop.unfinished
+        counted = f"{len(cut_off)} of {loop.started} trials had not ended"
+        call = f"fluid.load({str(result.run_dir)!r}) has what there is"
+        print(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}", file=sys.stderr, flush=True)
+        raise SweepInterrupted(128 + heard, result, cut_off)
+    loop.raise_if_all_failed(result)
+    return result
+
+
+def _result(loop: SweepLoop, plan: SweepPlan, run_dir: Path) -> SweepResult:
+    """Returns the sweep's trials, read from the run folder, which may hold those of others too."""
+    names = tuple(goal.metric for goal in plan.goals)
+    modes = tuple(goal.mode for goal in plan.goals)
+    found = load(run_dir, names, modes)
+    notes = found.notes if loop.reason is None else (f"The sweep ended early: {loop.reason}.", *found.notes)
+    trials = tuple(trial for trial in found.trials if trial.group == plan.name)
+    state = "UNFINISHED" if any(trial.state == "UNFINISHED" for trial in trials) else "DONE"
+    return replace(found, trials=trials, name=plan.name, state=state, notes=notes)
+
+
+def _checked_goals(metric: Any, mode: Any, algorithm: str) -> tuple[Goal, ...]:
+    goals = goals_of(metric, mode)
+    if not goals:
+        raise InvalidFieldError("metric", metric, "must be the name of a metric that trials report")
+    if len(goals) > 1 and algorithm in HALVING:
+        reason = f"{algorithm!r} compares trials by one metric; several go with random, grid and tpe"
+        raise InvalidFieldError("metric", metric, reason)
+    return goals
+
+
+def _checked_executor(executor: Any, run_dir: Any) -> FluidExecutor | None:
+    if executor is not None and not isinstance(executor, FluidExecutor):
+        raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
+    if run_dir is not None and (executor is not None or executor_in_force() is not None):
+        raise InvalidFieldError("run_dir", str(run_dir), "is that of a new executor: pass it to the executor instead")
+    return executor
+
+
+def _checked_options(trainable: Any, options: Any) -> Mapping[str, Any]:
+    """Returns further fields of trials; a first trial shows whether they, and the trainable, can be used."""
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidFieldError("trial_options", options, "must be a dict of fields of a Trial")
+    fields = {} if options is None else dict(options)
+    known = set(inspect.signature(Trial).parameters) - _OWN_FIELDS
+    for name in fields:
+        if name not in known:
+            raise InvalidFieldError(
+                f"trial_options[{name!r}]", fields[name], f"must be one of {', '.join(sorted(known))}"
+            )
+    Trial(trainable, **fields)
+    return fields
+
+
+def _checked_callbacks(callbacks: Any) -> tuple[TrialListener, ...]:
+    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+        raise InvalidFieldError("callbacks", callbacks, "must be a list of TrialListeners")
+    listeners = tuple(callbacks)
+    for listener in listeners:
+        require_listener(listener)
+    return listeners
+
+
+def _name_of(trainable: Any, algorithm: str) -> str:
+    name = getattr(trainable, "__name__", None) or type(trainable).__name__
+    return f"{algorithm}-of-trials" if name == "<lambda>" else f"{name}-{algorithm}"
+
+
+def _new_name(name: str, executor: FluidExecutor) -> str:
+    """Returns a name that no group of the executor has, as it is part of the trials' ids."""
+    taken = {handle.name for handle in executor.handles}
+    candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)

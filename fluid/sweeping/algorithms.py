@@ -1,0 +1,89 @@
+"""The algorithms of :func:`fluid.run` by name: how many trials, how many at once, and which scheduler decides."""
+
+from __future__ import annotations
+
+from fluid.errors import InvalidFieldError, require_integer
+from fluid.executor import FluidExecutor
+from fluid.search import Sampler
+from fluid.search.rungs import brackets_for, halving_shape, hyperband_shapes
+from fluid.search.schedulers import AsynchronousHalving, Brackets, FullBudget, RungScheduler
+
+#: Those that compare trials at rungs.
+HALVING = ("asha", "hyperband", "sha")
+ALGORITHMS = (*HALVING, "random", "grid", "tpe")
+#: Those that start all trials of a rung together.
+_SYNCHRONOUS = ("hyperband", "sha")
+#: Trials of a sweep that nothing else limits.
+DEFAULT_SAMPLES = 64
+#: Trials under way for each device, if they start one after another: four, as many as may be packed on it by default,
+#: and one that waits for a place.
+_UNDER_WAY_PER_DEVICE = 5
+
+
+def samples_of(
+    algorithm: str, samples: int | None, sampler: Sampler, *, is_limited: bool, rungs: tuple[int, ...], eta: int
+) -> int | None:
+    """Returns the number of trials; ``None`` for no limit.
+
+    Args:
+        algorithm: its name.
+        samples: as the user gave it.
+        sampler: of the configs; that of a grid has only so many.
+        is_limited: whether time or a stop rule ends the sweep.
+        rungs: the rungs.
+        eta: one in so many trials continues at each rung.
+    """
+    given = None if samples is None else require_integer("samples", samples, at_least=1)
+    if sampler.size is not None:
+        return sampler.size if given is None else min(given, sampler.size)
+    if given is None and algorithm == "hyperband":
+        return sum(shape.sizes[0] for shape in hyperband_shapes(rungs, eta))
+    if given is None and (algorithm == "sha" or not is_limited):
+        return DEFAULT_SAMPLES
+    return given
+
+
+def make_scheduler(algorithm: str, *, rungs: tuple[int, ...], eta: int, samples: int | None) -> RungScheduler:
+    """Makes the scheduler of an algorithm.
+
+    Args:
+        algorithm: its name.
+        rungs: iterations at which trials are compared; the last one is the budget.
+        eta: one in so many trials continues at each rung.
+        samples: number of trials; ``None`` for no limit.
+    """
+    if algorithm == "asha":
+        return AsynchronousHalving(rungs=rungs, eta=eta, samples=samples)
+    if algorithm in _SYNCHRONOUS:
+        assert samples is not None
+        if algorithm == "sha":
+            return Brackets([halving_shape(samples, rungs, eta)])
+        return Brackets(brackets_for(samples, rungs, eta))
+    return FullBudget(budget=rungs[-1], samples=samples)
+
+
+def require_concurrency(algorithm: str, max_concurrent: int | None) -> int | None:
+    """Returns the most trials under way at once, as the user gave it.
+
+    Raises:
+        InvalidFieldError: it is below 1, or the algorithm starts the trials of a rung together.
+    """
+    if max_concurrent is None:
+        return None
+    if algorithm in _SYNCHRONOUS:
+        raise InvalidFieldError("max_concurrent", max_concurrent, f"{algorithm!r} starts the trials of a rung together")
+    return require_integer("max_concurrent", max_concurrent, at_least=1)
+
+
+def most_under_way(algorithm: str, samples: int | None, executor: FluidExecutor) -> int | None:
+    """Returns how many trials are to be under way at once; ``None`` if all start together.
+
+    Trials of ASHA start as others end, so that promotions get their turn. TPE learns most if few are under way: one
+    for each device, and one more, so that no device waits while the next config is sampled.
+    """
+    devices = max(1, executor.max_devices)
+    if algorithm == "tpe":
+        return devices + 1
+    if algorithm == "asha" or samples is None:
+        return devices * _UNDER_WAY_PER_DEVICE
+    return None

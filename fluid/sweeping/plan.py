@@ -1,0 +1,139 @@
+"""What a sweep is to do: the checked arguments of :func:`fluid.run`, and the trials as the loop knows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fluid.errors import FluidError, InvalidFieldError
+from fluid.results.metrics import Goal, value_of
+from fluid.search import Sampler
+from fluid.search.schedulers import RungScheduler
+from fluid.search.stop_rules import StopRules
+from fluid.session.results import TrialListener
+from fluid.trialgroup import Search
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """The checked arguments of a sweep.
+
+    Attributes:
+        trainable: what to train.
+        name: of the group, and the first part of the trials' ids.
+        algorithm: its name.
+        sampler: suggests configs.
+        scheduler: decides which trials run how far.
+        rules: end trials, or the sweep, early.
+        goals: the metrics to optimize.
+        samples: number of trials; ``None`` for no limit.
+        budget: most iterations of a trial.
+        under_way: most trials under way at once; ``None`` for no limit.
+        time_budget_s: seconds after which the sweep ends; ``None`` for no limit.
+        oom_is_worst: whether a trial that ran out of memory counts as the worst, rather than as failed.
+        trial_options: further fields of each trial.
+        callbacks: listeners of the trials.
+    """
+
+    trainable: Any
+    name: str
+    algorithm: str
+    sampler: Sampler
+    scheduler: RungScheduler
+    rules: StopRules
+    goals: tuple[Goal, ...]
+    samples: int | None
+    budget: int
+    under_way: int | None
+    time_budget_s: float | None
+    oom_is_worst: bool
+    trial_options: Mapping[str, Any]
+    callbacks: tuple[TrialListener, ...]
+
+    @property
+    def learns(self) -> bool:
+        """Whether the sampler learns from results; it is asked in the caller's thread then, as that takes a while."""
+        return self.algorithm == "tpe"
+
+    @property
+    def search(self) -> Search:
+        """What reports and the live view say of the sweep: the first of several metrics."""
+        return Search(self.goals[0].metric, self.goals[0].mode, self.samples)
+
+    def values_of(self, trial_id: str, metrics: object) -> tuple[float, ...]:
+        """The values of the metrics in a result; NaN for what is not a number.
+
+        Raises:
+            InvalidFieldError: one is missing, or is no number at all.
+        """
+        values = []
+        for goal in self.goals:
+            value = value_of(metrics, goal.metric)
+            if value is None:
+                known = ", ".join(map(repr, metrics)) if isinstance(metrics, Mapping) and metrics else "nothing"
+                raise InvalidFieldError("metric", goal.metric, f"was not reported by trial {trial_id!r}, but {known}")
+            try:
+                values.append(float(value))
+            except (TypeError, ValueError):
+                problem = f"must be a number; trial {trial_id!r} reported {value!r}"
+                raise InvalidFieldError("metric", goal.metric, problem) from None
+            except OverflowError:
+                values.append(math.nan)
+        return tuple(values)
+
+    def score(self, values: tuple[float, ...]) -> float:
+        """What trials are compared by: the first metric, less is better, ``inf`` for NaN."""
+        value = values[0] if self.goals[0].less else -values[0]
+        return math.inf if math.isnan(value) else value
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SweepTrial:
+    """A trial of a sweep, from its start until it is over.
+
+    Attributes:
+        number: its number, from 0.
+        trial_id: its id in the session.
+        token: the sampler's.
+        config: its hyperparameters.
+        budget: iterations after which it waits for a decision.
+        iteration: iterations done.
+        values: of the metrics at its last iteration; ``None`` before.
+        is_open: whether it runs, or waits for a device.
+        stop: the outcome with which a rule stops it; ``None`` if none does.
+    """
+
+    number: int
+    trial_id: str
+    token: int
+    config: Mapping[str, Any]
+    budget: int
+    iteration: int = 0
+    values: tuple[float, ...] | None = None
+    is_open: bool = True
+    stop: str | None = None
+
+
+class SweepFailedError(FluidError):
+    """All trials of a sweep have failed. Its cause is the failure of the first one.
+
+    Example:
+        >>> import fluid
+        >>> def train(config):
+        ...     yield {"loss": 1 / config["batch_size"]}
+        >>> with fluid.FluidExecutor(backend="local", devices=1, max_failures=0, verbose=0):
+        ...     try:
+        ...         fluid.run(train, {"batch_size": 0}, metric="loss", samples=2)
+        ...     except fluid.SweepFailedError as error:
+        ...         print(str(error).splitlines()[0])
+        all 2 trials failed; the first one: ZeroDivisionError: division by zero
+
+    Attributes:
+        result: the sweep's result.
+    """
+
+    def __init__(self, text: str, result: Any = None) -> None:
+        super().__init__(text)
+        self.result = result
