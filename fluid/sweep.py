@@ -168,7 +168,7 @@ def _run(plan: SweepPlan, given: FluidExecutor | None, run_dir: str | Path | Non
         finally:
             if IN_FORCE.has(executor) and not executor.closed and (heard is None or heard == signal.SIGINT):
                 loop.abandon()  # The executor is used further, or closed by the block; then this changes little.
-    result = _result(loop, plan, executor.folder.path)
+    result = _result(loop, plan, executor.run_dir)
     if heard is not None:
         cut_off = loop.unfinished
         counted = f"{len(cut_off)} of {loop.started} trials had not ended"

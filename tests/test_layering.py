@@ -70,6 +70,8 @@ LAYERS = (
     layer(15, "commands", "rich"),
     layer(16, "cli"),
     layer(15, "tune"),
+    layer(15, "sweeping"),
+    layer(16, "sweep"),
     layer(16, "integrations.ray_tune", "numpy ray pyarrow"),
     layer(16, "integrations.hpbandster", "numpy hpbandster ConfigSpace"),
     layer(16, "integrations.optuna", "numpy optuna"),
@@ -78,7 +80,7 @@ LAYERS = (
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
 LOOSE = (
     *("__init__", "_version", "_clock", "_imports", "_experimental", "errors", "resources", "trialgroup"),
-    *("keeping", "static_fluid", "dynamic_fluid", "mps", "executor", "tune", "cli"),
+    *("keeping", "static_fluid", "dynamic_fluid", "mps", "executor", "sweep", "tune", "cli"),
 )
 #: Modules that may import less than their package: they are loaded where nothing heavy must be.
 LIGHT = (

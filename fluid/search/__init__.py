@@ -1,9 +1,10 @@
-"""Search spaces and samplers: which hyperparameters the trials of a sweep get.
+"""Search spaces, samplers and schedulers: which hyperparameters the trials of a sweep get, and how far each runs.
 
 A search space maps names to distributions, lists of choices and constants, or is a function of an Optuna trial. It
 imports numpy, and Optuna where a space or a sampler needs it. Start reading in :mod:`fluid.search.space`; a new
 sampler goes into :mod:`fluid.search.samplers`, a package whose distributions a space takes into
-:mod:`fluid.search.conversion`.
+:mod:`fluid.search.conversion`. The schedulers (ASHA, Hyperband) are in :mod:`fluid.search.schedulers`, what ends a
+trial or a sweep early in :mod:`fluid.search.stop_rules`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from __future__ import annotations
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
 from fluid.search.samplers import Sampler, make_sampler
 from fluid.search.space import ConditionalSpace, Space, make_space
+from fluid.search.stop_rules import Plateau, Target, TrialPlateau
 from fluid.search.suggestion import Suggestion
 
 __all__ = [
     "ConditionalSpace",
+    "Plateau",
     "Sampler",
     "Space",
     "Suggestion",
+    "Target",
+    "TrialPlateau",
     "choice",
     "lograndint",
     "loguniform",

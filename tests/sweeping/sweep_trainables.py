@@ -1,0 +1,79 @@
+"""Trainables of the tests of native sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def curve(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Falls towards ``x``, so that the order of trials is that of ``x`` at each iteration."""
+    iteration = 0
+    while True:
+        iteration += 1
+        yield {"loss": config["x"] + 1.0 / iteration, "gain": -config["x"], "at": iteration}
+
+
+def short(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Ends by itself after ``length`` iterations."""
+    for iteration in range(config["length"]):
+        yield {"loss": float(iteration)}
+
+
+def fail_above_one(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for iteration in range(100):
+        if config["x"] > 1.0 and iteration == 1:
+            raise ValueError(f"{config['x']} is too much")
+        yield {"loss": config["x"]}
+
+
+def out_of_memory_above_one(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for iteration in range(100):
+        if config["x"] > 1.0 and iteration == 1:
+            raise MemoryError("nothing is left")
+        yield {"loss": config["x"]}
+
+
+def nan_below_zero(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    while True:
+        yield {"loss": float("nan") if config["x"] < 0.0 else config["x"]}
+
+
+def wait_at_three(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Says when it has come to its third iteration, and does not end it."""
+    yield {"loss": 1.0}
+    yield {"loss": 0.5}
+    Path(config["folder"], f"waits-{os.getpid()}").touch()
+    signal.pause()
+
+
+class Counter:
+    """Counts its iterations; the first to come to ``dies_at`` kills its process, once."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.config, self.count = config, 0
+
+    def step(self) -> dict[str, Any]:
+        self.count += 1
+        marker = self.config.get("marker")
+        if marker and self.count == self.config["dies_at"]:
+            try:
+                Path(marker).touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return {"loss": self.config["x"] / self.count, "count": self.count}
+
+    def save_checkpoint(self, folder: str) -> None:
+        Path(folder, "count.json").write_text(json.dumps(self.count))
+
+    def load_checkpoint(self, folder: str) -> None:
+        self.count = json.loads(Path(folder, "count.json").read_text())
+
+    def cleanup(self) -> None:
+        pass
