@@ -125,7 +125,7 @@ class Pause(Command):
 
 @dataclass(frozen=True, slots=True)
 class Save(Command):
-    """Save a resident trial that does not run; answered by TrialSaved or TrialFailed.
+    """Save a resident trial that does not run; answered by TrialSaved or TrialFailed, or refused: SavabilityChanged.
 
     Attributes:
         drop: whether the lane drops the trial then.

@@ -127,8 +127,9 @@ class Lifecycle:
             raise core.error(trial, f"was set back to iteration {iteration}, beyond its checkpoint's {lost}")
         progress.restart(iteration)
         self._residency.set_back(trial, checkpoint)
-        known = event.cannot_load and not trial.spec.can_save
+        known = event.cannot_load and trial.limits.cannot_load
         if event.cannot_load:
+            trial.limits.cannot_load = True
             trial.spec = replace(trial.spec, can_save=False)
         core.allocations.update_work(trial)
         text = f"goes on from iteration {iteration} instead of {lost}: {event.reason}"

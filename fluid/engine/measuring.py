@@ -6,6 +6,7 @@ from fluid.engine import tuning
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
 from fluid.engine.key_estimates import KeyEstimate
+from fluid.engine.notices import NoteMeasured
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import TrialRecord
 from fluid.planning.occupancy import Occupancy
@@ -126,3 +127,19 @@ def _exceeds(seen: MemoryNeed, known: MemoryNeed | None) -> bool:
     return (
         known is None or seen.persistent_bytes > known.persistent_bytes or seen.ephemeral_bytes > known.ephemeral_bytes
     )
+
+
+def notes_of(keys: list[KeyEstimate], now: float) -> list[NoteMeasured]:
+    """Makes the notices of what is measured of these keys, at a time in seconds."""
+    return [
+        NoteMeasured(
+            key.key,
+            at=now,
+            seconds=key.pace,
+            packing=key.packing,
+            width=key.width,
+            alpha=key.alpha,
+            beta=key.beta,
+        )
+        for key in keys
+    ]

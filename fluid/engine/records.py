@@ -235,6 +235,7 @@ class Limits:
         width_cap: most devices, since the trial could not be set up on further ones; ``None`` for no cap.
         packing_cap: most trials on its device, itself included, since it ran out of memory or killed its lane; ``None``
             for no cap.
+        cannot_load: whether the trial's own code could load none of its checkpoints, so that it is moved no more.
     """
 
     failures: int = 0
@@ -242,6 +243,7 @@ class Limits:
     failure: Failure | None = None
     width_cap: int | None = None
     packing_cap: int | None = None
+    cannot_load: bool = False
 
     def add_failure(self, failure: Failure) -> None:
         """Counts a failure after which the trial may be tried again."""

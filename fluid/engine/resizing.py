@@ -8,7 +8,7 @@ is resized onto the others.
 from __future__ import annotations
 
 from fluid.engine.calls import Calls
-from fluid.engine.commands import Pause, Resize
+from fluid.engine.commands import Pause, Resize, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import PausePurpose, ResizeDone, TrialPaused
 from fluid.engine.records import Move, Stage, TrialRecord
@@ -129,6 +129,20 @@ class Resizing:
         if move.stage is Stage.WARMING:
             self._stay(trial)
 
+    def stays(self, trial: TrialRecord, why: str) -> None:
+        """Lets a trial that could not leave its lane go on there, or, if it was stopped meanwhile, stops it there."""
+        core, move = self._core, trial.placement.move
+        assert move is not None
+        self._give_back(trial, move)
+        core.note(trial, f"stays where it is: {why}")
+        if trial.state is TrialState.STOPPING:
+            self._end_move(trial)
+            trial.placement.stopping_lanes = frozenset(move.old_lanes)
+            core.commands.append(StopTrial(trial.trial_id, move.old_lanes))
+            return
+        trial.progress.grant(trial.progress.done)  # the Pause cancelled the others
+        self._stay(trial)
+
     def refused(self, trial: TrialRecord, why: str) -> None:
         """Lets a trial stay where it is because a new lane could not set it up; it is not widened again."""
         assert trial.placement.move is not None
@@ -216,10 +230,13 @@ class Resizing:
 
     def _stay(self, trial: TrialRecord) -> None:
         """RESIZING -> RUNNING where it was."""
+        self._end_move(trial)
+        self._core.set_state(trial, TrialState.RUNNING, "goes on at the width it had")
+        self._calls.deliver(trial)
+        self._core.top_up(trial)
+
+    def _end_move(self, trial: TrialRecord) -> None:
         self._core.watching.answered(trial, self._core.now)
         trial.placement.move = None
         del self._core.resizing[trial.row]
         self._core.allocations.mark_running(trial)
-        self._core.set_state(trial, TrialState.RUNNING, "goes on at the width it had")
-        self._calls.deliver(trial)
-        self._core.top_up(trial)

@@ -44,15 +44,15 @@ from fluid.engine.events import (
 )
 from fluid.engine.failures import Failures
 from fluid.engine.hung_trials import HungTrials
-from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.notices import NoteMeasured
+from fluid.engine.measuring import notes_of
 from fluid.engine.preemption import Preemptions
 from fluid.engine.records import TrialRecord
 from fluid.engine.requests import RequestAnswered, Requests, TrialAsked
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.retention import TrialNotKept
+from fluid.engine.savability import Savability, SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
 from fluid.engine.submissions import Submissions
 from fluid.engine.view import EngineView, seconds_left, view_of
@@ -126,6 +126,7 @@ class EngineState:
         self._lifecycle = Lifecycle(self._core, self._calls, self._residency, self._resizing)
         most = require_integer("max_failures", max_failures, at_least=0)
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
+        self._savability = Savability(self._core, self._calls, self._resizing)
         self._submissions = Submissions(self._core, self._lifecycle)
         self._hung = HungTrials(self._core)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
@@ -159,6 +160,7 @@ class EngineState:
             LaneReady: (None, failures.lane_ready),
             LaneLost: (None, failures.lane_lost),
             TrialSetBack: (None, lifecycle.set_back),
+            SavabilityChanged: (None, self._savability.changed),
             TrialStarted: (None, lifecycle.started),
             IterationDone: (None, lifecycle.iteration_done),
             TrialPaused: (None, self._trial_paused),
@@ -338,7 +340,7 @@ class EngineState:
             # 4. Fail what no device can hold; give what arrived, or is to be planned again, widths in the queue.
             self._failures.end_misfits()
             if ramped:
-                self._note_measured(ramped)
+                core.commands += notes_of(ramped, core.now)
                 scheduling.plan_queue_again()
             arrived, core.arrivals = list(core.arrivals.values()), {}
             scheduling.arrive(arrived)
@@ -351,20 +353,6 @@ class EngineState:
             self._ticked = False
             if self.wants_tick:
                 self._rebalance()
-
-    def _note_measured(self, keys: list[KeyEstimate]) -> None:
-        self._core.commands += [
-            NoteMeasured(
-                key.key,
-                at=self._core.now,
-                seconds=key.pace,
-                packing=key.packing,
-                width=key.width,
-                alpha=key.alpha,
-                beta=key.beta,
-            )
-            for key in keys
-        ]
 
     def _rebalance(self) -> None:
         core = self._core

@@ -18,6 +18,7 @@ from fluid.lane.output import LaneStreams
 from fluid.lane.process_state import read_random_state, restore_random_state, write_random_state
 from fluid.lane.restoring import restore_best
 from fluid.lane.work_queue import ResidentTrial
+from fluid.trainables.resident import NotSavableError
 
 #: What a save that failed counts for at least, seconds.
 _FAILED_SAVE_S = 0.05
@@ -72,6 +73,8 @@ class ResidentCheckpoints:
         For an idle trial it is enough that saving costs little against one of its iterations: another lane that is to
         continue it may be waiting for the checkpoint.
         """
+        if resident.reports_states and resident.iteration - _behind(resident) <= resident.saved:
+            return False
         options, pace = self._options, resident.pace
         cost = options.save_ratio * resident.save_cost
         if resident.unsaved >= max(options.save_after, cost):
@@ -82,7 +85,8 @@ class ResidentCheckpoints:
     def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
         """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk."""
         assert resident.body is not None
-        body = resident.body
+        body, behind = resident.body, _behind(resident)
+        iteration, finished = resident.iteration - behind, resident.finished and not behind
         self._enter(resident)
         begun = self._clock.now()
 
@@ -92,18 +96,18 @@ class ResidentCheckpoints:
             # Random numbers drawn while saving must not change the training.
             write_random_state(random_state)
             with open(os.path.join(folder, _LANE_STATE), "wb") as file:
-                pickle.dump({"finished": resident.finished, "random": random_state}, file)
+                pickle.dump({"finished": finished, "random": random_state}, file)
 
         try:
-            stored = self._store.save(resident.trial_id, resident.iteration, write, durable=durable)
+            stored = self._store.save(resident.trial_id, iteration, write, durable=durable)
         except BaseException:
             # The next try comes later and later.
             resident.save_cost = 2.0 * max(resident.save_cost, self._clock.now() - begun, _FAILED_SAVE_S)
             raise
         now = self._clock.now()
-        resident.save_cost, resident.unsaved = now - begun, 0.0
+        resident.save_cost, resident.unsaved, resident.saved = now - begun, 0.0, iteration
         self._costs[resident.key] = resident.save_cost
-        return ResidentSaved(now, resident.trial_id, resident.iteration, *stored, dropped=False, seconds=now - begun)
+        return ResidentSaved(now, resident.trial_id, iteration, *stored, dropped=False, seconds=now - begun)
 
     def persist(self, message: PersistCheckpoint) -> ResidentSaved:
         """Copies a checkpoint of any trial from host memory to disk."""
@@ -155,7 +159,7 @@ class ResidentCheckpoints:
         path, iteration, reason, cannot_load = restore_best(
             places, wanted, load, renew, self._is_innocent, located.problem
         )
-        resident.iteration = iteration
+        resident.iteration = resident.saved = iteration
         if path is not None:
             self._store.protect(resident.trial_id, path)
         if not reason:
@@ -171,3 +175,17 @@ class ResidentCheckpoints:
         """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""
         lacks = is_out_of_memory(error) or any(map(is_of_the_process, causes(error)))
         return lacks or not self._meter.is_usable()
+
+
+def _behind(resident: ResidentTrial) -> int:
+    """Iterations done since the state that a save writes.
+
+    Raises:
+        NotSavableError: the trial has reported no state yet.
+    """
+    if not resident.reports_states or resident.body is None:
+        return 0
+    behind = resident.body.unsaved_iterations()
+    if behind is None:
+        raise NotSavableError("it has reported no checkpoint from which it could go on")
+    return behind

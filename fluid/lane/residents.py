@@ -131,6 +131,7 @@ class Residents:
         def make_body() -> None:
             folder = trial_folder(self._options.run_folder, message.trial_id)
             resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
+            resident.reports_states = resident.body.reports_states
             joins = message.membership is not None and message.membership.takes_over
             config = self._load(message.config)
             set_up(resident.body, config, joins=joins)

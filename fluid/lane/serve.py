@@ -55,9 +55,11 @@ from fluid.lane.messages import (
 )
 from fluid.lane.output import LaneStreams
 from fluid.lane.residents import Residents
+from fluid.lane.savability import ResidentSavability, has_changed, is_not_savable
 from fluid.lane.stack_dump import dump_stacks_at_signal
 from fluid.lane.work_queue import ResidentTrial
 from fluid.processes.signals import leave_to_driver
+from fluid.trainables.json_form import message_of
 from fluid.trainables.trainable import elastic_part
 
 #: The lane reports iterations shorter than this in batches, seconds.
@@ -190,6 +192,8 @@ class _Lane:
             set_back = self._residents.set_up(resident, message)
             if set_back is not None:
                 self._send(set_back)
+            if resident.reports_states:
+                self._tell_savability(resident, at_first=True)
             if message.membership is not None:
                 self._become_member(resident, message.membership, self._clock.now() - begun)
         if code.failed or message.membership is not None:
@@ -311,6 +315,8 @@ class _Lane:
         if code.failed:
             return
         self._send(done, at_once=done.seconds > _SHORT_S)
+        if resident.reports_states:
+            self._tell_savability(resident)
         if resident.autosaves:
             self._save_if_due(resident)
 
@@ -331,8 +337,15 @@ class _Lane:
             # disk may have space again later; other errors are of the trial's own code, and come again.
             resident.autosaves = is_for_want_of_space(error)
             traceback.print_exc()
+            if is_not_savable(error):
+                now = self._clock.now()
+                self._send(ResidentSavability(now, resident.trial_id, can_save=False, reason=message_of(error)))
             return
         self._send(saved)
+
+    def _tell_savability(self, resident: ResidentTrial, *, at_first: bool = False) -> None:
+        if has_changed(resident) or at_first:
+            self._send(ResidentSavability(self._clock.now(), resident.trial_id, can_save=resident.savable))
 
     def _tell_missing(self, name: str) -> None:
         self._channel.send(PayloadMissing(self._clock.now(), name))
@@ -358,7 +371,12 @@ class _Lane:
         self._send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised)
 
     def _fail_to_save(self, resident: ResidentTrial, error: BaseException) -> None:
-        """As for any error, but that of a full disk is not the trial's."""
+        """As for any error, but that of a full disk is not the trial's, and a state may be none that can be saved."""
+        if is_not_savable(error):
+            now, reason = self._clock.now(), message_of(error)
+            resident.autosaves = False
+            self._send(ResidentSavability(now, resident.trial_id, can_save=False, reason=reason, refuses=True))
+            return
         self._fail(resident, error, kind="not_saved" if is_for_want_of_space(error) else None)
 
     def _send_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised) -> None:

@@ -36,6 +36,9 @@ class ResidentTrial:
         pace: seconds per iteration, a moving average; ``None`` before the first.
         service: seconds it has run, as :mod:`fluid.lane.policy` counts them.
         member: its part in a trial of several lanes; ``None`` where it trains alone.
+        reports_states: whether only the states that it reports can be saved, not the one that it is in.
+        savable: whether it had reported one when it was last asked; ``False`` unless it reports states.
+        saved: iterations done by the newest state that was saved or restored.
     """
 
     trial_id: str
@@ -53,6 +56,9 @@ class ResidentTrial:
     pace: float | None = None
     service: float = 0.0
     member: LaneMember | None = None
+    reports_states: bool = False
+    savable: bool = False
+    saved: int = 0
 
     def record_iteration(self, seconds: float) -> None:
         """Updates pace and service after an iteration that took so many seconds."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
 from fluid.engine.events import Failure
+from fluid.engine.savability import ReportUnsavable
 from fluid.engine.set_back import ReportSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
@@ -245,6 +246,10 @@ class GroupInbox:
             text += "; as it cannot be loaded, Fluid moves it no more; its output.log has the traceback"
         _log.warning("%s", text)
 
+    def _take_unsavable(self, report: ReportUnsavable) -> None:
+        text = "trial %r cannot be saved: %s; Fluid does not move it, and if its process dies, it begins again"
+        _log.warning(text, report.trial_id, report.reason)
+
     def _take_result(self, report: Report) -> None:
         trial = self._trial_of(report.trial_id)
         result = Result(
@@ -354,6 +359,7 @@ class GroupInbox:
 _TAKERS: dict[type[TrialNotice], Callable[[GroupInbox, Any], None]] = {
     ReportStart: GroupInbox._take_start,
     ReportSetBack: GroupInbox._take_set_back,
+    ReportUnsavable: GroupInbox._take_unsavable,
     Report: GroupInbox._take_result,
     ReportEnd: GroupInbox._take_end,
     ReportCall: GroupInbox._take_answer,

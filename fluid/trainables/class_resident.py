@@ -23,6 +23,7 @@ class ClassResident:
 
     def __init__(self, cls: type) -> None:
         self._class = cls
+        self.reports_states = says_it_reports_states(cls)
         self.trainable: Any = None
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -67,6 +68,10 @@ class ClassResident:
         with open(os.path.join(path, _RETURNED), "wb") as file:
             cloudpickle.dump(returned, file)
 
+    def unsaved_iterations(self) -> int | None:
+        count: int | None = self.trainable.unsaved_iterations() if self.reports_states else 0
+        return count
+
     def restore(self, path: str) -> None:
         with open(os.path.join(path, _RETURNED), "rb") as file:
             returned = pickle.load(file)
@@ -81,6 +86,14 @@ class ClassResident:
         cleanup = getattr(self.trainable, "cleanup", None)
         if cleanup is not None:
             cleanup()
+
+
+def says_it_reports_states(cls: Any) -> bool:
+    """Whether a class says that not its present state is saved, but the newest that its ``unsaved_iterations`` counts.
+
+    Classes of Fluid's own that wrap a function for Ray Tune do.
+    """
+    return bool(getattr(cls, "fluid_reports_states", False))
 
 
 class _Relative(NamedTuple):

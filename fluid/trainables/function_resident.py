@@ -30,6 +30,8 @@ _HOW = "yields a dict of metrics per iteration, or returns one"
 class FunctionResident:
     """A function whose state cannot be saved; each item that it yields is an iteration."""
 
+    reports_states = False
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._name = _name_of(function)
@@ -63,6 +65,9 @@ class FunctionResident:
             "a function without a state cannot be saved; give it a second parameter named `state`, or write a class"
         )
 
+    def unsaved_iterations(self) -> int | None:
+        return None
+
     def restore(self, path: str) -> None:
         raise FluidError(
             "a function without a state cannot be restored; give it a second parameter named `state`, or write a class"
@@ -77,6 +82,8 @@ class StateFunctionResident:
 
     The state is referred to, not copied, and pickled only when it is saved, which happens between two iterations.
     """
+
+    reports_states = False
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -123,6 +130,9 @@ class StateFunctionResident:
             raise
         except Exception as error:  # A __reduce__ may raise anything.
             raise NotSavableError(f"{_unpicklable_part(self._state)} cannot be pickled: {message_of(error)}") from error
+
+    def unsaved_iterations(self) -> int | None:
+        return 0
 
     def restore(self, path: str) -> None:
         with open(os.path.join(path, STATE_FOLDER, STATE_FILE), "rb") as file:

@@ -11,13 +11,13 @@ import importlib
 import inspect
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
-from fluid.errors import FluidError
-from fluid.trainables.resident import Step, step_of, stray_stop_iteration
+from fluid.trainables.resident import STATE_FOLDER, NotSavableError, Step, step_of, stray_stop_iteration
 
 #: A key in the result that Ray Tune reports when a function has returned without a last result.
 _DUPLICATE = "__duplicate__"
@@ -25,10 +25,14 @@ _DUPLICATE = "__duplicate__"
 _TRIAL_INFO = "__trial_info__"
 #: The file, within a checkpoint, that ``restore`` needs besides the trainable's own files.
 _RESULT = "ray_result.pkl"
+#: The folder, within a trial's own, of the checkpoint from which a function goes on.
+_RESTORED = "restored"
 
 
 class RayClassResident:
     """A subclass of ``ray.tune.Trainable``."""
+
+    reports_states = False
 
     def __init__(self, cls: type, trial_id: str, folder: str) -> None:
         self._class: Any = cls
@@ -61,16 +65,19 @@ class RayClassResident:
         return function(*args, **kwargs)
 
     def save(self, path: str) -> None:
-        saved = self.trainable.save(os.path.join(path, "state"))
+        saved = self.trainable.save(os.path.join(path, STATE_FOLDER))
         metrics = {name: value for name, value in saved.metrics.items() if name != "config"}
         with open(os.path.join(path, _RESULT), "wb") as file:
             # These classes are private to Ray and differ between its releases: pickle refers to the ones in use.
             pickle.dump((type(saved), type(saved.checkpoint), metrics), file)
 
+    def unsaved_iterations(self) -> int | None:
+        return 0
+
     def restore(self, path: str) -> None:
         with open(os.path.join(path, _RESULT), "rb") as file:
             result, checkpoint, metrics = pickle.load(file)
-        folder = checkpoint.from_directory(os.path.join(path, "state"))
+        folder = checkpoint.from_directory(os.path.join(path, STATE_FOLDER))
         self.trainable.restore(result(checkpoint=folder, metrics=metrics))
 
     def cleanup(self) -> None:
@@ -79,7 +86,13 @@ class RayClassResident:
 
 
 class RayFunctionResident:
-    """A function that calls ``ray.tune.report``. Ray runs it in a thread; its state cannot be saved."""
+    """A function that calls ``ray.tune.report``. Ray runs it in a thread.
+
+    The newest checkpoint that it reported is the state that can be saved, if the function asked for a checkpoint to go
+    on from before its first report: one that does not would begin again and count on.
+    """
+
+    reports_states = True
 
     def __init__(self, function: Any, trial_id: str, folder: str) -> None:
         self._function = function
@@ -88,30 +101,57 @@ class RayFunctionResident:
         self._resident: RayClassResident | None = None
         #: Ray keeps one session per process; each resident's is put there while its code runs.
         self._session: Any = None
+        self._reported = ReportedCheckpoint()
 
     def setup(self, config: dict[str, Any]) -> None:
         wrap_function = importlib.import_module("ray.tune.trainable.function_trainable").wrap_function
         function = _without_stop_iteration(self._function)
         self._resident = RayClassResident(wrap_function(function), self._trial_id, self._folder)
         self._resident._storage.copies = True
-        with self._in_session():
+        with self._in_session() as module:
             self._resident.setup(config)
+            self._reported.watch(module._session)
 
     def step(self) -> Step:
         assert self._resident is not None
         with self._in_session():
-            return self._resident.step()
+            step = self._resident.step()
+        if step.metrics is not None:
+            before = self._reported.result
+            self._reported.note(self._resident.trainable)
+            if before is not None and before is not self._reported.result:
+                self._delete(before.checkpoint)
+        return step
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self._resident is not None
+        if method == "reset":
+            self._reported.forget()  # It is of another config.
         with self._in_session():
             return self._resident.call(method, args, kwargs)
 
+    def unsaved_iterations(self) -> int | None:
+        return self._reported.unsaved_iterations
+
     def save(self, path: str) -> None:
-        raise FluidError("a function trainable cannot be saved exactly; write a class instead")
+        if self._reported.result is None:
+            raise NotSavableError("it has reported no checkpoint")
+        checkpoint, metrics = self._reported.result.checkpoint, self._reported.result.metrics
+        checkpoint.to_directory(os.path.join(path, STATE_FOLDER))
+        with open(os.path.join(path, _RESULT), "wb") as file:
+            pickle.dump((type(self._reported.result), type(checkpoint), metrics), file)
 
     def restore(self, path: str) -> None:
-        raise FluidError("a function trainable cannot be restored; write a class instead")
+        assert self._resident is not None
+        with open(os.path.join(path, _RESULT), "rb") as file:
+            result, checkpoint, metrics = pickle.load(file)
+        # The function reads it in its first iteration, when the lane may have moved it.
+        folder = os.path.join(self._folder, _RESTORED)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(os.path.join(path, STATE_FOLDER), folder)
+        self._reported.restored(result(checkpoint=checkpoint.from_directory(folder), metrics=metrics))
+        with self._in_session():
+            self._resident.trainable.restore(self._reported.result)
 
     def cleanup(self) -> None:
         # cleanup() raises what the thread raised once more; it has been reported.
@@ -119,25 +159,95 @@ class RayFunctionResident:
             if self._resident is not None:
                 self._resident.cleanup()
 
+    def _delete(self, checkpoint: Any) -> None:
+        """Deletes a copy of a checkpoint that a newer one replaces."""
+        if os.path.dirname(str(checkpoint.path)) == self._folder:
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+
     @contextmanager
-    def _in_session(self) -> Iterator[None]:
+    def _in_session(self) -> Iterator[Any]:
         module: Any = importlib.import_module("ray.train._internal.session")
         outer, module._session = module._session, self._session
         try:
-            yield
+            yield module
         finally:
             self._session, module._session = module._session, outer
 
 
+class ReportedCheckpoint:
+    """The newest checkpoint that a function reported to Ray Tune, if the function could go on from it.
+
+    Attributes:
+        result: the checkpoint with the metrics that Ray Tune filled in, but the config; ``None`` if there is none.
+        unsaved_iterations: iterations done since; ``None`` if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.unsaved_iterations: int | None = None
+        self._begun = False
+        self._goes_on = False
+        self._asked: Callable[[], bool] = lambda: False
+
+    def watch(self, session: Any) -> None:
+        """Observes whether the function asks for a checkpoint; its thread has not started."""
+        asked = [False]
+        kind = type(session)
+
+        class WatchedSession(kind):  # type: ignore[misc, valid-type]
+            @property
+            def loaded_checkpoint(self) -> Any:
+                asked[0] = True
+                return self._loaded_checkpoint
+
+            @loaded_checkpoint.setter
+            def loaded_checkpoint(self, checkpoint: Any) -> None:
+                self._loaded_checkpoint = checkpoint
+
+        loaded = vars(session).pop("loaded_checkpoint", None)
+        session.__class__ = WatchedSession
+        session.loaded_checkpoint = loaded
+        self._asked = lambda: asked[0]
+
+    def note(self, trainable: Any) -> None:
+        """Notes what Ray Tune's trainable has reported in an iteration."""
+        if not self._begun:
+            self._begun, self._goes_on = True, self._asked()
+        checkpoint = trainable._last_training_result.checkpoint
+        if checkpoint is not None and self._goes_on:
+            metrics = {name: value for name, value in trainable._last_result.items() if name != "config"}
+            self.result = type(trainable._last_training_result)(checkpoint=checkpoint, metrics=metrics)
+            self.unsaved_iterations = 0
+        elif self.unsaved_iterations is not None:
+            self.unsaved_iterations += 1
+
+    def forget(self) -> None:
+        """Forgets what was reported."""
+        self.result = self.unsaved_iterations = None
+
+    def restored(self, result: Any) -> None:
+        """Notes that the function goes on from this checkpoint."""
+        self.result, self.unsaved_iterations = result, 0
+
+
 def _without_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes an error of a ``StopIteration`` that a function raises; Ray's thread would take it for a regular end."""
+    """Makes an error of a ``StopIteration`` that a function raises, which Ray's thread would take for a regular end.
+
+    Reports what an iterator yields that the function returns, which Ray refuses.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            returned = function(*args, **kwargs)
         except StopIteration as error:
             raise stray_stop_iteration(getattr(function, "__name__", "the function")) from error
+        if not isinstance(returned, Iterator):
+            return returned
+        session = importlib.import_module("ray.train._internal.session").get_session()
+        for metrics in returned:
+            session.report(step_of(metrics, "the iterator").metrics)
+        return None
 
     return run
 

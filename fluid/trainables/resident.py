@@ -36,7 +36,12 @@ class Resident(Protocol):
 
     That one becomes a ``RuntimeError``, as in Python's generators: it comes from a ``next()`` that the user forgot to
     guard, and does not mean that the trial is done.
+
+    Attributes:
+        reports_states: whether only states that the trial reports can be saved, not the one that it is in.
     """
+
+    reports_states: bool
 
     def setup(self, config: dict[str, Any]) -> None:
         """Prepares the trial for its first iteration; called once, before all other methods."""
@@ -59,6 +64,13 @@ class Resident(Protocol):
 
         Raises:
             NotSavableError: it cannot be saved now; the trial is as before.
+        """
+        ...
+
+    def unsaved_iterations(self) -> int | None:
+        """Iterations done since the state that :meth:`save` writes; ``None`` while there is no state to write.
+
+        Only asked where :attr:`reports_states` is set.
         """
         ...
 

@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Literal
 
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
-from fluid.trainables.class_resident import ClassResident
+from fluid.trainables.class_resident import ClassResident, says_it_reports_states
 from fluid.trainables.elastic_class import WRAPPED_ELASTIC_CLASS, elastic_class_of, without_request
 from fluid.trainables.function_resident import FunctionResident, StateFunctionResident
 from fluid.trainables.import_scan import ImportScan
@@ -65,10 +65,11 @@ def kind_of(trainable: Any) -> Kind:
 
 
 def can_save(trainable: Any) -> bool:
-    """Whether the trials of a trainable can be saved and restored, and so moved to another lane."""
+    """Whether the trials of a trainable can be saved and restored at any time, and so moved to another lane."""
     if not inspect.isclass(trainable):
         return takes_state(trainable)
-    return all(_defines(trainable, name) for name in ("save_checkpoint", "load_checkpoint"))
+    can = all(_defines(trainable, name) for name in ("save_checkpoint", "load_checkpoint"))
+    return can and not says_it_reports_states(trainable)
 
 
 def takes_state(trainable: Any) -> bool:

@@ -36,6 +36,7 @@ from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
     DeviceAdded,
+    DeviceDraining,
     DeviceLost,
     Event,
     GroupSubmitted,
@@ -54,6 +55,7 @@ from fluid.resources import Device
 from fluid.trainables.driver_link import driver_link, dump_message
 from fluid.trainables.payload import payload_of
 from fluid.trainables.pickling import dump_arguments
+from fluid.trainables.trainable import can_save
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
@@ -90,6 +92,36 @@ class Asking(Sleeper):
 
     def step(self) -> dict[str, Any]:
         return {**super().step(), "got": driver_link().ask(self.steps)}
+
+
+def stateful(config: dict[str, Any], state: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Sleeps for each iteration; its state is the number of them."""
+    steps = state or 0
+    while True:
+        time.sleep(config["seconds"])
+        steps += 1
+        yield {"step": steps}, steps
+
+
+def reporting(config: dict[str, Any]) -> None:
+    """Sleeps for each iteration, and reports a checkpoint of each to Ray Tune."""
+    import tempfile
+
+    from ray import tune
+
+    steps, checkpoint = 0, tune.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            steps = json.loads((Path(folder) / "steps.json").read_text())
+    while True:
+        time.sleep(config["seconds"])
+        steps += 1
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "steps.json").write_text(json.dumps(steps))
+            tune.report({"step": steps}, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+FORMS: dict[str, Any] = {"class": Sleeper, "state": stateful, "reporting": reporting}
 
 
 def spreading() -> type:
@@ -150,14 +182,16 @@ BACKENDS: dict[str, Callable[[Path], Backend]] = {
 CLUSTERS = {"ray": "two_nodes", "ray-4": "four_nodes"}
 _RAY = [pytest.mark.ray, pytest.mark.slow]
 KINDS = ["simulated", "local", pytest.param("ray", marks=_RAY)]
+in_all_forms = pytest.mark.parametrize("form", ["class", "state", pytest.param("reporting", marks=pytest.mark.ray)])
 on_four_nodes_too = pytest.mark.parametrize("kind", [*KINDS, pytest.param("ray-4", marks=_RAY)], indirect=True)
 
 
 class Session:
     """An engine and a backend; the engine's state is checked after every step."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, form: str = "class") -> None:
         self.backend = backend
+        self.trainable = FORMS[form]
         self.is_real = not isinstance(backend, SimulatedBackend)
         self.state = EngineState(make_planner("portfolio"), max_packing=1, max_failures=1)
         self.commands: list[Command] = []
@@ -177,14 +211,15 @@ class Session:
 
     def register(self, trial_id: str, seconds: float, elastic: bool = False) -> None:
         """Registers a trial whose iterations take so many seconds."""
-        trainable = spreading() if elastic and self.is_real else Sleeper
+        trainable = spreading() if elastic and self.is_real else self.trainable
         self.backend.register(trial_id, payload_of(trainable, {"seconds": seconds}))
 
     def submit(self, group_id: str, **trials: tuple[int, float]) -> None:
         """Submits trials, each of so many iterations of so many seconds."""
         for trial_id, (_, seconds) in trials.items():
             self.register(trial_id, seconds)
-        specs = tuple(TrialSpec(trial_id, budget) for trial_id, (budget, _) in trials.items())
+        saves = can_save(self.trainable)
+        specs = tuple(TrialSpec(trial_id, budget, can_save=saves) for trial_id, (budget, _) in trials.items())
         self.tell(GroupSubmitted(self.backend.now(), group_id, specs))
 
     def run(self, until: Callable[[], bool]) -> None:
@@ -235,14 +270,23 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def session(kind: str, tmp_path: Path) -> Iterator[Session]:
+def form() -> str:
+    """A form of trainables; a test may ask for others."""
+    return "class"
+
+
+@pytest.fixture
+def session(kind: str, form: str, tmp_path: Path) -> Iterator[Session]:
+    if kind == "simulated" and form != "class":
+        pytest.skip("trials of the simulated backend run no code")
     backend = BACKENDS[kind](tmp_path)
     assert isinstance(backend, Backend)
-    yield Session(backend)
+    yield Session(backend, form)
     backend.close()
     backend.close()  # Harmless.
 
 
+@in_all_forms
 @on_four_nodes_too
 def test_all_trials_run_to_the_end(session: Session) -> None:
     session.submit("g", **{f"t{x}": (x + 1, 0.001) for x in range(7)})
@@ -311,6 +355,7 @@ def test_a_queued_trial_can_be_stopped(session: Session) -> None:
     assert session.ends() == {"a": "DONE", "b": "DONE", "c": "STOPPED"} and session.iterations("c") == []
 
 
+@in_all_forms
 def test_budgets_can_be_extended_while_running_and_after(session: Session) -> None:
     session.submit("g", a=(3, 0.01), b=(1, 0.01))
     session.tell(BudgetExtended(session.backend.now(), "a", 2))
@@ -331,6 +376,7 @@ def test_trials_and_groups_arrive_while_others_run(session: Session) -> None:
     assert set(session.ends().values()) == {"DONE"} and len(session.ends()) == 4
 
 
+@in_all_forms
 def test_a_lost_devices_trial_goes_on_elsewhere(session: Session) -> None:
     session.warm_up()
     session.submit("g", a=(12, 0.02), b=(12, 0.02))
@@ -343,6 +389,26 @@ def test_a_lost_devices_trial_goes_on_elsewhere(session: Session) -> None:
     assert reports[-1].device_ids == (0,)
 
 
+@in_all_forms
+def test_the_trial_of_a_drained_device_goes_on_elsewhere_without_a_loss(session: Session) -> None:
+    session.warm_up()
+    session.submit("g", a=(12, 0.05), b=(12, 0.05))
+    session.run(lambda: min(len(session.iterations("a")), len(session.iterations("b"))) >= 2)
+    session.tell(DeviceDraining(session.backend.now(), 1, session.backend.now() + PATIENCE))
+    session.run(lambda: 1 not in session.state.occupancy.residents)
+    starts = sum(isinstance(command, StartTrial) for command in session.commands)
+    session.run_to_the_end()
+    for trial_id in ("a", "b"):
+        assert session.iterations(trial_id) == list(range(1, 13))
+    again = [command for command in session.commands if isinstance(command, StartTrial)][starts:]
+    assert all(command.checkpoint is not None and command.checkpoint.iteration >= 2 for command in again)
+    reports = [command for command in session.commands if isinstance(command, Report)]
+    assert reports[-1].device_ids == (0,)
+    if session.is_real:
+        assert all(report.metrics["step"] == report.iteration for report in reports), "it went on from its state"
+
+
+@in_all_forms
 @on_four_nodes_too
 def test_a_killed_lane_is_lost_and_its_trial_goes_on(session: Session) -> None:
     session.warm_up()
@@ -360,6 +426,7 @@ def test_a_killed_lane_is_lost_and_its_trial_goes_on(session: Session) -> None:
     assert session.ends() == {"a": "DONE", "b": "DONE"}
 
 
+@in_all_forms
 @on_four_nodes_too
 def test_more_trials_than_a_device_keeps_resident_can_all_be_extended(session: Session) -> None:
     names = [f"t{x}" for x in range(24)]
@@ -464,6 +531,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(session: Session) -> None
     assert session.iterations("a") == [1, 2, 3]
 
 
+@in_all_forms
 def test_trials_that_are_left_over_take_turns_and_lose_nothing(session: Session) -> None:
     session.submit("first", x=(3, 0.15), y=(3, 0.15))  # From then on it is known how long they take.
     session.run_to_the_end()

@@ -503,6 +503,7 @@ def random_session(seed: int, steps: int) -> Session:
     )
     if not chances.hang:  # While a lane waits for an answer, a drain may rely on one that hangs.
         chances.ask = rng.choice([0.0, 0.1])
+    chances.unsavable = rng.choice([0.0, 0.0, 0.2])
     undivided = rng.random() < 0.3
     sparse = not undivided and rng.random() < 0.3
     planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]

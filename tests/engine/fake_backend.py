@@ -40,6 +40,7 @@ from fluid.engine.events import (
 )
 from fluid.engine.requests import Answer, TrialAsked
 from fluid.engine.retention import TrialNotKept
+from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
 from fluid.keeping import Kept
 from fluid.resources import MemoryNeed
@@ -91,6 +92,8 @@ class Chances:
     #: Bytes that lanes take for themselves; not a chance.
     own_bytes: float = 0.0
     ask: float = 0.0
+    #: That a state cannot be saved, or can be again, or that only an earlier one can.
+    unsavable: float = 0.0
 
 
 class FakeBackend:
@@ -122,6 +125,8 @@ class FakeBackend:
                 self._remove(command.lane_id)
             elif isinstance(command, KillLane):
                 self._kill(command)
+            elif isinstance(command, Resize) and self._refuses(command):
+                pass
             elif isinstance(command, Resize):
                 for lane_id in dict.fromkeys((*command.lane_ids, *command.old_lane_ids)):
                     self._post(lane_id, command)
@@ -308,6 +313,21 @@ class FakeBackend:
         kept = replace(checkpoint, path=f"kept/{checkpoint.path}", host=host, in_memory=False)
         lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, kept, kept=Kept(9), copied=copied))
 
+    def _refuses(self, command: Resize) -> bool:
+        """Whether the lane of a trial that is to go to another one cannot save it, so that it stays."""
+        (old, *others), (new, *further) = command.old_lane_ids, command.lane_ids
+        lane = self.lanes.get(old)
+        if others or further or old == new or lane is None or lane.dead or command.trial_id not in lane.hosted:
+            return False
+        if not self._happens(self.chances.unsavable):
+            return False
+        lane.outbox.append(self._savability(command.trial_id, old, can_save=False, refuses=True))
+        return True
+
+    def _savability(self, trial_id: str, lane_id: int, *, can_save: bool, refuses: bool = False) -> SavabilityChanged:
+        reason = "" if can_save else "cannot pickle 'lock'"
+        return SavabilityChanged(self.now, trial_id, lane_id, can_save=can_save, reason=reason, refuses=refuses)
+
     def _save(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted, command: Save) -> None:
         if command.keep:
             checkpoint = Checkpoint(hosted.done, f"{trial_id}/{hosted.done}")
@@ -317,12 +337,16 @@ class FakeBackend:
             del lane.hosted[trial_id]
             lane.outbox.append(TrialFailed(self.now, trial_id, lane_id, Failure("error", "could not be saved")))
             return
+        if self._happens(self.chances.unsavable):
+            lane.outbox.append(self._savability(trial_id, lane_id, can_save=False, refuses=True))
+            return
         if command.drop:
             del lane.hosted[trial_id]
         in_memory = self.rng.random() < 0.5 and not command.durable
+        done = hosted.done - (hosted.done > 1 and self._happens(self.chances.unsavable))
         checkpoint = Checkpoint(
-            hosted.done,
-            f"{trial_id}/{hosted.done}",
+            done,
+            f"{trial_id}/{done}",
             host=self.hosts.get(lane.device_id, "localhost"),
             in_memory=in_memory,
         )
@@ -366,6 +390,8 @@ class FakeBackend:
                 memory=memory,
             )
         )
+        if self._happens(self.chances.unsavable):
+            lane.outbox.append(self._savability(trial_id, lane_id, can_save=self.rng.random() < 0.7))
         if self._happens(self.chances.own_save):
             checkpoint = Checkpoint(
                 hosted.done, f"{trial_id}/{hosted.done}", host=self.hosts.get(lane.device_id, "localhost")

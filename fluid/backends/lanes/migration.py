@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
 from fluid.engine.events import Event, ResizeDone, TrialFailed, TrialSaved, TrialStarted
+from fluid.engine.savability import SavabilityChanged
 
 OfTrial = StartTrial | RunIteration | Pause | Save | StopTrial | Call | Resize
 
@@ -53,10 +54,14 @@ class Migrations:
         Returns:
             The event the engine is to see in its place, and the commands that go on with the migration.
         """
-        if not isinstance(event, (TrialSaved, TrialStarted, TrialFailed)):
+        if not isinstance(event, (TrialSaved, TrialStarted, TrialFailed, SavabilityChanged)):
             return event, ()
         migration = self._migrations.get(event.trial_id)
         if migration is None:
+            return event, ()
+        if isinstance(event, SavabilityChanged):
+            if event.refuses and not migration.restoring:
+                del self._migrations[event.trial_id]  # What waits is for the new lane, to which the trial will not go.
             return event, ()
         if isinstance(event, TrialFailed):
             del self._migrations[event.trial_id]

@@ -21,8 +21,10 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.requests import TrialAsked
+from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
 from fluid.lane import messages as m
+from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
 
 
@@ -151,6 +153,9 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
         at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds
     ),
     m.ResidentSetBack: _set_back,
+    ResidentSavability: lambda x, lane_id, host, at: SavabilityChanged(
+        at, x.trial_id, lane_id, can_save=x.can_save, reason=x.reason, refuses=x.refuses
+    ),
     m.ResidentIterated: _iterated,
     m.ResidentPaused: _paused,
     m.ResidentSaved: _saved,
