@@ -65,7 +65,7 @@ LAYERS = (
     layer(11, "backends.ray", "ray"),
     layer(12, "session"),
     layer(13, "display", "rich"),
-    layer(14, "report", "numpy rich matplotlib"),
+    layer(14, "report", "numpy rich matplotlib optuna sklearn"),
     layer(14, "executor"),
     layer(15, "commands", "rich"),
     layer(16, "cli"),

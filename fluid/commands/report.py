@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
-from fluid.commands.inout import Subparsers, add_json, is_narrow, make_console, print_json
+from fluid.commands.inout import Subparsers, add_json, make_console, print_json
 from fluid.errors import InvalidFieldError, MissingDependencyError
 
 if TYPE_CHECKING:
     from fluid.report.run import RecordedRun
 
+#: The name of stdout where a file is named.
+STDOUT = "-"
+
 
 def add_report(commands: Subparsers) -> None:
     """Adds ``fluid report``."""
-    report = commands.add_parser("report", help="report on a run: tables, an HTML page and a Gantt chart")
-    report.add_argument("run", metavar="RUN", help="the run folder of a session")
+    report = commands.add_parser("report", help="report on a run, or compare several: tables, a page and a Gantt chart")
+    report.add_argument("runs", metavar="RUN", nargs="+", help="the run folder of a session; several are compared")
+    report.add_argument("--metric", metavar="NAME", help="judge trials by this metric (default: the search's)")
+    report.add_argument("--mode", metavar="MODE", help="min or max (default: the search's, else by the metric's name)")
+    report.add_argument("--columns", metavar="NAME,NAME,...", help="columns of the table of trials, such as lr,loss")
     report.add_argument("--html", metavar="FILE", help="write the page to this file (default: RUN/report.html)")
     report.add_argument("--png", metavar="FILE", help="draw the chart to this file (default: RUN/timeline.png)")
     add_json(report)
@@ -32,22 +39,57 @@ def add_why(commands: Subparsers) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
+    from fluid.report.importance import importances
     from fluid.report.loader import load_run
+    from fluid.report.ranking import goal_of
     from fluid.report.run_table import as_json, run_tables
 
+    _check(arguments)
+    columns = None if arguments.columns is None else arguments.columns.split(",")
+    if len(arguments.runs) > 1:
+        _compare(arguments)
+        return
+    run = load_run(arguments.runs[0])
+    goal = goal_of(run, arguments.metric, arguments.mode)
+    found = None if goal is None else importances(run.trials, goal)
+    console = make_console()
+    tables = run_tables(run, goal=goal, importances=found, width=console.width, columns=columns)
+    messages = _write(run, arguments)
+    if arguments.json:
+        print_json(as_json(run, goal, found))
+    elif arguments.html != STDOUT:
+        console.print(tables, crop=False)  # A path that is cut cannot be copied.
+        for line in messages:
+            console.print(line, soft_wrap=True)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuses options that contradict one another, before anything is read or written."""
+    if arguments.html == STDOUT and arguments.json:
+        raise InvalidFieldError("html", STDOUT, "the page and --json cannot both go to stdout; name a file")
+    if arguments.json and arguments.columns is not None:
+        raise InvalidFieldError("columns", arguments.columns, "does not apply to --json, which has everything")
     if arguments.png:
         from fluid.report.gantt import check_plot
 
+        if len(arguments.runs) > 1:
+            raise InvalidFieldError("png", arguments.png, "shows one run; give one RUN")
         check_plot(arguments.png, "png")
-    run = load_run(arguments.run)
-    messages = _write(run, arguments)
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from fluid.report.loader import load_run
+    from fluid.report.run_comparison import as_json, compare, comparison_tables
+
+    if arguments.columns is not None:
+        raise InvalidFieldError("columns", arguments.columns, "applies to the trials of one run; give one RUN")
+    runs = [load_run(path) for path in arguments.runs]
+    comparison = compare(runs, arguments.metric, arguments.mode)
     if arguments.json:
-        print_json(as_json(run))
-        return
-    console = make_console()
-    console.print(run_tables(run, compact=is_narrow(console)))
-    for line in messages:
-        console.print(line, soft_wrap=True)
+        print_json(as_json(comparison))
+    else:
+        console = make_console()
+        console.print(comparison_tables(comparison, width=console.width))
 
 
 def _why(arguments: argparse.Namespace) -> None:
@@ -74,7 +116,11 @@ def _write(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
         html = str(run.path / "report.html")
         png = None if why_not else str(run.path / "timeline.png")
         messages += [f"did not draw timeline.png: {why_not}"] if why_not else []
-    if html:
+    if html == STDOUT:
+        from fluid.report.html import render_html
+
+        sys.stdout.write(render_html(run))
+    elif html:
         from fluid.report.html import save_html
 
         save_html(html, [run])
@@ -86,7 +132,7 @@ def _write(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
             str(run.session.get("planner", "run")), run.timeline, count(run.resizes, "resize") if run.resizes else ""
         )
         save_gantt(png, [panel], run.name, field="png")
-    return [f"wrote {path}" for path in (html, png) if path] + messages
+    return [f"wrote {path}" for path in (html, png) if path and path != STDOUT] + messages
 
 
 def _why_no_chart(run: RecordedRun) -> str:

@@ -24,6 +24,7 @@ from fluid.report.story_words import StoryLine
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
 from fluid.results.iterations import FinishedIterations, finished_iterations, reported_lines, shown_iterations
+from fluid.results.metrics import is_number
 from fluid.results.records import TrialFiles
 from fluid.results.run_files import RunFiles, device_from, without_surrogates
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
@@ -134,12 +135,14 @@ def _clock(session: Mapping[str, Any], done: FinishedIterations, zero: float) ->
 
 
 def _wall(session: Mapping[str, Any], done: FinishedIterations, history: RunHistory, makespan: float) -> float | None:
-    """Seconds from the start of the session to its last entry; ``None`` if unknown, or if its clock was reset."""
+    """Seconds from the start of the session to its end; ``None`` if unknown, or if its clock was reset."""
     known = session.get("clock")
-    began = known.get("at") if isinstance(known, Mapping) else None
-    if not isinstance(began, (int, float)) or len(done.offsets) > 1:
+    began, closed = known.get("at") if isinstance(known, Mapping) else None, session.get("closed")
+    if not is_number(began) or len(done.offsets) > 1:
         return None
-    return max(0.0, history.zero + max(history.end, makespan) - began)
+    ended = closed if is_number(closed) else history.zero + max(history.end, makespan)
+    # session.json has the clock of the last session; the journal of one that was resumed began before.
+    return max(0.0, ended - min(began, history.zero + history.start))
 
 
 def _note_shared(

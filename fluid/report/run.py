@@ -159,7 +159,8 @@ class RecordedRun:
         submitted: the submitted trials that each trial is made of, by group and id.
         idle: the idle time of the devices; ``None`` if the journal does not tell, as those of older versions.
         clock: wall-clock time at 0 on the time axis; ``None`` if unknown.
-        wall: seconds from the start of the session to its last entry, start-up included; ``None`` if unknown.
+        wall: seconds from the start of the session to its end, start-up included, or to the last entry of its journal
+            if it has not ended; ``None`` if unknown.
     """
 
     path: Path
@@ -187,6 +188,11 @@ class RecordedRun:
         """The session's own name; else that of its only search; else that of the folder."""
         search = self.groups[0].name if self.is_one_search else ""
         return str(self.session.get("name") or search or self.path.resolve().name)
+
+    @property
+    def iterations(self) -> int:
+        """Number of finished iterations."""
+        return sum(group.iterations for group in self.groups)
 
     @property
     def devices_held(self) -> str:

@@ -13,60 +13,89 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fluid.display.format import count, duration, durations, number, percent, printable, shortened, widths_name
-from fluid.display.palette import colour
-from fluid.display.states import state_style, states_text
+from fluid.display.format import count, duration, durations, percent, printable, shortened
+from fluid.display.states import states_text
 from fluid.report.idle import WAITED, IdleTime
+from fluid.report.importance import Importances
+from fluid.report.ranking import best_of, goal_of
 from fluid.report.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun
-from fluid.results.metrics import is_number
+from fluid.report.trials_table import TableStyle, best_lines, failure_lines, importance_line, trials_table
+from fluid.results.metrics import Goal
 
 #: Most rows of a table.
 DEFAULT_TABLE_ROWS = 20
 _LONGEST_NAME = 32
+#: Characters of a line from which the table of groups has their states.
+_ROOM_FOR_STATES = 76
 
 
-def run_tables(run: RecordedRun, *, rows: int = DEFAULT_TABLE_ROWS, compact: bool = False) -> RenderableType:
-    """A run as a summary line, its groups, its best trials by their first metric, and the measurements.
+def run_tables(
+    run: RecordedRun,
+    *,
+    goal: Goal | None = None,
+    importances: Importances | None = None,
+    rows: int = DEFAULT_TABLE_ROWS,
+    width: int = 80,
+    columns: Sequence[str] | None = None,
+) -> RenderableType:
+    """A run as a summary line, its best trial, its groups, its trials by the metric, and the measurements.
 
     Args:
         run: the run.
+        goal: what trials are judged by; ``None`` for what :func:`~fluid.report.ranking.goal_of` finds.
+        importances: those of the hyperparameters for it; ``None`` to say nothing about them.
         rows: most groups and most trials to list; a line says how many are left out.
-        compact: for narrow terminals: fewer columns.
+        width: characters of a line; narrow ones have fewer columns.
+        columns: the columns of trials, in place of those that fit.
+
+    Raises:
+        InvalidFieldError: a column is not one of the run.
     """
+    goal = goal or goal_of(run)
+    trials = trials_table(run, goal, TableStyle(width=width, rows=rows, columns=columns))
     parts: list[RenderableType] = [_headline(run)]
+    parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
     if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
         parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {states_text(run.groups[0].states)}"))
-    else:
-        parts.append(_groups_table(run.groups, rows, compact=compact))
+    parts += best_lines(run, goal)
+    parts += [] if importances is None else [importance_line(importances)]
+    if not run.is_one_search:
+        parts.append(_groups_table(run.groups, rows, compact=width < _ROOM_FOR_STATES))
         parts += _left_out(len(run.groups), rows, "group")
-    parts.append(_trials_table(run, rows, compact=compact))
+    parts += trials
     parts += _left_out(len(run.trials), rows, "trial")
+    if failures := failure_lines(run):
+        parts += [*failures, Text()]
     parts += [Text(_measured(key)) for key in run.keys]
     if run.idle is not None:
         parts.append(_idle_table(run.idle))
     if run.sharing:
         parts.append(Text(f"GPUs shared by {printable(run.sharing)}"))
-    parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
     if run.stories:
-        parts.append(
-            Text(
-                f"fluid why {shlex.quote(printable(str(run.path)))} TRIAL tells what happened to a trial, and why",
-                "dim",
-            )
-        )
+        folder = shlex.quote(printable(str(run.path)))
+        parts.append(Text(f"fluid why {folder} TRIAL tells what happened to a trial, and why", "dim"))
     return Group(*parts)
 
 
-def as_json(run: RecordedRun) -> dict[str, Any]:
-    """The output of ``fluid report --json``."""
+def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances | None = None) -> dict[str, Any]:
+    """The output of ``fluid report --json``.
+
+    Args:
+        run: the run.
+        goal: what the best trial is judged by; ``None`` for what :func:`~fluid.report.ranking.goal_of` finds.
+        importances: those of the hyperparameters for it.
+    """
     return {
         "run": str(run.path),
         "session": {key: _plain(value) for key, value in run.session.items()},
         "devices": len(run.timeline.devices),
         "device_seconds": run.timeline.device_seconds,
         "makespan_s": run.timeline.makespan,
+        "wall_time_s": run.wall,
         "utilisation": run.timeline.utilisation,
         "resizes": run.resizes,
+        "best": best_json(run, goal or goal_of(run)),
+        "importances": None if importances is None else asdict(importances),
         "idle": None if run.idle is None else _idle_json(run.idle),
         "groups": [
             {
@@ -89,7 +118,26 @@ def as_json(run: RecordedRun) -> dict[str, Any]:
     }
 
 
+def best_json(run: RecordedRun, goal: Goal | None) -> dict[str, Any] | None:
+    """The best trial as data; ``None`` if no trial has a value."""
+    best = best_of(run, goal)
+    if best is None or goal is None:
+        return None
+    return {
+        "metric": goal.metric,
+        "mode": goal.mode,
+        "value": best.value,
+        "trial": best.trial.trial_id,
+        "group": best.trial.group_id,
+        "state": best.trial.state,
+        "iteration": best.iteration.number,
+        "at_s": best.iteration.end,
+        "config": _plain(best.trial.config),
+    }
+
+
 def _trial_json(trial: TrialRun) -> dict[str, Any]:
+    log = None if trial.files is None else trial.files.log
     return {
         "trial": trial.trial_id,
         "group": trial.group_id,
@@ -97,6 +145,8 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "config": _plain(trial.config),
         "state": trial.state,
         "failure": trial.failure,
+        "traceback": trial.traceback,
+        "log": None if log is None else str(log),
         "iterations": trial.iterations,
         "budget": trial.budget,
         "seconds": trial.seconds,
@@ -147,6 +197,7 @@ def _headline(run: RecordedRun) -> Text:
     line = Text().append(printable(run.name), style="bold")
     line.append(f": {count(len(run.trials), 'trial')} on {run.devices_held}")
     line.append(f", makespan {duration(timeline.makespan)}, devices busy {percent(timeline.utilisation)}")
+    line.append("" if run.wall is None else f", wall time {duration(run.wall)}")
     return line.append(f", {count(run.resizes, 'resize')}" if run.resizes else "")
 
 
@@ -165,33 +216,6 @@ def _groups_table(groups: Sequence[GroupRun], rows: int, *, compact: bool) -> Ta
     return table
 
 
-def _trials_table(run: RecordedRun, rows: int, *, compact: bool) -> Table:
-    """The best trials by the first metric; in order of submission if there is none."""
-    metric = run.metrics[0] if run.metrics else None
-    table = _empty_table()
-    figures = ["iterations"] + ([] if compact else ["time", "widths"]) + ([metric] if metric else [])
-    table.add_column("")
-    table.add_column("trial", overflow="fold", min_width=8)
-    table.add_column("state", no_wrap=True)
-    for header in figures:
-        best = f"best {printable(header)}" if header == metric else header
-        table.add_column(best, justify="right", no_wrap=header != "widths", overflow="fold")
-    numbered = list(enumerate(run.trials))
-    if metric:
-        less = run.less_is_better(metric)
-        numbered.sort(key=lambda entry: _rank(entry[1], metric, less=less))
-    shown = numbered[:rows]
-    for (row, trial), time in zip(shown, durations([trial.seconds for _, trial in shown]), strict=True):
-        state = Text(trial.state.lower(), style=state_style(trial.state))
-        done = f"{trial.iterations}" if trial.budget is None else f"{trial.iterations}/{trial.budget}"
-        cells = [done] if compact else [done, time, widths_name(trial.widths)]
-        if metric:
-            best_value = trial.best(metric, less=run.less_is_better(metric))
-            cells.append("" if best_value is None else number(best_value) if best_value >= 100 else f"{best_value:.4g}")
-        table.add_row(Text("  ", style=f"on {colour(row)}"), printable(trial.trial_id), state, *cells)
-    return table
-
-
 def _idle_table(idle: IdleTime) -> Table:
     """The unused device time by its cause, in device-seconds."""
     table = _empty_table()
@@ -202,13 +226,6 @@ def _idle_table(idle: IdleTime) -> Table:
         share = f"{100.0 * idle.waited_share:.2f} % of the sweep" if name == WAITED else ""
         table.add_row(name, duration(seconds), share)
     return table
-
-
-def _rank(trial: TrialRun, metric: str, *, less: bool) -> float:
-    best = trial.best(metric, less=less)
-    if best is None or not is_number(best):
-        return math.inf
-    return best if less else -best
 
 
 def _measured(key: KeyMeasurements) -> str:

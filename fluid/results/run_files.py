@@ -101,7 +101,7 @@ class RunFiles:
         except FileNotFoundError:
             self.notes.append(f"{name} is missing.")
             return
-        broken = 0
+        broken = found = 0
         for number, line in enumerate(lines, 1):
             try:
                 entry = _parse(line) if line.strip() else None
@@ -110,10 +110,13 @@ class RunFiles:
                 broken += number < len(lines)
                 continue
             if isinstance(entry, dict):
+                found += 1
                 yield entry
             else:
                 broken += bool(line.strip())
-        if broken:
+        if broken and not found:
+            self.notes.append(f"{name} is damaged: none of its {line_count(len(lines))} could be read.")
+        elif broken:
             self.notes.append(f"{line_count(broken)} of {name} could not be read.")
 
     def _text(self, name: str) -> str:

@@ -296,12 +296,16 @@ class Pump:
         with contextlib.ExitStack() as rest:
             rest.callback(self._folder.close)
             rest.callback(lambda: self._folder.write_profile(self._state.profile))
-            rest.callback(self._write_facts)  # The backend may have given MPS up meanwhile.
+            rest.callback(self._write_last_facts)
             rest.callback(self._backend.close)
             for inbox in reversed(self.inboxes.values()):
                 rest.callback(inbox.break_off, reason)
             rest.callback(self._refuse_calls)
             rest.callback(self._alerts.at_close)
+
+    def _write_last_facts(self) -> None:
+        self._facts["closed"] = self._backend.now()
+        self._write_facts()  # The backend may also have given MPS up meanwhile.
 
     def _write_facts(self) -> None:
         how = self._backend.sharing

@@ -34,6 +34,13 @@ from fluid.trialgroup import Search, Trial, TrialState
 ZERO = 5000.0
 #: What session.json says of that clock.
 CLOCK = {"at": ZERO - 1.0, "time": "2026-01-31 12:34:56"}
+TRACEBACK = """Traceback (most recent call last):
+  File "/lib/fluid/trainables/resident.py", line 60, in step
+    metrics = next(self._results)
+  File "train.py", line 31, in train
+    raise ValueError("loss is nan")
+ValueError: loss is nan
+"""
 #: (trial, iteration, start, end, width, devices, metrics)
 Row = tuple[str, int, float, float, float, tuple[int, ...], Any]
 
@@ -185,3 +192,44 @@ def told_run(session: Callable[..., Session]) -> Path:
         ("a", 6, 9.2, 10.3, 2.0, (0, 1), {"loss": 0.1}),
     )
     return made.close()
+
+
+@pytest.fixture
+def two_sweeps(session: Callable[..., Session]) -> tuple[Path, Path]:
+    """Two sweeps of one space: ``random`` runs 9 trials to their end, ``asha`` stops half of 12 early and one fails."""
+    paths = []
+    for name, trials, devices in (("asha", 12, 2), ("random", 9, 3)):
+        made = session({}, name=name, devices=[{"index": k} for k in range(devices)], clock=CLOCK, closed=ZERO + 30.0)
+        largest = 0.1 if name == "asha" else 0.11
+        configs = [
+            {"lr": round(largest / place, 4), "optimizer": {"name": ("sgd", "adam")[place % 2]}, "data": "digits"}
+            for place in range(1, trials + 1)
+        ]
+        listed = [trial(f"{name}-{place}", 4, **config) for place, config in enumerate(configs)]
+        made.submit(name, listed, Search("loss", "min", trials), at=-1.0)
+        for place, config in enumerate(configs):
+            start, device = 4.0 * (place // devices), place % devices
+            done = 2 if name == "asha" and place % 2 else 4
+            goal = abs(config["lr"] - 0.02) + (0.01 if name == "random" else 0.0)
+            made.results(
+                *(
+                    (
+                        f"{name}-{place}",
+                        k,
+                        start + k - 1,
+                        start + k,
+                        1.0,
+                        (device,),
+                        {"loss": goal + 1.0 / k, "step": k},
+                    )
+                    for k in range(1, done + 1)
+                )
+            )
+            if (name, place) == ("asha", 3):
+                failure = Failure("error", "ValueError: loss is nan", TRACEBACK)
+                made.end(f"{name}-{place}", "FAILED", iteration=done, failure=failure)
+            else:
+                made.end(f"{name}-{place}", "DONE" if done == 4 else "STOPPED", iteration=done)
+                made.stop(f"{name}-{place}", TrialState.DONE if done == 4 else TrialState.STOPPED)
+        paths.append(made.close())
+    return paths[0], paths[1]

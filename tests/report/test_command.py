@@ -45,9 +45,12 @@ def test_the_tables_tell_of_groups_trials_and_what_was_measured(small_run: Path,
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "run: 4 trials on 3 devices, makespan 10 s, devices busy 77 %, 1 resize"
     assert "rung 0 3 6 8 s 2 done, 1 failed" in lines
-    ranked = [line for line in lines if re.match(r"[abcd] (done|failed|unfinished)", line)]
-    assert [line.split()[0] for line in ranked] == ["d", "a", "c", "b"]
-    assert ranked[1] == "a done 3/3 5.50 s 1/2, x2 0.4"
+    ranked = [line for line in lines if re.match(r"[abcd] (done|failed|unfinished) ", line)]
+    # A failed trial is last, whatever its value.
+    assert [line.split()[0] for line in ranked] == ["d", "a", "b", "c"]
+    assert ranked[1] == "a done 3/3 0.4 0.1 5.50 s 1/2, x2"
+    assert lines[1:3] == ["best loss 0.3: d, at iteration 1 of 4; unfinished", "lr=0.2, act=relu"]
+    assert "c failed: ValueError: too <small>" in lines
     assert "net: 2 s per iteration alone, alpha 1.250, c 2, beta 1.000" in lines
 
 
@@ -171,5 +174,5 @@ def test_the_manual_names_every_field(small_run: Path, capsys: Captured) -> None
     manual = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert main(["report", str(small_run), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    fields = {*data, *data["groups"][0], *data["trials"][0], *data["profile"][0]}
+    fields = {*data, *data["groups"][0], *data["trials"][0], *data["profile"][0], *data["best"], *data["importances"]}
     assert {field for field in fields if f"`{field}`" not in manual} == set()

@@ -339,3 +339,18 @@ def test_a_session_that_was_closed_is_closed_for_its_folder_too(tmp_path: Path) 
         executor.submit_trialgroup(TrialGroup([Trial(endless)]))
     executor.close()
     resume(tmp_path / "run").close()
+
+
+# -- how long a session took ----------------------------------------------------------------------------------------
+
+
+def test_the_wall_time_is_that_from_opening_to_closing(tmp_path: Path) -> None:
+    backend = SimulatedBackend(lambda trial_id, config: Truth(1.0), [Device(0)])
+    with FluidExecutor(backend=backend, run_dir=tmp_path, verbose=0) as executor:
+        executor.submit_trialgroup(TrialGroup([Trial(endless, budget=3, trial_id="a")])).wait(PATIENCE)
+        # Of a session that runs it is the time up to the newest entry.
+        open_yet = load_run(tmp_path).wall
+        began = json.loads((tmp_path / "session.json").read_text())["clock"]["at"]
+    closed = json.loads((tmp_path / "session.json").read_text())["closed"]
+    assert open_yet is not None and 3.0 <= open_yet <= closed - began
+    assert load_run(tmp_path).wall == closed - began
