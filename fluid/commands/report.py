@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fluid.commands.inout import Subparsers, add_json, make_console, print_json
 from fluid.errors import InvalidFieldError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from fluid.report.importance import Importances
     from fluid.report.run import RecordedRun
 
 #: The name of stdout where a file is named.
@@ -54,7 +56,7 @@ def _report(arguments: argparse.Namespace) -> None:
     found = None if goal is None else importances(run.trials, goal)
     console = make_console()
     tables = run_tables(run, goal=goal, importances=found, width=console.width, columns=columns)
-    messages = _write(run, arguments)
+    messages = _write(run, found, arguments)
     if arguments.json:
         print_json(as_json(run, goal, found))
     elif arguments.html != STDOUT:
@@ -85,11 +87,15 @@ def _compare(arguments: argparse.Namespace) -> None:
         raise InvalidFieldError("columns", arguments.columns, "applies to the trials of one run; give one RUN")
     runs = [load_run(path) for path in arguments.runs]
     comparison = compare(runs, arguments.metric, arguments.mode)
+    if arguments.html:
+        _write_page(arguments.html, runs)
     if arguments.json:
         print_json(as_json(comparison))
-    else:
+    elif arguments.html != STDOUT:
         console = make_console()
         console.print(comparison_tables(comparison, width=console.width))
+        if arguments.html:
+            console.print(f"wrote {arguments.html}", soft_wrap=True)
 
 
 def _why(arguments: argparse.Namespace) -> None:
@@ -106,7 +112,19 @@ def _why(arguments: argparse.Namespace) -> None:
         console.print(story_text(run, trial))
 
 
-def _write(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
+def _write_page(path: str, runs: Sequence[RecordedRun], found: Importances | None = None) -> None:
+    """Writes the page of some runs, with their importances, of which those ``found`` are known already."""
+    from fluid.report.html import html_page, save_html
+    from fluid.report.importance import by_metric
+
+    importances = [by_metric(run, found) for run in runs]
+    if path == STDOUT:
+        sys.stdout.write(html_page(runs, importances=importances))
+    else:
+        save_html(path, runs, importances=importances)
+
+
+def _write(run: RecordedRun, found: Importances | None, arguments: argparse.Namespace) -> list[str]:
     """Writes the requested files, by default both into the run folder unless ``--json`` is given; returns messages."""
     html, png, messages = arguments.html, arguments.png, []
     why_not = _why_no_chart(run)
@@ -116,14 +134,8 @@ def _write(run: RecordedRun, arguments: argparse.Namespace) -> list[str]:
         html = str(run.path / "report.html")
         png = None if why_not else str(run.path / "timeline.png")
         messages += [f"did not draw timeline.png: {why_not}"] if why_not else []
-    if html == STDOUT:
-        from fluid.report.html import render_html
-
-        sys.stdout.write(render_html(run))
-    elif html:
-        from fluid.report.html import save_html
-
-        save_html(html, [run])
+    if html:
+        _write_page(html, [run], found)
     if png:
         from fluid.display.format import count
         from fluid.report.gantt import GanttPanel, save_gantt

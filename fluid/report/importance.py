@@ -14,9 +14,9 @@ from typing import Any
 from fluid._imports import try_import
 from fluid.report.hyperparameters import differing, value_text
 from fluid.report.ranking import value_of
-from fluid.report.run import TrialRun
+from fluid.report.run import RecordedRun, TrialRun
 from fluid.results.iterations import flat
-from fluid.results.metrics import Goal, is_number
+from fluid.results.metrics import Goal, is_bookkeeping, is_number
 from fluid.trialgroup import TrialState
 
 #: Fewest trials to judge by, and most trials times hyperparameters for functional ANOVA.
@@ -25,6 +25,8 @@ FEWEST_TRIALS, _MOST_FOR_ANOVA = 8, 1000
 _MOST_CHOICES = 32
 #: A positive hyperparameter whose values span this factor is taken on a logarithmic scale.
 _LOG_SPAN = 100.0
+#: Most metrics of a run for which they are computed.
+_MOST_METRICS = 4
 #: Of the forest.
 _TREES, _SEED = 64, 0
 _INSTALL = "pip install optuna scikit-learn"
@@ -80,6 +82,25 @@ def importances(trials: Sequence[TrialRun], goal: Goal) -> Importances:
     notes = [] if len(used) == len(whole) else ["some of these trials ended early"]
     notes += [f"left out: {', '.join(left_out)}"] if left_out else []
     return Importances(goal.metric, found[1], found[0], len(used), "; ".join(notes))
+
+
+def by_metric(run: RecordedRun, known: Importances | None = None) -> dict[str, Sequence[tuple[str, float]] | str]:
+    """The importances for a run's metrics: names and shares, or why there are none.
+
+    They are computed for the goals of the run's searches and its first other metrics, not for bookkeeping.
+
+    Args:
+        run: the run.
+        known: some that were computed already.
+    """
+    metrics = [metric for metric in run.metrics if not is_bookkeeping(metric)][:_MOST_METRICS]
+    found: dict[str, Sequence[tuple[str, float]] | str] = {}
+    for metric in metrics:
+        one = known
+        if one is None or one.metric != metric:
+            one = importances(run.trials, Goal(metric, run.less_is_better(metric)))
+        found[metric] = list(one.shares.items()) or one.note
+    return {**dict.fromkeys(run.metrics, "not computed for this metric"), **found}
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def run_tables(
     parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
     if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
         parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {states_text(run.groups[0].states)}"))
-    parts += best_lines(run, goal)
+    for each in run.goals if goal in run.goals else (goal,):  # A search may have several.
+        parts += best_lines(run, each)
     parts += [] if importances is None else [importance_line(importances)]
     if not run.is_one_search:
         parts.append(_groups_table(run.groups, rows, compact=width < _ROOM_FOR_STATES))

@@ -84,7 +84,7 @@ def test_all_hyperparameters_are_shown_or_counted(
     monkeypatch.setenv("COLUMNS", "80")
     lines = report(capsys, path)
     assert "+11 more: --columns parameter_1,parameter_2,parameter_3,parameter_4,..." in lines
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "240")
     wide = report(capsys, path)
     assert not [line for line in wide if line.startswith("+")]
     assert "t0 unfinished 1/1 0.5 0 1 2 3 4 5 6 7 8 9 10 11 1 s" in wide
