@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from fluid.backends.base import Backend
@@ -19,6 +19,7 @@ from fluid.resources import Device, DeviceChoice
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.in_force import InForce
 from fluid.session.inbox import GroupInbox
+from fluid.session.live_trials import LiveTrials
 from fluid.session.notice import NOTICE
 from fluid.session.options import ExecutorOptions
 from fluid.session.results import TrialListener, require_listener
@@ -27,6 +28,9 @@ from fluid.session.run_folder import RunFolder
 from fluid.session.session import Session
 from fluid.session.status import Status
 from fluid.trialgroup import TrialGroup
+
+if TYPE_CHECKING:
+    from fluid.results.tables import DataFrame
 
 
 class FluidExecutor:
@@ -176,6 +180,10 @@ class FluidExecutor:
     def handles(self) -> list[TrialGroupHandle]:
         """The groups of this session, in order of submission."""
         return list(map(self._handle_of, self._session.inboxes))
+
+    def dataframe(self, every: str = "trial") -> DataFrame:
+        """A table of all trials of this session, as they stand now: see :meth:`fluid.SweepResult.dataframe`."""
+        return LiveTrials(self._session, self._session.inboxes).sweep().dataframe(every)
 
     def _handle_of(self, inbox: GroupInbox) -> TrialGroupHandle:
         return self._handles.setdefault(inbox.group_id, TrialGroupHandle(self._session, inbox))

@@ -15,7 +15,7 @@ from fluid.results.records import Result, TrialResult
 from fluid.results.tables import dataframe
 
 if TYPE_CHECKING:
-    import pandas
+    from fluid.results.tables import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class SweepResult:
             FluidError: no trial has reported the metric.
         """
         if metric is None:
-            raise InvalidFieldError("metric", None, f"the sweep names no metric; choose one{_known(self.trials)}")
+            raise InvalidFieldError("metric", None, f"name one, as no search does{_known(self.trials)}")
         goals = goals_of(metric, mode)
         if len(goals) != 1:
             raise InvalidFieldError("metric", metric, "must be one; for several, see pareto")
@@ -177,7 +177,7 @@ class SweepResult:
         """
         goals = goals_of(self.metric, self.mode)
         if not goals:
-            raise InvalidFieldError("metric", None, f"the sweep names no metric; choose some{_known(self.trials)}")
+            raise InvalidFieldError("metric", None, f"name some, as no search does{_known(self.trials)}")
         points = list(_points(_eligible(self.trials), goals))
         if not points:
             raise _nothing_reported(self.trials, goals)
@@ -192,7 +192,7 @@ class SweepResult:
         """Why trials failed, by trial id."""
         return {trial.trial_id: trial.failure for trial in self.trials if trial.failure is not None}
 
-    def dataframe(self, every: str = "trial") -> pandas.DataFrame:
+    def dataframe(self, every: str = "trial") -> DataFrame:
         """A table of the trials, as a pandas DataFrame.
 
         Columns are ``trial``, ``group`` (if there are several), ``state``, ``iteration``, ``seconds``, then
@@ -249,7 +249,7 @@ def _numeric(trials: Iterable[TrialResult]) -> list[str]:
 
 def _known(trials: Iterable[TrialResult]) -> str:
     names = _numeric(trials)
-    return f", such as best_by({names[0]!r}); there are {', '.join(names)}" if names else ""
+    return f"; there are {', '.join(names)}" if names else ""
 
 
 def _nothing_reported(trials: Sequence[TrialResult], goals: Sequence[Goal]) -> FluidError:

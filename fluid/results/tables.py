@@ -11,10 +11,10 @@ from fluid.results.iterations import flat
 from fluid.results.records import TrialResult
 
 if TYPE_CHECKING:
-    import pandas
+    from pandas import DataFrame as DataFrame
 
 
-def dataframe(trials: Iterable[TrialResult], every: str) -> pandas.DataFrame:
+def dataframe(trials: Iterable[TrialResult], every: str) -> DataFrame:
     """Makes the table: see :meth:`fluid.SweepResult.dataframe`."""
     require_one_of("every", every, ("trial", "iteration"))
     with try_import("pandas", extra="pandas") as imports:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
-from fluid.results.records import Result
+from fluid.results.records import Result, TrialResult
+from fluid.results.sweep import BestTrial, SweepResult
 from fluid.session.inbox import GroupInbox
+from fluid.session.live_trials import LiveTrials
 from fluid.session.results import TrialFailedError
 from fluid.session.session import Session
 from fluid.trainables.pickling import dump_arguments
 from fluid.trialgroup import Search, Trial, TrialState
+
+if TYPE_CHECKING:
+    from fluid.results.tables import DataFrame
 
 
 class TrialGroupHandle:
@@ -39,6 +44,7 @@ class TrialGroupHandle:
         self._session = session
         self._inbox = inbox
         self._group = inbox.group
+        self._live = LiveTrials(session, [inbox])
 
     def __repr__(self) -> str:
         return f"TrialGroupHandle(name={self.name!r}, trials={len(self._group)}, done={self.done})"
@@ -106,8 +112,13 @@ class TrialGroupHandle:
 
     @property
     def states(self) -> dict[str, TrialState]:
-        """``DONE``, ``STOPPED`` or ``FAILED`` by trial id, for trials that have ended; equal to those strings."""
-        return self._inbox.states
+        """How each trial stands, by trial id: ``QUEUED``, ``RUNNING``, ``DONE`` and so on; equal to those strings.
+
+        Trials that were forgotten are left out. After the executor was closed, trials that had not ended keep the state
+        that they had then.
+        """
+        standing, ended = self._session.standing([self._inbox.group_id]), self._inbox.states
+        return {trial_id: ended.get(trial_id, state) for trial_id, state in standing.states.items()}
 
     @property
     def failures(self) -> dict[str, Failure]:
@@ -118,6 +129,56 @@ class TrialGroupHandle:
         """Raises :class:`TrialFailedError` for the first trial that failed, if any did."""
         for trial_id, failure in self.failures.items():
             raise TrialFailedError(trial_id, failure)
+
+    # -- what came of it -----------------------------------------------------------------------------------
+
+    @property
+    def trials(self) -> tuple[TrialResult, ...]:
+        """The trials with all their results so far, also those that wait, have failed or were forgotten.
+
+        Results are read from the run folder: metrics are what JSON makes of them, and a listener does not matter. The
+        handle keeps what it has read, so that the next call reads what is new.
+
+        Raises:
+            FluidError: the run folder was deleted.
+        """
+        return self._live.read()
+
+    def best(self, metric: str | None = None, mode: str | None = None) -> BestTrial:
+        """The trial with the best value of a metric, so far, at any of its iterations.
+
+        A failed trial is best only if all have failed.
+
+        Args:
+            metric: its name; nested names are joined by ``/``. ``None``, the default, for that of the group's search.
+            mode: ``"min"`` or ``"max"``; ``None``, the default, for that of the group's search, else by the name: less
+                is better for a loss or an error.
+
+        Raises:
+            InvalidFieldError: neither the call nor the group's search names a metric, or the mode is neither.
+            FluidError: no trial has reported the metric, or the run folder was deleted.
+        """
+        return self.result(metric, mode).best
+
+    def result(self, metric: str | None = None, mode: str | None = None) -> SweepResult:
+        """The trials as a :class:`fluid.SweepResult`, as they stand now; arguments are those of :meth:`best`."""
+        return self._live.sweep(metric, mode)
+
+    def dataframe(self, every: str = "trial") -> DataFrame:
+        """A table of the trials: see :meth:`fluid.SweepResult.dataframe`."""
+        return self.result().dataframe(every)
+
+    def load_checkpoint(self, trial_id: str) -> Any:
+        """Loads the newest checkpoint of a trial that is kept on disk: see :meth:`fluid.TrialResult.load_checkpoint`.
+
+        Raises:
+            InvalidFieldError: the trial is unknown.
+            FluidError: no checkpoint is kept, or it is damaged.
+        """
+        found = next((trial for trial in self.trials if trial.trial_id == trial_id), None)
+        if found is None:
+            raise InvalidFieldError("trial_id", trial_id, f"is unknown in group {self.name!r}")
+        return found.load_checkpoint()
 
     # -- changing it ---------------------------------------------------------------------------------------
 

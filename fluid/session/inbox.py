@@ -16,6 +16,7 @@ from fluid.engine.savability import ReportUnsavable
 from fluid.engine.set_back import ReportSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
+from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
 from fluid.session.best import BestSoFar, BestTracker
 from fluid.session.earlier_results import GroupResults
 from fluid.session.results import CallFailedError, TrialListener, TrialRequest, exception_of
@@ -49,6 +50,11 @@ class GroupInbox:
         self._results: list[Result] = []
         self._states: dict[str, TrialState] = {}
         self._failures: dict[str, Failure] = {}
+        #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
+        self.outcomes: Mapping[str, TrialState] = {}
+        self.has_forgotten = False
+        #: Trials that were forgotten, by id; ``None`` while nobody wants them.
+        self._forgotten: dict[str, SubmittedTrial] | None = None
         #: Trials that have not ended.
         self._open: set[str] = {trial.id for trial in group.active}
         #: What an earlier session reported; ``None`` if none did.
@@ -128,6 +134,18 @@ class GroupInbox:
         with self._lock:
             return dict(self._failures)
 
+    def keep_forgotten(self) -> None:
+        """Keeps, from now on, trials that are forgotten: the group's user asks for all."""
+        with self._lock:
+            if self._forgotten is None:
+                self._forgotten = {}
+
+    @property
+    def forgotten(self) -> dict[str, SubmittedTrial]:
+        """The trials that were forgotten since :meth:`keep_forgotten` was called first, by id."""
+        with self._lock:
+            return dict(self._forgotten or {})
+
     @property
     def best(self) -> BestSoFar | None:
         """The best result so far, by the metric of the group's search; ``None`` if there is none."""
@@ -173,11 +191,19 @@ class GroupInbox:
         with self._lock:
             self._open.add(trial_id)
 
-    def drop(self, trial_id: str) -> None:
-        """Drops a trial that was forgotten."""
+    def drop(self, trial_id: str, outcome: TrialState | None) -> None:
+        """Drops a trial that was forgotten.
+
+        Args:
+            trial_id: the trial.
+            outcome: how its submitter said that it came out; ``None`` if it said nothing.
+        """
+        trial = self._trial_of(trial_id)
         with self._lock:
-            self._states.pop(trial_id, None)
-            self._failures.pop(trial_id, None)
+            state, failure = self._states.pop(trial_id, None), self._failures.pop(trial_id, None)
+            if self._forgotten is not None and trial is not None and state is not None:
+                text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
+                self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure)
             self._tracker.forget(trial_id)
         if trial_id in self.group:
             self.group.remove(trial_id)

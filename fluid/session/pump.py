@@ -157,6 +157,11 @@ class Pump:
         return answer.result()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the pump was closed, or an error has ended it."""
+        return self._closing or self._broken is not None
+
+    @property
     def is_in_thread(self) -> bool:
         """Whether the pump's thread asks."""
         return threading.current_thread() is self._thread

@@ -11,6 +11,7 @@ import glob
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from fluid.results.folder_files import (
 from fluid.results.payload_file import StoredTrial, read_payloads
 from fluid.session.earlier_results import EarlierResults
 from fluid.session.torn_files import cut_file, cut_torn_line
-from fluid.trialgroup import Search, Trial, TrialState
+from fluid.trialgroup import Search, Shown, Trial, TrialState
 
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
@@ -66,11 +67,13 @@ class WrittenLines:
         groups: name and search by group id.
         trials: trial ids.
         configs: configs as JSON has them, of trials whose payload is gone.
+        shown: how reports show trials, by trial id.
     """
 
     groups: dict[str, tuple[str, Search | None]] = field(default_factory=dict)
     trials: set[str] = field(default_factory=set)
     configs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    shown: dict[str, Shown] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,10 @@ def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -
             written.trials.add(entry["trial"])
             if entry["trial"] in lost and isinstance(entry.get("config"), dict):
                 written.configs[entry["trial"]] = entry["config"]
+            if "shown" in entry:
+                with suppress(InvalidFieldError, KeyError):
+                    shown = Shown(entry["shown"], entry["config"], entry.get("iterations", 0), entry.get("metrics"))
+                    written.shown[entry["trial"]] = shown
     cut_file(folder / TRIALS, keep)
     return written
 
@@ -271,7 +278,7 @@ def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: Wr
         groups[group_id] = LeftGroup(*written.groups.get(group_id, (group_id, None)))
     for trial in stored.values():
         group = groups[trial.group_id]
-        group.trials[trial.trial_id] = trial.load(trainables)
+        group.trials[trial.trial_id] = replace(trial.load(trainables), shown=written.shown.get(trial.trial_id))
         if trial.group_id not in written.groups:
             group.name = trial.name
     for group_id, trials in recovered.groups.items():

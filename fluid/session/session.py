@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fluid.backends.base import Backend, ForkingBackend
@@ -22,7 +23,7 @@ from fluid.engine.events import (
 )
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
-from fluid.errors import require_one_of
+from fluid.errors import FluidError, require_one_of
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.session.best import BestTracker
@@ -31,6 +32,7 @@ from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
+from fluid.session.standing import Standing, standing_of
 from fluid.session.status import Status, status_of
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import PayloadCache, TrialPayload
@@ -154,7 +156,7 @@ class Session:
             self._pump.handle(TrialForgotten(at=self._backend.now(), trial_id=trial_id))
             self._pump.notify(partial(self._backend.forget, trial_id))
             if known is not None:
-                self._pump.notify(partial(self._pump.inboxes[known.group_id].drop, trial_id))
+                self._pump.notify(partial(self._pump.inboxes[known.group_id].drop, trial_id, known.outcome))
 
         self._in_thread(forget)
 
@@ -236,6 +238,7 @@ class Session:
                 results = left.results.groups.get(event.group_id)
                 offset = left.results.offset_at(now)
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
+                inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
                 self._pump.inboxes[event.group_id] = inbox
                 self._pump.handle(event, accepted=partial(register, event.group_id))
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
@@ -266,6 +269,23 @@ class Session:
             )
 
         return self._in_thread(status)
+
+    def standing(self, group_ids: Collection[str]) -> Standing:
+        """How the trials of some groups stand; of a session that has ended, how they stood then."""
+        try:
+            return self._in_thread(lambda: standing_of(self._state, group_ids))
+        except FluidError:  # The session has ended: nothing changes any more.
+            return standing_of(self._state, group_ids)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the session was closed, or broke."""
+        return self._pump.has_ended
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return self._folder.path
 
     def eta(self, group_id: str) -> float | None:
         """Predicted seconds until a group has ended; ``None`` where no trial of it was measured, or one hangs."""

@@ -1,0 +1,151 @@
+"""The trials of a session as users see them: results from the run folder, states from the engine, configs as given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fluid.results.following import ResultsFollower
+from fluid.results.loading import completed
+from fluid.results.metrics import goals_of
+from fluid.results.records import Result, TrialResult
+from fluid.results.run_files import RunFiles
+from fluid.results.submitted import UNFINISHED, SubmittedTrial, SubmittedTrials, shown_state, submitted_trial
+from fluid.results.sweep import SweepResult
+from fluid.results.trial_results import files_of, result_of, trial_result
+from fluid.session.inbox import GroupInbox
+from fluid.session.session import Session
+from fluid.session.standing import Standing
+from fluid.trialgroup import Trial
+
+#: The submitted trials by the group and the name that they are shown as.
+Parts = dict[tuple[str, str], list[SubmittedTrial]]
+
+
+class LiveTrials:
+    """Reads trials of a session, also after it has ended. Keeps what it has read: each call reads what is new.
+
+    Thread-safe, and may be used by a listener.
+
+    Args:
+        session: the session.
+        inboxes: of the groups whose trials are read.
+    """
+
+    def __init__(self, session: Session, inboxes: Sequence[GroupInbox]) -> None:
+        self._session = session
+        self._inboxes = {inbox.group_id: inbox for inbox in inboxes}
+        self._lock = threading.Lock()
+        self._follower = ResultsFollower(session.run_dir, self._inboxes)
+        #: By id of the submitted trial.
+        self._results: dict[str, list[Result]] = {}
+        #: Trials that had been forgotten when they were first asked for, by id, from the run folder.
+        self._filed: dict[str, SubmittedTrial] | None = None
+        #: What was made of each shown trial, with what it was made of.
+        self._made: dict[tuple[str, str], tuple[object, TrialResult]] = {}
+
+    def read(self) -> tuple[TrialResult, ...]:
+        """The trials, in order of submission; first those that were forgotten.
+
+        Raises:
+            FluidError: the run folder was deleted.
+        """
+        for inbox in self._inboxes.values():
+            inbox.keep_forgotten()  # First, so that none is forgotten unseen.
+        standing = self._session.standing(self._inboxes)  # Not under the lock, which a listener may wait for.
+        with self._lock:
+            parts = self._parts(standing)
+            self._read_results({part.trial_id: part for of_trial in parts.values() for part in of_trial})
+            return tuple(self._make(shown, of_trial) for shown, of_trial in parts.items())
+
+    def sweep(self, metric: Any = None, mode: Any = None) -> SweepResult:
+        """The trials as a sweep; metric and mode are those of the groups' searches where none are given.
+
+        Raises:
+            InvalidFieldError: metric or mode cannot be used.
+            FluidError: the run folder was deleted.
+        """
+        groups = [inbox.group for inbox in self._inboxes.values()]
+        goals = goals_of(*completed(metric, mode, [group.search for group in groups]))
+        trials = self.read()
+        ended = all(inbox.done for inbox in self._inboxes.values())
+        return SweepResult.make(
+            trials,
+            goals,
+            run_dir=self._session.run_dir,
+            name=groups[0].name if len(groups) == 1 else self._session.run_dir.name,
+            state="DONE" if ended else UNFINISHED if self._session.has_ended else "RUNNING",
+        )
+
+    # -- under the lock ------------------------------------------------------------------------------------
+
+    def _parts(self, standing: Standing) -> Parts:
+        if self._filed is None:
+            forgotten = any(
+                standing.forgotten.get(group_id) or inbox.has_forgotten for group_id, inbox in self._inboxes.items()
+            )
+            self._filed = self._read_forgotten() if forgotten else {}
+        found: Parts = {}
+        for group_id, inbox in self._inboxes.items():
+            current = {part.trial_id: part for part in self._current(inbox, standing)}
+            past = {**self._filed, **inbox.forgotten}
+            for part in [*(part for part in past.values() if part.trial_id not in current), *current.values()]:
+                if part.group_id == group_id:
+                    found.setdefault((group_id, part.shown_id), []).append(part)
+        return found
+
+    def _current(self, inbox: GroupInbox, standing: Standing) -> Iterator[SubmittedTrial]:
+        """The trials of a group that the engine knows, and how each stands."""
+        ended, failures, search = inbox.states, inbox.failures, inbox.group.search
+        for trial in inbox.group:
+            if trial.id not in standing.states:
+                continue  # It was stopped before the group was submitted, or is being submitted.
+            state = ended.get(trial.id, standing.states[trial.id])
+            if state.ended:
+                text = shown_state(state, inbox.outcomes.get(trial.id, standing.outcomes.get(trial.id)), search)
+            else:
+                text = UNFINISHED if self._session.has_ended else state.value
+            yield submitted_trial(trial, inbox.group_id, text, failures.get(trial.id))
+
+    def _read_forgotten(self) -> dict[str, SubmittedTrial]:
+        """The trials in the files that the groups no longer have."""
+        files = RunFiles(self._session.run_dir, "run_dir")
+        groups = SubmittedTrials(files.trials(), files.journal(), {}).groups()
+        return {
+            part.trial_id: part
+            for group in groups
+            if group.group_id in self._inboxes
+            for parts in group.trials.values()
+            for part in parts
+            if part.trial_id not in self._inboxes[group.group_id].group
+        }
+
+    def _read_results(self, parts: Mapping[str, SubmittedTrial]) -> None:
+        for reported in self._follower.read_new():
+            part = parts.get(reported.trial_id)
+            if part is None:  # It was submitted a moment ago.
+                group = self._inboxes[reported.group_id].group
+                if reported.trial_id not in group:
+                    continue
+                part = submitted_trial(group[reported.trial_id], reported.group_id, "", None)
+            self._results.setdefault(reported.trial_id, []).append(result_of(reported, part))
+
+    def _make(self, shown: tuple[str, str], parts: Sequence[SubmittedTrial]) -> TrialResult:
+        found = [(part.trial_id, part.state, len(self._results.get(part.trial_id, ()))) for part in parts]
+        if shown in self._made and self._made[shown][0] == found:
+            return self._made[shown][1]
+        group = self._inboxes[shown[0]].group
+        trial_id = parts[-1].trial_id
+        files = files_of(self._session.run_dir, parts)
+        if trial_id in group:
+            files = replace(files, source=partial(_given, group[trial_id]))
+        made = trial_result(group.name, parts, lambda part: self._results.get(part.trial_id, ()), files)
+        self._made[shown] = found, made
+        return made
+
+
+def _given(trial: Trial) -> tuple[Any, Mapping[str, Any]]:
+    return trial.trainable, trial.config

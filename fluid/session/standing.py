@@ -1,0 +1,36 @@
+"""How the trials of a session stand, read off its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fluid.engine.state import EngineState
+from fluid.trialgroup import TrialState
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How trials stand.
+
+    Attributes:
+        states, outcomes: the engine's state, and what the submitter said of it, by trial id.
+        forgotten: the number of trials that were forgotten, by group id.
+    """
+
+    states: dict[str, TrialState] = field(default_factory=dict)
+    outcomes: dict[str, TrialState] = field(default_factory=dict)
+    forgotten: dict[str, int] = field(default_factory=dict)
+
+
+def standing_of(state: EngineState, group_ids: Iterable[str]) -> Standing:
+    """Reads how the trials of some groups stand; a group that the engine does not know yet has none."""
+    found = Standing()
+    for group in (state.groups[group_id] for group_id in group_ids if group_id in state.groups):
+        found.forgotten[group.group_id] = sum(group.past.values())
+        for trial_id in group.trial_ids:
+            trial = state.trials[trial_id]
+            found.states[trial_id] = trial.state
+            if trial.outcome is not None:
+                found.outcomes[trial_id] = trial.outcome
+    return found
