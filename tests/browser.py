@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -164,8 +165,20 @@ class Page:
         return found["result"].get("value")
 
     def text(self, selector: str) -> str:
-        """The text that an element shows."""
-        return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+        """The text that an element shows, without empty lines."""
+        shown = str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+        return "\n".join(line.strip() for line in shown.splitlines() if line.strip())
+
+    def texts(self, selector: str) -> list[str]:
+        """The text that each of several elements shows."""
+        script = f"Array.from(document.querySelectorAll({json.dumps(selector)}), (node) => node.innerText.trim())"
+        return list(self.run(script))
+
+    def select(self, selector: str, value: str) -> None:
+        """Chooses a value of a select element."""
+        script = f"(() => {{ const box = document.querySelector({json.dumps(selector)});"
+        self.run(f"{script} box.value = {json.dumps(value)}; box.dispatchEvent(new Event('change')); }})()")
+        self.drawn()
 
     def resize(self, width: int, height: int) -> None:
         """Changes the size of the window, in CSS pixels."""
@@ -245,15 +258,12 @@ class Page:
         self.drawn()
 
     def screenshot(self, *, whole: bool = False) -> bytes:
-        """A picture of the window, or of the whole page, as PNG."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
-        return base64.b64decode(found["data"])
-
-    def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        """A picture of the window as PNG, or of the whole page, for which the window is made as high as the page."""
+        if whole:
+            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+            self.resize(math.ceil(size["width"]), math.ceil(size["height"]))
+            self.drawn()
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     @property
     def problems(self) -> list[str]:
@@ -275,7 +285,7 @@ class Page:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Browser]:
+def running_browser() -> Iterator[Browser]:
     """Starts a browser, which ends at the end."""
     with tempfile.TemporaryDirectory(prefix="fluid-browser-", ignore_cleanup_errors=True) as folder:
         found = Browser(Path(folder))

@@ -28,6 +28,8 @@ _HERE = Path(__file__).parent
 if str(_HERE) not in sys.path:
     sys.path.append(str(_HERE))
 
+from browser import Browser, chromium, running_browser  # noqa: E402
+
 # Nothing is timed. On CI every run tries the same examples, so that a failure belongs to the change it shows up with.
 settings.register_profile(
     "fluid",
@@ -165,11 +167,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests of Horovod where it is missing, or fails them if ``FLUID_REQUIRE_HOROVOD=1``."""
+    """Skips tests of Horovod and of pages where it or Chromium is missing, or fails them if told so.
+
+    ``FLUID_REQUIRE_HOROVOD=1`` and ``FLUID_REQUIRE_CHROMIUM=1`` tell so.
+    """
     if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
         if os.environ.get("FLUID_REQUIRE_HOROVOD") == "1":
             pytest.fail("Horovod is not installed: scripts/build_horovod.py builds it")
         pytest.skip("needs Horovod")
+    if item.get_closest_marker("browser") and chromium() is None:
+        if os.environ.get("FLUID_REQUIRE_CHROMIUM") == "1":
+            pytest.fail("Chromium is not installed")
+        pytest.skip("needs Chromium")
 
 
 #: Whose lanes load what the driver has loaded, as the lanes of users do.
@@ -309,3 +318,10 @@ def processes() -> Iterator[Processes]:
     watched = Processes()
     yield watched
     watched.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless browser, for tests marked ``browser``."""
+    with running_browser() as found:
+        yield found

@@ -25,9 +25,9 @@ from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
 from fluid.results.iterations import FinishedIterations, finished_iterations, reported_lines, shown_iterations
 from fluid.results.metrics import is_number
-from fluid.results.records import TrialFiles
 from fluid.results.run_files import RunFiles, device_from, without_surrogates
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
+from fluid.results.trial_results import files_of
 
 
 def load_run(path: str | Path) -> RecordedRun:
@@ -101,7 +101,7 @@ def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: Fin
         "" if last.failure is None else last.failure.message,
         tuple(iteration for part in parts for iteration in shown_iterations(part, done)),
         "" if last.failure is None else last.failure.traceback,
-        TrialFiles(path, tuple((part.trial_id, part.before) for part in parts)),
+        files_of(path, parts),
     )
 
 

@@ -119,12 +119,13 @@ const best = (() => {
     const drawn = steps.map((each, run) => [run, each]).filter(([, each]) => each && each[0].length);
     canvas.setAttribute("aria-label", `The best ${model.metricName()} so far over the makespan`);
     if (!drawn.length) { draw.text(pen, "No values to draw.", 60, 40); return; }
-    const values = drawn.flatMap(([, each]) => each[1]);
     const ends = now.trials.filter((trial) => now.shown[trial.row] && trial.state !== "failed" && model.valueOf(trial) !== null);
-    // Trials that end far from the best would flatten the lines: the axis holds the lines, and the better half.
+    // First values and trials far from the best would flatten the lines: the axis leaves out what is beyond three quarters
+    // of the trials.
     const sorted = ends.map(model.valueOf).sort((a, b) => (now.less ? a - b : b - a));
-    if (sorted.length) values.push(sorted[Math.floor((sorted.length - 1) * 0.6)]);
-    let low = Math.min(...values), high = Math.max(...values);
+    const values = sorted.length < 8 ? drawn.flatMap(([, each]) => each[1]) : [sorted[Math.floor((sorted.length - 1) * 0.75)]];
+    values.push(...drawn.map(([, each]) => each[1][each[1].length - 1]));
+    const low = Math.min(...values), high = Math.max(...values);
     const log = now.log && low > 0;
     const across = Math.max(...now.runs.map((run) => run.makespan)) || 1;
     const frame = axes(pen, { width, height, across, scale: draw.numbers(low, high, { log, margin: 0.06 }), time: true });

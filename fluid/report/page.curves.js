@@ -2,18 +2,18 @@
 // The metric of every trial, over iterations or time.
 const curves = (() => {
   const { byId } = draw, { state, now } = model, canvas = byId("curves");
+  //: Most curves that are drawn: of more, no eye tells one from the others.
+  const MOST = 600;
   let drawn = [];
 
   function drawCurves() {
     const { pen, width, height } = draw.begin(canvas, 300);
     drawn = [];
-    byId("curves-note").textContent = "";
     canvas.setAttribute("aria-label", `${model.metricName()} of every trial`);
     const lines = [];
-    for (const trial of now.trials) {
-      const curve = now.metric < 0 || !now.shown[trial.row] ? null : trial.curves[now.metric];
-      if (curve) lines.push([trial, curve[state.over], curve[2]]);
-    }
+    const known = now.metric < 0 ? [] : now.order.filter((trial) => now.shown[trial.row] && trial.curves[now.metric]);
+    for (const trial of model.sample(known, MOST)) lines.push([trial, trial.curves[now.metric][state.over], trial.curves[now.metric][2]]);
+    const notes = known.length > lines.length ? [`${lines.length.toLocaleString("en-US")} of ${known.length.toLocaleString("en-US")} curves`] : [];
     const usable = (value) => !now.log || value > 0;
     let across = -Infinity, low = Infinity, high = -Infinity;
     const all = [];
@@ -23,6 +23,7 @@ const curves = (() => {
       low = Math.min(low, value); high = Math.max(high, value); across = Math.max(across, xs[k]);
     });
     if (!(high >= low)) {
+      byId("curves-note").textContent = "";
       draw.text(pen, now.data.metrics.length ? "No values to draw." : "The trials reported no numeric metrics.", 60, 40);
       return;
     }
@@ -32,8 +33,9 @@ const curves = (() => {
       const [bottom, top] = [all[Math.floor(all.length * 0.02)], all[Math.ceil(all.length * 0.98) - 1]];
       if (now.less && high - low > 2 * (top - low)) high = top;
       if (!now.less && high - low > 2 * (high - bottom)) low = bottom;
-      if (high === top || low === bottom) byId("curves-note").textContent = "the axis leaves out the worst 2 % of the values";
+      if (high === top || low === bottom) notes.push("the axis leaves out the worst 2 % of the values");
     }
+    byId("curves-note").textContent = notes.join("; ");
     const from = state.over ? 0 : Math.min(1, across);
     if (across <= from) across = from + 1;
     const frame = best.axes(pen, { width, height, across, from, scale: draw.numbers(low, high, { log: now.log, margin: 0.05 }), time: state.over === 1 });

@@ -18,6 +18,24 @@ const draw = (() => {
     requestAnimationFrame(() => { waiting.delete(task); task(); });
   }
 
+  // Charts are drawn while they are near the window; the others wait until they come near.
+  const charts = new Map();
+  const nearness = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const chart = charts.get(target);
+      chart.near = isIntersecting;
+      if (chart.near && chart.stale) redraw(target);
+    }
+  }, { rootMargin: "400px" });
+  function redraw(node) {
+    const chart = charts.get(node);
+    chart.stale = !chart.near;
+    if (chart.near) soon(chart.task);
+  }
+  function chart(node, task) { charts.set(node, { task, near: false, stale: true }); nearness.observe(node); }
+  const drawCharts = () => charts.forEach((_, node) => redraw(node));
+  addEventListener("beforeprint", () => charts.forEach((each) => each.task()));
+
   // --- Colours. Those of the theme are CSS variables, which are read once until the theme changes.
 
   let theme = {};
@@ -33,10 +51,15 @@ const draw = (() => {
     [68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140], [40, 174, 128], [94, 201, 98], [173, 220, 48],
     [253, 231, 37],
   ];
-  // The colour of a share of quality: 0 for the worst, 1 for the best.
+  // The colour of a share of quality: 0 for the worst, 1 for the best; in as many steps as an eye tells apart.
+  const STEPS = 48, qualities = new Map();
   function qualityColour(share) {
-    const place = (darkness.matches ? 0.22 + 0.78 * share : 0.9 - 0.9 * share) * (VIRIDIS.length - 1);
-    const k = Math.min(VIRIDIS.length - 2, Math.floor(place)), rest = place - k;
+    const step = Math.round(share * STEPS), key = darkness.matches ? step : -1 - step;
+    if (!qualities.has(key)) qualities.set(key, viridis(darkness.matches ? 0.22 + (0.78 * step) / STEPS : 0.9 - (0.9 * step) / STEPS));
+    return qualities.get(key);
+  }
+  function viridis(share) {
+    const place = share * (VIRIDIS.length - 1), k = Math.min(VIRIDIS.length - 2, Math.floor(place)), rest = place - k;
     return `rgb(${VIRIDIS[k].map((part, c) => Math.round(part + (VIRIDIS[k + 1][c] - part) * rest)).join(",")})`;
   }
   const RUNS = {
@@ -86,7 +109,13 @@ const draw = (() => {
     pen.lineTo(x2, y2);
     pen.stroke();
   }
+  // Small dots are squares, which are drawn many times as fast.
   function dot(pen, x, y, radius, colour, ring) {
+    if (radius < 2.5 && !ring) {
+      pen.fillStyle = colour;
+      pen.fillRect(x - radius * 0.9, y - radius * 0.9, radius * 1.8, radius * 1.8);
+      return;
+    }
     pen.beginPath();
     pen.arc(x, y, radius, 0, 2 * Math.PI);
     pen.fillStyle = colour;
@@ -177,7 +206,7 @@ const draw = (() => {
   }
 
   return {
-    byId, clear, html, soon, themeColour, darkness, forgetTheme, qualityColour, runColour, begin, text, fitted, line, dot,
+    byId, clear, html, soon, chart, drawCharts, themeColour, darkness, forgetTheme, qualityColour, runColour, begin, text, fitted, line, dot,
     ticks, timeTicks, numbers, categories, isLogarithmic, showTooltip, hideTooltip, place, nearest,
   };
 })();

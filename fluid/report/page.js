@@ -1,12 +1,14 @@
 "use strict";
 // The page: what the reader chooses, and update(data), which draws newer data and keeps all that was chosen.
 const page = (() => {
-  const { byId, clear, html, soon } = draw, { state, now } = model;
+  const { byId, clear, html, soon, drawCharts } = draw, { state, now } = model;
 
-  const charts = [
-    best.drawProgress, curves.drawCurves, parallel.drawParallel, scatter.drawScatters, scatter.drawPareto, timeline.drawTimeline,
-  ];
-  const drawCharts = () => charts.forEach(soon);
+  draw.chart(byId("progress-card"), best.drawProgress);
+  draw.chart(byId("curves-card"), curves.drawCurves);
+  draw.chart(byId("parallel").parentNode, parallel.drawParallel);
+  draw.chart(byId("scatters"), scatter.drawScatters);
+  draw.chart(byId("pareto"), scatter.drawPareto);
+  draw.chart(byId("timeline"), timeline.drawTimeline);
 
   function drawControls() {
     const { data } = now, metricBox = clear(byId("metric"));
@@ -27,6 +29,8 @@ const page = (() => {
     model.rank();
     drawControls();
     best.drawTop();
+    parallel.hide();
+    scatter.hide();
     scatter.drawImportances();
     tables.drawColumns();
     tables.drawTable();

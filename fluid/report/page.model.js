@@ -196,6 +196,12 @@ const model = (() => {
     if (state.chosen !== null) return trial.key === state.chosen;
     return leadersOnly() ? now.leaders.has(trial.row) : true;
   }
+  // At most so many of the trials, evenly chosen from the best to the worst; the leaders and the followed one are kept.
+  function sample(trials, most) {
+    if (trials.length <= most) return trials;
+    const kept = new Set(Array.from({ length: most }, (_, k) => Math.round((k * (trials.length - 1)) / (most - 1))));
+    return trials.filter((trial, k) => kept.has(k) || now.leaders.has(trial.row) || trial.key === state.chosen);
+  }
   function config(trial) {
     if (trial.nested) return trial.nested;
     return Object.fromEntries(now.parameters.map((each) => [each.name, each.value(trial)]).filter(([, value]) => value !== null && value !== undefined));
@@ -216,6 +222,6 @@ const model = (() => {
 
   return {
     state, now, load, rank, filter, axis, text, category, valueOf, iterationOf, timeOf, lastOf, keptOf, colour, barColour, markColour, metricColour,
-    colouring, visible, chosen, leadersOnly, stands, config, metricName, lines, LEADERS,
+    colouring, visible, chosen, leadersOnly, stands, sample, config, metricName, lines, LEADERS,
   };
 })();

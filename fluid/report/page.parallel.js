@@ -3,12 +3,13 @@
 const parallel = (() => {
   const { byId, clear, html } = draw, { state, now } = model, canvas = byId("parallel");
   const TOP = 34, TALL = 250, BOTTOM = 24, SIDE = 46;
+  //: Most lines that are drawn: of more, no eye tells one from the others.
+  const MOST = 400;
   let axes = [], marks = [], drag = null, wide = 0;
 
   function drawParallel() {
     const differing = now.parameters.filter((each) => !each.constant);
     const goal = model.axis("");
-    byId("parallel-card").hidden = !now.parameters.length || !now.trials.length;
     if (byId("parallel-card").hidden) return;
     axes = [...(differing.length ? differing : now.parameters.slice(0, 12)), ...(goal ? [goal] : [])];
     const room = canvas.parentNode.clientWidth, least = SIDE * 2 + (axes.length - 1) * 78;
@@ -20,17 +21,22 @@ const parallel = (() => {
     drawAxes(pen, axes.length > 1 ? (width - 2 * SIDE) / (axes.length - 1) : width - 2 * SIDE);
     drawLegend();
   }
+  // A hidden chart is never near the window, so what decides about it is not part of its drawing.
+  const hide = () => { byId("parallel-card").hidden = !now.parameters.length || !now.trials.length; };
   const yOf = (share) => TOP + (1 - share) * TALL;
 
   function drawLines(pen) {
     marks = [];
     const chosen = model.chosen();
     // From the worst to the best, so that the best lie on top; those that are filtered out lie below all.
-    const order = now.order.slice().reverse().sort((a, b) => now.shown[a.row] - now.shown[b.row] || (a === chosen) - (b === chosen));
+    const shown = now.order.filter((trial) => now.shown[trial.row]), drawn = model.sample(shown, MOST);
+    const hidden = model.sample(now.order.filter((trial) => !now.shown[trial.row]), MOST / 4);
+    byId("parallel-note").textContent = drawn.length < shown.length ? `${drawn.length.toLocaleString("en-US")} of ${shown.length.toLocaleString("en-US")} lines` : "";
+    const order = [...hidden.reverse(), ...drawn.slice().reverse().filter((trial) => trial !== chosen), ...drawn.filter((trial) => trial === chosen)];
     for (const trial of order) {
-      const shown = now.shown[trial.row], strong = shown && model.stands(trial), leader = now.leaders.has(trial.row);
-      pen.strokeStyle = shown ? model.markColour(trial) : draw.themeColour("faint");
-      pen.globalAlpha = !shown ? 0.5 : !strong ? 0.06 : trial === chosen || leader ? 1 : Math.max(0.07, Math.min(0.65, 45 / now.trials.length));
+      const passes = now.shown[trial.row], strong = passes && model.stands(trial), leader = now.leaders.has(trial.row);
+      pen.strokeStyle = passes ? model.markColour(trial) : draw.themeColour("faint");
+      pen.globalAlpha = !passes ? 0.5 : !strong ? 0.06 : trial === chosen || leader ? 1 : Math.max(0.07, Math.min(0.65, 45 / drawn.length));
       pen.lineWidth = trial === chosen ? 3 : leader && strong ? 2 : 1.1;
       pen.beginPath();
       let before = null;
@@ -38,7 +44,8 @@ const parallel = (() => {
         const share = axis.place(trial);
         if (!Number.isFinite(share)) { before = null; continue; }
         const y = yOf(share);
-        if (before) {
+        if (before && order.length > 300) pen.lineTo(axis.x, y);
+        else if (before) {
           const middle = (before[0] + axis.x) / 2;
           pen.bezierCurveTo(middle, before[1], middle, y, axis.x, y);
         } else pen.moveTo(axis.x, y);
@@ -141,5 +148,5 @@ const parallel = (() => {
   canvas.addEventListener("pointercancel", () => { drag = null; draw.soon(drawParallel); });
   canvas.addEventListener("pointerleave", draw.hideTooltip);
 
-  return { drawParallel, drawBrushes, placeOf: (name) => { const axis = axes.find((each) => each.name === name); return axis && { x: axis.x, top: TOP, tall: TALL, wide }; } };
+  return { hide, drawParallel, drawBrushes, placeOf: (name) => { const axis = axes.find((each) => each.name === name); return axis && { x: axis.x, top: TOP, tall: TALL, wide }; } };
 })();

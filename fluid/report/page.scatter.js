@@ -110,10 +110,11 @@ const scatter = (() => {
 
   const pareto = { canvas: byId("pareto"), marks: [] };
   listen(pareto);
+  const goalsNow = () => now.data.metrics.map((metric, k) => [metric, k]).filter(([metric]) => metric.goal);
+  const hide = () => { byId("pareto-card").hidden = goalsNow().length < 2 || !now.runs.some((run) => run.pareto.length); };
   function drawPareto() {
-    const goals = now.data.metrics.map((metric, k) => [metric, k]).filter(([metric]) => metric.goal);
+    const goals = goalsNow();
     const card = byId("pareto-card");
-    card.hidden = goals.length < 2 || !now.runs.some((run) => run.pareto.length);
     if (card.hidden) return;
     const axesOf = ["pareto-x", "pareto-y"].map((id, position) => {
       const box = byId(id), known = goals.some(([metric]) => metric.name === state.pareto[position]);
@@ -170,5 +171,5 @@ const scatter = (() => {
   }
   for (const [position, id] of ["pareto-x", "pareto-y"].entries()) byId(id).onchange = (event) => { state.pareto[position] = event.target.value; drawPareto(); };
 
-  return { drawScatters, drawImportances, drawPareto };
+  return { hide, drawScatters, drawImportances, drawPareto };
 })();
