@@ -22,6 +22,7 @@ from fluid.session.inbox import GroupInbox
 from fluid.session.live_trials import LiveTrials
 from fluid.session.notice import NOTICE
 from fluid.session.options import ExecutorOptions
+from fluid.session.reprs import executor_facts, table_html
 from fluid.session.results import TrialListener, require_listener
 from fluid.session.resume import read_session
 from fluid.session.run_folder import RunFolder
@@ -126,6 +127,18 @@ class FluidExecutor:
         NOTICE.watch(self, self._respond_to_notice)
         self._terminal = Terminal(self.status, chosen, is_shown=bool(verbose))
 
+    def __repr__(self) -> str:
+        return f"<FluidExecutor {'; '.join(f'{name}: {text}' for name, text in self._facts().items())}>"
+
+    def _repr_html_(self) -> str:
+        return table_html(self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        devices = None
+        with contextlib.suppress(FluidError):  # It is closed.
+            devices = self._session.devices
+        return executor_facts(devices, [inbox.group.name for inbox in self._session.inboxes], self.run_dir)
+
     # -- trials --------------------------------------------------------------------------------------------
 
     def submit_trialgroup(self, group: TrialGroup, listener: TrialListener | None = None) -> TrialGroupHandle:
@@ -144,7 +157,9 @@ class FluidExecutor:
         require_listener(listener)
         if not group.active:
             raise InvalidFieldError("group", group.name, "has no active trial")
-        return self._handle_of(self._session.submit(group, listener))
+        handle = self._handle_of(self._session.submit(group, listener))
+        self._terminal.begin_group()
+        return handle
 
     @classmethod
     def resume(cls, run_dir: str | Path, **options: Any) -> FluidExecutor:
@@ -264,6 +279,15 @@ class FluidExecutor:
     def status(self) -> Status:
         """How the session stands."""
         return self._session.status()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a live view of this executor is shown, on a terminal or in a notebook."""
+        return self._terminal.is_live
+
+    def announce(self, text: str) -> None:
+        """Shows in the live view what is about to begin, until the next group is submitted; for integrations."""
+        self._terminal.announce(text)
 
     # -- its end -------------------------------------------------------------------------------------------
 

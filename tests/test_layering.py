@@ -64,7 +64,7 @@ LAYERS = (
     layer(11, "backends.local"),
     layer(11, "backends.ray", "ray"),
     layer(12, "session"),
-    layer(13, "display", "rich"),
+    layer(13, "display", "rich IPython"),
     layer(14, "report", "numpy rich matplotlib optuna sklearn"),
     layer(14, "executor"),
     layer(15, "commands", "rich"),

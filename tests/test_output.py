@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
-from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
 import pytest
-from terminal_screen import TerminalScreen
+from terminal_screen import TerminalProcess
 
 from fluid import FluidExecutor, Trial, TrialGroup
 
@@ -182,35 +178,19 @@ if __name__ == "__main__":
 """
 
 
-def on_a_terminal(command: list[str], environment: dict[str, str]) -> list[str]:
-    """What the user of a terminal sees after a program has ended."""
-    process, terminal = pty.fork()
-    if process == 0:
-        os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", **environment})
-    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, WIDTH, 0, 0))
-    screen = TerminalScreen(WIDTH)
-    while True:
-        try:
-            data = os.read(terminal, 1 << 16)
-        except OSError:  # So Linux says that the program has closed the terminal.
-            break
-        if not data:
-            break
-        screen.feed(data)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, screen.text()
-    return screen.text()
-
-
 def test_the_live_view_is_not_torn(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT, encoding="utf-8")
-    environment = {"RAY_DEDUP_LOGS": "0", "COLUMNS": str(WIDTH)}
-    seen = on_a_terminal([sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")], environment)
-    lines = [line for line in seen if line]
-    matched = [(line, re.fullmatch(r"\(train pid=\d+\) +(.*)|x+", line)) for line in lines[:-1]]
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]
+    process = TerminalProcess(command, {"RAY_DEDUP_LOGS": "0"}, WIDTH, 40)
+    assert process.finish() == 0, process.screen.text()
+    printed = [line for line in process.screen.text() if line]
+    lines, summary = printed[:-5], printed[-5:]
+    matched = [(line, re.fullmatch(r"\(train pid=\d+\) +(.*)|x+", line)) for line in lines]
     assert [line for line, found in matched if found is None] == ["the program prints, too"] * 2
     texts = [found[1] or "" for _, found in matched if found is not None]
     for trial in range(2):
         assert [int(text.split()[1]) for text in texts if f" of {trial}" in text] == list(range(20))
     assert texts.count("the end") == 2
-    assert lines[-1].startswith("group  2 trials: 2 done; 40/40 iterations")
+    assert summary[0].startswith("group  2 trials: 2 done; 40/40 iterations")
+    assert summary[1].startswith("best  loss 1  trial-")
+    assert summary[2].startswith("results in ")

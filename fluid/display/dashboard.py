@@ -15,12 +15,14 @@ from rich.style import Style
 from rich.text import Text
 
 from fluid.display.device_map import ASCII, UNICODE, DashboardGlyphs, DeviceMap, TrialNumbers
-from fluid.display.format import clock_time, count, number, percent, printable, shortened
-from fluid.display.states import ended_trials, has_ended, listed_states, state_style, with_interrupted
+from fluid.display.format import clock_time, count, number, percent
+from fluid.display.names import config_text, metric_text, shortened_apart
+from fluid.display.states import ended_trials, has_ended, listed_states, state_style, summed_states
+from fluid.session.best import BestSoFar
 from fluid.session.status import GroupStatus, Status
 
 #: Most lines for groups, for measurements, and for trials that give no result.
-_MOST_GROUPS, _MOST_KEYS, _MOST_SILENT = 8, 2, 1
+_MOST_GROUPS, _MOST_KEYS, _MOST_SILENT = 10, 2, 1
 _LONGEST_NAME = 24
 _LEAST_BAR, _WIDEST_BAR = 8, 40
 #: Characters between columns.
@@ -38,12 +40,16 @@ class Dashboard:
         status: the status to draw.
         width, height: characters per line, and lines, at most.
         numbers: the number of every trial on a device.
+        shares: the share done of each group whose iterations are known, by position.
+        announced: what is about to begin; empty if nothing is.
     """
 
     status: Status
     width: int
     height: int
     numbers: Mapping[str, int] = field(repr=False)
+    shares: Mapping[int, float]
+    announced: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the lines."""
@@ -56,40 +62,33 @@ class Dashboard:
             yield line
 
 
-def render(status: Status, width: int, height: int = 24, numbers: Mapping[str, int] | None = None) -> Dashboard:
+def render(
+    status: Status,
+    width: int,
+    height: int = 24,
+    numbers: Mapping[str, int] | None = None,
+    *,
+    shares: Mapping[int, float] | None = None,
+    announced: str = "",
+) -> Dashboard:
     """A dashboard of ``status`` in at most ``width`` characters and ``height`` lines.
 
     Args:
         status: the status to draw.
         width, height: of the terminal, in characters and lines.
         numbers: the number of every trial on a device, which chooses its colour; in order of appearance if ``None``.
+        shares: the share done of each group, by position; ``None`` for those of the status.
+        announced: what is about to begin; empty if nothing is.
     """
+    own = {position: group.share for position, group in enumerate(status.groups) if group.share is not None}
     return Dashboard(
-        status, max(width, 1), max(height, 1), TrialNumbers().update(status) if numbers is None else numbers
+        status,
+        max(width, 1),
+        max(height, 1),
+        TrialNumbers().update(status) if numbers is None else numbers,
+        own if shares is None else shares,
+        announced,
     )
-
-
-def summary_lines(status: Status, seconds: Mapping[int, float], *, most: int = 20) -> list[Text]:
-    """The lines that remain on the terminal when the session ends: one per group.
-
-    Args:
-        status: the last status.
-        seconds: how long each group ran, by position in ``status.groups``.
-        most: most lines; the first line then sums up the earlier groups.
-    """
-    groups = status.groups
-    skipped = max(0, len(groups) - most + 1) if len(groups) > most else 0
-    name_width = min(_LONGEST_NAME, max((len(_display_name(group.name)) for group in groups[skipped:]), default=0))
-    lines = []
-    if skipped:
-        lines.append(_sum_of(groups[:skipped], "earlier group"))
-    for position, group in enumerate(groups[skipped:], skipped):
-        line = Text().append(f"{_display_name(group.name):<{name_width}}", style=_BOLD)
-        line.append(f"  {count(_trials(group), 'trial')}: ")
-        line.append_text(_states_text(with_interrupted(group.trials)))
-        line.append(f"; {_iterations(group)}; {clock_time(seconds.get(position, status.at))}")
-        lines.append(line)
-    return lines
 
 
 class _DashboardLines:
@@ -100,11 +99,15 @@ class _DashboardLines:
         self._width = dashboard.width
         self._height = dashboard.height
         self._numbers = dashboard.numbers
+        self._announced = dashboard.announced
+        self._shares = {id(self._status.groups[at]): share for at, share in dashboard.shares.items()}
         self._glyphs = glyphs
         self._coloured = coloured
 
     def lines(self) -> list[Text]:
         """All lines; at most as many as the height allows."""
+        if not self._status.groups and self._announced:
+            return [self._header()]
         keys, silent = self._key_lines(), self._silent_lines()
         gap = [Text()] if self._height >= _ROOM_FOR_GAPS else []
         groups = self._group_lines(max(1, min(_MOST_GROUPS, self._height // 4)))
@@ -121,11 +124,15 @@ class _DashboardLines:
         totals: Counter[str] = Counter()
         for group in self._status.groups:
             totals.update(group.trials)
-        states = Text("  ").append_text(_states_text(totals)) if totals else Text()
+        if self._announced:
+            line.append(f"  {self._announced}")
         use = f"  {busy} of {count(len(devices), 'device')} busy" if devices else ""
         if self._status.asked:
             use += f"  {count(self._status.asked, 'more device')} asked for"
+        if not totals:
+            return line.append(use)
         # A failure counts for more than the number of busy devices, which the map below shows too.
+        states = Text("  ").append_text(states_text_within(totals, self._width - line.cell_len - 2))
         if line.cell_len + len(use) + states.cell_len <= self._width:
             line.append(use)
         return line.append_text(states)
@@ -144,38 +151,57 @@ class _DashboardLines:
         ended = [group for group in groups if has_ended(group.trials)]
         if not active:  # The last group says more than a sum does.
             active, ended = ended[-1:], ended[:-1]
-        sums = [_sum_of(ended, "ended group", style=_DIM)] if ended and most > 2 else []
+        sums = [sum_of_groups(ended, "ended group", style=_DIM)] if ended and most > 2 else []
         room = most - len(sums)
         if len(active) > room:
             room -= room > 2
             if room < most - len(sums):
-                sums.append(_sum_of(active[:-room], "more group", style=_DIM))
+                sums.append(sum_of_groups(active[:-room], "more group", style=_DIM))
             active = active[-room:]
-        return [*sums, *self._bars(active)]
+        known = [group for group in active if group.best is not None]
+        if len(sums) + len(active) + len(known) > most:
+            return [*sums, *self._bars(active, with_best=True)]
+        lines = list(sums)
+        for group, bar in zip(active, self._bars(active, with_best=False), strict=True):
+            lines += [bar] if group.best is None else [bar, self._best_line(group.best)]
+        return lines
 
-    def _bars(self, groups: Sequence[GroupStatus]) -> list[Text]:
+    def _best_line(self, best: BestSoFar) -> Text:
+        """The best result of a group, with as much of the config as there is room for."""
+        return best_text(best, self._width, lead="  best ", ellipsis=self._glyphs.ellipsis)
+
+    def _bars(self, groups: Sequence[GroupStatus], *, with_best: bool) -> list[Text]:
         """A line per group, in columns; narrow terminals get fewer columns.
 
         If the session has only one group, the header already lists its states. Repeating them here would make the
         columns change their width all the time.
         """
+        names = shortened_apart([group.name for group in groups], _LONGEST_NAME, self._glyphs.ellipsis)
+        shares = [self._shares.get(id(group)) for group in groups]
         columns: dict[str, list[Text]] = {
-            "name": [Text(_display_name(group.name, self._glyphs.ellipsis)) for group in groups],
+            "name": [Text(name) for name in names],
             "bar": [Text(" " * _LEAST_BAR) for _ in groups],
-            "share": [Text(percent(_share(group)), justify="right") for group in groups],
+            "share": [Text("" if share is None else percent(share), justify="right") for share in shares],
             "progress": [Text(_progress(group), justify="right") for group in groups],
+            "trials": [Text(_trials_of(group), justify="right") for group in groups],
             "states": [_states_text(group.trials) for group in groups],
+            "best": [Text(_short_best(group.best)) for group in groups],
             "eta": [Text(_eta(group), style=_BOLD) for group in groups],
         }
         if len(self._status.groups) == 1:
             del columns["states"]
-        for dropped in ("progress", "states", "bar", "eta"):
+        if not with_best:
+            del columns["best"]
+        columns = {name: cells for name, cells in columns.items() if _width_of(cells)}
+        spare = 0
+        for dropped in ("trials", "progress", "states", "bar", "best", "eta"):
             spare = self._width - sum(_width_of(cells) for cells in columns.values()) - _GAP * (len(columns) - 1)
             if spare >= 0:
                 break
             columns.pop(dropped, None)
         if "bar" in columns:
-            columns["bar"] = [self._bar(group, min(_WIDEST_BAR, _LEAST_BAR + max(0, spare))) for group in groups]
+            width = min(_WIDEST_BAR, _LEAST_BAR + max(0, spare))
+            columns["bar"] = [self._bar(share, width) for share in shares]
         widths = {name: _width_of(cells) for name, cells in columns.items()}
         lines = []
         for position in range(len(groups)):
@@ -189,17 +215,18 @@ class _DashboardLines:
             lines.append(line)
         return lines
 
-    def _bar(self, group: GroupStatus, width: int) -> Text:
-        done = min(width, int(_share(group) * width + 1e-9))
+    def _bar(self, share: float | None, width: int) -> Text:
+        if share is None:
+            return Text(" " * width)
+        done = min(width, int(share * width + 1e-9))
         bar = Text().append(self._glyphs.done * done, style=_GOOD)
         return bar.append(self._glyphs.left * (width - done), style=_DIM)
 
     def _silent_lines(self) -> list[Text]:
         """The trials that give no result."""
-        parts = [
-            f"{_display_name(trial_id, self._glyphs.ellipsis)} for {clock_time(seconds)}"
-            for trial_id, seconds in self._status.silent
-        ]
+        silent = self._status.silent
+        names = shortened_apart([trial_id for trial_id, _ in silent], _LONGEST_NAME, self._glyphs.ellipsis)
+        parts = [f"{name} for {clock_time(seconds)}" for name, (_, seconds) in zip(names, silent, strict=True)]
         lines = _wrapped("no result  ", parts, self._width, _MOST_SILENT, _BAD) if parts else ()
         return list(lines)
 
@@ -209,9 +236,10 @@ class _DashboardLines:
         """For each profile key, the largest measured packing and its overhead alpha."""
         alpha = self._status.alpha
         known = {key: c for key, c in self._status.packing.items() if c > 1}
+        names = shortened_apart(list(known), _LONGEST_NAME, self._glyphs.ellipsis)
         parts = [
-            f"{_display_name(key, self._glyphs.ellipsis)}: up to {c} a device, alpha {number(alpha.get(key, 1.0))}"
-            for key, c in known.items()
+            f"{name}: up to {c} a device, alpha {number(alpha.get(key, 1.0))}"
+            for name, (key, c) in zip(names, known.items(), strict=True)
         ]
         if not parts or self._height < _ROOM_FOR_GAPS:
             return []
@@ -234,7 +262,16 @@ def _wrapped(lead: str, parts: Sequence[str], width: int, most: int, style: Styl
     return (Text(line.rstrip(), style=style) for line in lines)
 
 
-def _sum_of(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -> Text:
+def best_text(best: BestSoFar, width: int, *, lead: str = "best ", ellipsis: str = "…") -> Text:
+    """The best result in one line of at most ``width`` characters: metric, value, trial, iteration, and the config."""
+    (metric,), (trial,) = (shortened_apart([name], _LONGEST_NAME, ellipsis) for name in (best.metric, best.trial_id))
+    line = Text(lead).append(f"{metric} {metric_text(best.value)}", style=_BOLD)
+    line.append(f"  {trial}, iteration {best.iteration:,}")
+    config = config_text(best.config, width - line.cell_len - _GAP, ellipsis)
+    return line.append(f"{'':{_GAP}}{config}", style=_DIM) if config else line
+
+
+def sum_of_groups(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -> Text:
     """The sum of several groups as one line."""
     totals: Counter[str] = Counter()
     for group in groups:
@@ -243,43 +280,52 @@ def _sum_of(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -
     return line.append_text(_states_text(totals))
 
 
+def states_text_within(trials: Mapping[str, int], width: int) -> Text:
+    """The number of trials in each state, in at most ``width`` characters: summed up, or the most telling."""
+    summed = summed_states(trials)
+    telling = [part for part in summed if part[0] in ("RUNNING", "FAILED")]
+    for parts in (listed_states(trials), summed, telling, telling[-1:]):
+        text = _joined(parts)
+        if text.cell_len <= width:
+            return text
+    return Text()
+
+
 def _states_text(trials: Mapping[str, int]) -> Text:
     """The number of trials in each state: ``6 running, 12 queued, 1 failed``."""
-    return Text(", ").join(Text(text, style=state_style(state)) for state, text in listed_states(trials))
+    return _joined(listed_states(trials))
 
 
-def _trials(group: GroupStatus) -> int:
-    return sum(group.trials.values())
-
-
-def _share(group: GroupStatus) -> float:
-    if group.expected is not None:
-        return min(1.0, ended_trials(group.trials) / group.expected)
-    return min(1.0, group.iterations_done / group.iterations) if group.iterations else 1.0
+def _joined(states: Iterable[tuple[str, str]]) -> Text:
+    return Text(", ").join(Text(text, style=state_style(state)) for state, text in states)
 
 
 def _progress(group: GroupStatus) -> str:
-    """The group's progress: in trials if the search algorithm announced their number, else in iterations."""
-    if group.expected is not None:
-        return f"{ended_trials(group.trials):,}/{group.expected:,} trials"
-    return f"{group.iterations_done:,}/{group.iterations:,}"
+    """The iterations done, and those in all; of a search, whose trials may be stopped early, a prediction."""
+    if not group.iterations and group.is_search:
+        return count(group.iterations_done, "iteration")
+    about = "~" if group.is_search and not has_ended(group.trials) else ""
+    return f"{group.iterations_done:,}/{about}{group.iterations:,}"
 
 
-def _iterations(group: GroupStatus) -> str:
-    """The finished iterations; and their budget, unless a search algorithm keeps extending it."""
-    budget = "" if group.expected is not None else f"/{group.iterations:,}"
-    return f"{group.iterations_done:,}{budget} iterations"
+def _trials_of(group: GroupStatus) -> str:
+    """How many trials of a search have ended, if it has said how many there will be."""
+    return "" if group.expected is None else f"{ended_trials(group.trials):,}/{group.expected:,} trials"
+
+
+def _short_best(best: BestSoFar | None) -> str:
+    if best is None:
+        return ""
+    (metric,) = shortened_apart([best.metric], _LONGEST_NAME // 2)
+    return f"{metric} {metric_text(best.value)}"
 
 
 def _eta(group: GroupStatus) -> str:
-    if has_ended(group.trials) or group.expected is not None:
+    if has_ended(group.trials):
         return ""
-    return f"ETA {clock_time(group.eta)}" if group.eta is not None else "ETA ?"
-
-
-def _display_name(name: str, ellipsis: str = "…") -> str:
-    """The name of a group or profile key, safe for a terminal and short enough for a column."""
-    return shortened(printable(name), _LONGEST_NAME, ellipsis)
+    if group.eta is None:
+        return "" if group.is_search else "ETA ?"
+    return f"ETA {clock_time(group.eta)}"
 
 
 def _width_of(cells: Iterable[Text]) -> int:

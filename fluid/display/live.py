@@ -1,8 +1,7 @@
 """The live view: the dashboard of a session, redrawn on the terminal several times a second while trials run.
 
-``rich.live.Live`` moves the cursor and keeps the dashboard below what the program prints. Its automatic refresh is not
-used: a thread of the view asks for the status before each drawing, and must end with it. The cursor stays visible, so
-that no way of dying leaves the user's terminal without one. At the end the view leaves one line per group.
+A thread of the view asks for the status before each drawing, and ends with it. The cursor stays visible, so that no way
+of dying leaves the user's terminal without one. At the end the view leaves one line per group, and how to see the rest.
 """
 
 from __future__ import annotations
@@ -10,17 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TextIO
 
-from rich.console import Console, ConsoleOptions, Group
+from rich.console import Console
 from rich.file_proxy import FileProxy
-from rich.live import Live
-from rich.segment import Segment
 
-from fluid.display.dashboard import render, summary_lines
-from fluid.display.device_map import TrialNumbers
-from fluid.display.states import has_ended
+from fluid.display.dashboard import Dashboard, render
+from fluid.display.follow import StatusFollower
+from fluid.display.region import AboveRegion, TerminalRegion
+from fluid.display.summary import folder_lines, summary_lines
 from fluid.errors import FluidError
 from fluid.session.status import Status
 
@@ -52,11 +50,7 @@ class LiveView:
         # The user chose the ids and names, so brackets and colons in them are not markup.
         self._console = console or Console(stderr=True, markup=False, emoji=False, highlight=False)
         self._interval = interval
-        self._numbers = TrialNumbers()
-        self._last: Status | None = None
-        #: When each group first appeared, and when it was first found to have ended; by position.
-        self._first_seen: dict[int, float] = {}
-        self._ended: dict[int, float] = {}
+        self._follower = StatusFollower()
         self._stopping = threading.Event()
         self._drawing = threading.Lock()
         #: Whether drawing is over.
@@ -64,7 +58,7 @@ class LiveView:
         #: Two views would overwrite each other on one terminal, so only the first one draws.
         self._draws = _showing.acquire(blocking=False)
         # Started in the program's own thread: redirecting its output from another one could split a line.
-        self._live = self._begin() if self._draws else None
+        self._region = self._begin() if self._draws else None
         self._thread = threading.Thread(target=self._run, name="fluid-live", daemon=True)
         self._thread.start()
 
@@ -72,7 +66,11 @@ class LiveView:
     def wanted() -> bool:
         """Whether stderr is a terminal that can redraw lines, and no other live view of rich uses it."""
         stream = sys.stderr
-        if stream is None or isinstance(stream, FileProxy) or os.environ.get("TERM", "").lower() in _DUMB:
+        if (
+            stream is None
+            or isinstance(stream, (FileProxy, AboveRegion))
+            or os.environ.get("TERM", "").lower() in _DUMB
+        ):
             return False
         try:
             return stream.isatty()
@@ -87,10 +85,22 @@ class LiveView:
             text: the lines.
         """
         with self._drawing:
-            if self._live is None or self._finished or not isinstance(stream, FileProxy):
+            if self._region is None or self._finished or not isinstance(stream, AboveRegion):
                 return False
-            self._console.print(_AsIs(text), soft_wrap=True, end="")
+            self._region.write(text)
             return True
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether this view has the terminal, which another one may have."""
+        return self._region is not None and not self._finished
+
+    def begin_group(self) -> None:
+        """Does nothing: a terminal has one place for all groups."""
+
+    def announce(self, text: str) -> None:
+        """Shows what is about to begin, until the next group is submitted."""
+        self._follower.announce(text)
 
     def close(self) -> None:
         """Ends the drawing and leaves one line per group. Closing twice is harmless."""
@@ -121,37 +131,28 @@ class LiveView:
         with self._drawing:
             if self._finished:
                 return False
-            self._last = status
-            for position, group in enumerate(status.groups):
-                self._first_seen.setdefault(position, status.at)
-                if has_ended(group.trials):
-                    self._ended.setdefault(position, status.at)
-                else:
-                    self._ended.pop(position, None)
-            if status.groups and self._live is not None:
-                size = self._console.size
-                # The last line stays free for the cursor; otherwise the terminal would scroll.
-                shown = render(status, size.width, size.height - 1, self._numbers.update(status))
-                self._live.update(shown, refresh=True)
+            self._follower.take(status)
+            if self._region is not None and (status.groups or self._follower.announced):
+                self._region.draw(self._dashboard(status))
         return True
 
-    def _begin(self) -> Live | None:
-        """Takes over the terminal without drawing yet; returns ``None`` if it has been closed."""
-        live = Live(
-            Group(),
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            # Output that the program redirects to a file or a pipe must not go to the terminal.
-            redirect_stdout=_is_terminal(sys.stdout),
-            redirect_stderr=_is_terminal(sys.stderr),
+    def _dashboard(self, status: Status) -> Dashboard:
+        size, follower = self._console.size, self._follower
+        # The last line stays free for the cursor; otherwise the terminal would scroll.
+        return render(
+            status,
+            size.width,
+            size.height - 1,
+            follower.numbers,
+            shares=follower.shares(),
+            announced=follower.announced,
         )
-        try:
-            live.start()
-            self._console.show_cursor(True)
-        except OSError:
-            return None  # As in _run.
-        return live
+
+    def _begin(self) -> TerminalRegion:
+        """Takes over the terminal without drawing yet."""
+        region = TerminalRegion(self._console)
+        region.open()
+        return region
 
     def _finish(self) -> None:
         with self._drawing:
@@ -159,8 +160,8 @@ class LiveView:
                 return
             self._finished = True
             try:
-                if self._live is not None:
-                    self._live.stop()
+                if self._region is not None:
+                    self._region.close()
                     self._leave_summary()
             except OSError:
                 pass  # As in _run.
@@ -169,28 +170,11 @@ class LiveView:
                     _showing.release()
 
     def _leave_summary(self) -> None:
-        if self._last is None:
+        last, width = self._follower.last, self._console.width
+        if last is None or not last.groups:
             return
-        seconds = {
-            position: self._ended.get(position, self._last.at) - first for position, first in self._first_seen.items()
-        }
-        for line in summary_lines(self._last, seconds):
+        lines = summary_lines(last, self._follower.seconds(), width=width)
+        if last.run_dir is not None:
+            lines += folder_lines(last.run_dir, width)
+        for line in lines:
             self._console.print(line, soft_wrap=True)
-
-
-class _AsIs:
-    """Lines that rich writes without looking into them, which would take most of the time."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        yield Segment(self._text)
-
-
-def _is_terminal(stream: object) -> bool:
-    isatty = getattr(stream, "isatty", None)
-    try:
-        return bool(isatty and isatty())
-    except ValueError:  # The stream is closed.
-        return False

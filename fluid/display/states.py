@@ -44,6 +44,17 @@ def listed_states(trials: Mapping[str, int]) -> list[tuple[str, str]]:
     return [(state, f"{trials[state]:,} {state.lower()}") for state in states if trials.get(state)]
 
 
+def summed_states(trials: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Like :func:`listed_states`, in fewer words: trials that run, wait, have ended or failed."""
+    failed = trials.get(TrialState.FAILED, 0)
+    running = sum(trials.get(state, 0) for state in TrialState if state.holds_devices)
+    ended = ended_trials(trials) - failed
+    waiting = sum(trials.values()) - running - ended - failed
+    parts = [("RUNNING", running, "running"), ("QUEUED", waiting, "waiting"), ("DONE", ended, "ended")]
+    parts.append(("FAILED", failed, "failed"))
+    return [(state, f"{number:,} {word}") for state, number, word in parts if number]
+
+
 def states_text(trials: Mapping[str, int]) -> str:
     """The number of trials in each state: ``"6 running, 12 queued, 1 failed"``."""
     return ", ".join(text for _, text in listed_states(trials))

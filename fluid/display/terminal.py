@@ -13,6 +13,7 @@ from fluid.session.status import Status
 
 if TYPE_CHECKING:
     from fluid.display.live import LiveView
+    from fluid.display.notebook import NotebookView
 
 
 class Terminal:
@@ -29,6 +30,21 @@ class Terminal:
         self._output: TrialOutput | None = None
         if is_shown and isinstance(backend, OutputForwarding):
             self._output = TrialOutput(backend.read_output, self._view, is_hidden=ray_hides_output)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a live view is shown."""
+        return self._view is not None and self._view.is_drawn
+
+    def announce(self, text: str) -> None:
+        """Shows in the live view what is about to begin, until the next group is submitted."""
+        if self._view is not None:
+            self._view.announce(text)
+
+    def begin_group(self) -> None:
+        """Shows the live view of a notebook in the cell that submits a group."""
+        if self._view is not None:
+            self._view.begin_group()
 
     def flush(self) -> None:
         """Shows all that trials have printed until now."""
@@ -49,8 +65,13 @@ class Terminal:
             self._view.close()
 
 
-def _view_of(status: Callable[[], Status]) -> LiveView | None:
-    """Makes the live view; without a terminal, what draws it is not even imported."""
+def _view_of(status: Callable[[], Status]) -> LiveView | NotebookView | None:
+    """Makes the live view; without a terminal or a notebook, what draws it is not even imported."""
+    if "ipykernel" in sys.modules:
+        from fluid.display.notebook import NotebookView
+
+        if NotebookView.wanted():
+            return NotebookView(status)
     if sys.stderr is None or not getattr(sys.stderr, "isatty", bool)():
         return None
     from fluid.display.live import LiveView

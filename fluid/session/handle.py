@@ -12,6 +12,7 @@ from fluid.results.records import Result, TrialResult
 from fluid.results.sweep import BestTrial, SweepResult
 from fluid.session.inbox import GroupInbox
 from fluid.session.live_trials import LiveTrials
+from fluid.session.reprs import group_html, group_text
 from fluid.session.results import TrialFailedError
 from fluid.session.session import Session
 from fluid.trainables.pickling import dump_arguments
@@ -47,7 +48,10 @@ class TrialGroupHandle:
         self._live = LiveTrials(session, [inbox])
 
     def __repr__(self) -> str:
-        return f"TrialGroupHandle(name={self.name!r}, trials={len(self._group)}, done={self.done})"
+        return group_text(self._session.group_status(self._inbox.group_id), self._session.run_dir)
+
+    def _repr_html_(self) -> str:
+        return group_html(self._session.group_status(self._inbox.group_id), self._session.run_dir)
 
     @property
     def name(self) -> str:

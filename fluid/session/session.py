@@ -33,13 +33,15 @@ from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
 from fluid.session.standing import Standing, standing_of
-from fluid.session.status import Status, status_of
+from fluid.session.status import GroupStatus, Status, status_of
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import PayloadCache, TrialPayload
 from fluid.trainables.trainable import can_save, is_elastic
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 T = TypeVar("T")
+#: States that trials keep when the session ends.
+_RESTING = frozenset(state.value for state in TrialState if state.ended or state is TrialState.PAUSED)
 
 
 class Session:
@@ -259,16 +261,28 @@ class Session:
 
     def status(self) -> Status:
         """How the session stands."""
+        return self._in_thread(self._status)
 
-        def status() -> Status:
-            groups = {inbox.group_id: inbox.facts for inbox in self.inboxes}
-            began = self._pump.began
-            at = self._backend.now() - began
-            return status_of(
-                self._state, groups, at, began=began, asked=self._pump.devices_asked, run_dir=self._folder.path
-            )
+    def group_status(self, group_id: str) -> GroupStatus:
+        """How a group stands, also once the session has ended; trials that had not ended then are INTERRUPTED."""
+        try:
+            return self._in_thread(lambda: self._group_status(group_id))
+        except FluidError:
+            group = self._group_status(group_id)  # Its thread has ended, or is about to change nothing more.
+        rest = {state: number for state, number in group.trials.items() if state in _RESTING}
+        left = sum(group.trials.values()) - sum(rest.values())
+        return replace(group, trials={**rest, "INTERRUPTED": left} if left else rest)
 
-        return self._in_thread(status)
+    def _group_status(self, group_id: str) -> GroupStatus:
+        return self._status().groups[list(self._state.groups).index(group_id)]
+
+    def _status(self) -> Status:
+        groups = {inbox.group_id: inbox.facts for inbox in self.inboxes}
+        began = self._pump.began
+        at = self._backend.now() - began
+        return status_of(
+            self._state, groups, at, began=began, asked=self._pump.devices_asked, run_dir=self._folder.path
+        )
 
     def standing(self, group_ids: Collection[str]) -> Standing:
         """How the trials of some groups stand; of a session that has ended, how they stood then."""

@@ -75,6 +75,8 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
         return ray.tune.run(run_or_experiment, **options)
     options["scheduler"] = _wrapped(options.get("scheduler"), executor)
     callbacks = options.pop("callbacks", None)
+    if _leaves_output(executor, options.get("verbose"), options.get("progress_reporter")):
+        options["verbose"] = 0
     with executor_scope(executor), Interruption(executor) as interruption:
         _prepare(executor, run_or_experiment)
         with loggers_apart(executor, callbacks) as options["callbacks"]:
@@ -140,18 +142,27 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         if self._executor is None:
             return super().fit()
         config = self._local_tuner._run_config
-        callbacks = config.callbacks
+        callbacks, verbose = config.callbacks, config.verbose
+        # Ray keeps what the user passed under this name, and puts the default in its place.
+        if _leaves_output(self._executor, getattr(config, "_verbose", verbose), config.progress_reporter):
+            config.verbose = 0
         with executor_scope(self._executor), Interruption(self._executor) as interruption:
             _prepare(self._executor, self._local_tuner.trainable)
             with loggers_apart(self._executor, callbacks) as config.callbacks:
                 try:
                     return interruption.finish(super().fit())
                 finally:
-                    config.callbacks = callbacks
+                    config.callbacks, config.verbose = callbacks, verbose
+
+
+def _leaves_output(executor: FluidExecutor, verbose: Any, reporter: Any) -> bool:
+    """Whether Tune is silent: Fluid's live view shows the sweep, and the user has not asked for Tune's output."""
+    return verbose is None and reporter is None and executor.is_live
 
 
 def _prepare(executor: FluidExecutor, trainable: Any) -> None:
     """Begins to load what lanes need, while Tune sets up and, it may be, starts Ray."""
+    executor.announce("Ray Tune is starting")
     executor.session.preload(trainable, _LANE_MODULES)
 
 

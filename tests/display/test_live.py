@@ -1,30 +1,53 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.file_proxy import FileProxy
 
-from fluid.display.dashboard import render, summary_lines
+from fluid.display.dashboard import render
 from fluid.display.device_map import TrialNumbers
+from fluid.display.follow import StatusFollower
 from fluid.display.live import LiveView
+from fluid.display.region import AboveRegion
+from fluid.display.summary import folder_lines, shown_path, summary_lines
 from fluid.errors import FluidError
+from fluid.session.best import BestSoFar
 from fluid.session.status import DeviceStatus, GroupStatus, Status
 
 Residents = tuple[tuple[str, float], ...]
 
 
 def group_status(
-    name: str, trials: dict[str, int], done: int, iterations: int, eta: float | None, expected: int | None = None
+    name: str,
+    trials: dict[str, int],
+    done: int,
+    iterations: int,
+    eta: float | None,
+    expected: int | None = None,
+    best: BestSoFar | None = None,
 ) -> GroupStatus:
     return GroupStatus(
-        name=name, trials=trials, iterations_done=done, iterations=iterations, eta=eta, expected=expected
+        name=name,
+        trials=trials,
+        iterations_done=done,
+        iterations=iterations,
+        eta=eta,
+        expected=expected,
+        is_search=expected is not None,
+        best=best,
     )
+
+
+def best_of(value: float = 0.03125, trial_id: str = "trial-7", **config: object) -> BestSoFar:
+    return BestSoFar(metric="loss", mode="min", value=value, trial_id=trial_id, iteration=12, config=config)
 
 
 RUNNING = group_status("rung-1", {"RUNNING": 3, "QUEUED": 2}, 6, 24, 125.0)
@@ -101,11 +124,80 @@ def test_of_many_groups_the_newest_are_shown() -> None:
     assert [line.split("  ")[0] for line in found if line.startswith("group ")] == [f"group {k}" for k in range(45, 50)]
 
 
-def test_a_sweep_tells_how_many_of_its_trials_have_ended() -> None:
-    sweep = group_status("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
-    (line,) = [line for line in lines(status(groups=[sweep]), 120) if line.startswith("sweep")]
-    assert line.split("  ", 1)[1].strip("━─ ") == "25 %  8/32 trials"
+SWEEP = group_status("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 160, 61.0, 32)
+
+
+def test_a_sweep_tells_its_iterations_and_how_many_of_its_trials_have_ended() -> None:
+    (line,) = [line for line in lines(status(groups=[SWEEP]), 120) if line.startswith("sweep")]
+    assert line.split("  ", 1)[1].strip("━─ ") == "25 %  40/~160  8/32 trials  ETA 1:01"
     assert line.count("━") * 3 == line.count("─")
+    assert "ETA" not in "".join(lines(status(groups=[replace(SWEEP, eta=None)]), 120)), "none rather than a silly one"
+
+
+def test_a_sweep_that_may_submit_any_number_of_trials_has_no_share() -> None:
+    endless = replace(SWEEP, iterations=0, expected=None, eta=None)
+    (line,) = [line for line in lines(status(groups=[endless]), 120) if line.startswith("sweep")]
+    assert line.split() == ["sweep", "40", "iterations"]
+    assert "%" not in line
+
+
+def test_the_share_of_a_sweep_only_grows() -> None:
+    follower = StatusFollower()
+    seen = []
+    for done, predicted in ((40, 160), (44, 400), (300, 400)):
+        follower.take(status(groups=[replace(SWEEP, iterations_done=done, iterations=predicted)]))
+        seen.append(follower.shares())
+    assert seen == [{0: 0.25}, {0: 0.25}, {0: 0.75}]
+    follower.take(status(groups=[replace(RUNNING, iterations=240)]))
+    assert follower.shares() == {0: 0.025}, "a budget that is extended is no prediction"
+
+
+def test_what_is_about_to_begin_is_told_until_it_does() -> None:
+    follower = StatusFollower()
+    follower.announce("Ray Tune is starting")
+    follower.take(EMPTY)
+    shown = render(EMPTY, 100, 30, announced=follower.announced)
+    assert text_of(shown) == ["Fluid  0:00  Ray Tune is starting"]
+    follower.take(status())
+    assert follower.announced == ""
+    follower.announce("Ray Tune is starting")
+    follower.take(status())
+    assert follower.announced == "Ray Tune is starting", "the groups are those of an earlier sweep"
+
+
+# --- The best so far
+
+
+def test_the_best_result_stands_below_its_group() -> None:
+    group = replace(SWEEP, best=best_of(lr=0.1, layers={"n": 2}, activation="gelu"))
+    found = lines(status(groups=[group]), 80, 23)
+    (position,) = [at for at, line in enumerate(found) if line.startswith("sweep")]
+    assert found[position + 1] == "  best loss 0.03125  trial-7, iteration 12  lr=0.1, layers/n=2, activation=gelu"
+
+
+def test_a_config_is_shown_as_far_as_there_is_room() -> None:
+    many_of = {f"parameter_{k}": k / 7 for k in range(9)}
+    group = replace(SWEEP, best=best_of(**many_of))
+    for width in (50, 60, 80, 120):
+        (line,) = [line for line in lines(status(groups=[group]), width) if line.startswith("  best")]
+        assert len(line) <= width
+        shown = line.count("=")
+        assert shown == 0 or line.endswith(f"+{9 - shown}")
+    assert "parameter_2=0.2857" in line
+
+
+def test_with_many_groups_the_best_value_is_a_column() -> None:
+    groups = [group_status(f"g{k}", {"RUNNING": 1}, 1, 3, None, best=best_of(k)) for k in range(4)]
+    found = [line for line in lines(status(groups=groups), 100, 23) if line.startswith("g")]
+    assert [line.split("  ")[-2:] for line in found] == [[f"loss {k}", "ETA ?"] for k in range(4)]
+    assert not any("best" in line for line in lines(status(groups=groups), 100, 23))
+
+
+def test_names_that_differ_in_the_middle_stay_apart() -> None:
+    names = [f"group number {k} with a rather long name" for k in range(6)]
+    groups = [group_status(name, {"RUNNING": 1}, 1, 3, None) for name in names]
+    found = [line for line in lines(status(groups=groups), 100, 40) if line.startswith("group")]
+    assert len({line.split("…")[0] for line in found}) == 6
 
 
 def test_the_states_of_the_only_group_are_told_once() -> None:
@@ -116,8 +208,7 @@ def test_the_states_of_the_only_group_are_told_once() -> None:
 
 
 def test_a_line_stays_for_a_sweep() -> None:
-    sweep = group_status("sweep", {"RUNNING": 2, "PAUSED": 1, "STOPPED": 6, "DONE": 2}, 40, 44, None, 32)
-    (line,) = [line.plain for line in summary_lines(status(groups=[sweep]), {0: 12.0})]
+    (line,) = [line.plain for line in summary_lines(status(groups=[SWEEP]), {0: 12.0}, width=90)]
     assert line == "sweep  11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; 40 iterations; 0:12"
 
 
@@ -272,6 +363,38 @@ def test_of_many_groups_a_line_sums_up_the_earlier_ones() -> None:
     assert found[0] == "31 earlier groups, 279 trials: 248 done, 31 failed"
 
 
+def test_the_best_results_stay() -> None:
+    groups = [replace(ENDED, best=best_of()), replace(SWEEP, best=best_of(12345.678))]
+    found = [line.plain for line in summary_lines(status(groups=groups), {0: 12.0, 1: 61.0}, width=120)]
+    assert found == [
+        "rung-0  9 trials: 8 done, 1 failed; best loss 0.03125; 9/9 iterations; 0:12",
+        "sweep   11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; best loss 12,346; 40 iterations; 1:01",
+    ]
+    alone = [line.plain for line in summary_lines(status(groups=[replace(ENDED, best=best_of(lr=0.1))]), {0: 12.0})]
+    assert alone[1] == "best  loss 0.03125  trial-7, iteration 12  lr=0.1"
+
+
+@pytest.mark.parametrize("width", range(20, 130, 7))
+def test_lines_that_stay_do_not_wrap(width: int) -> None:
+    groups = [replace(ENDED, best=best_of()), replace(SWEEP, best=best_of(12345.678, "some trial", lr=1e-5))]
+    for shown in (groups, groups[1:]):
+        found = summary_lines(status(groups=shown), {}, width=max(width, 40))
+        assert all(line.cell_len <= max(width, 44) for line in found)
+
+
+def test_the_run_folder_and_the_commands_to_see_it_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [line.plain for line in folder_lines(tmp_path / "runs" / "a b")] == [
+        "results in 'runs/a b'",
+        "  fluid report 'runs/a b'  tables and a page",
+        "  fluid view 'runs/a b'  in a browser",
+    ]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir("/")
+    assert shown_path(tmp_path / "runs" / "a b") == "~/'runs/a b'"
+    assert shown_path(Path("/elsewhere/run")) == "/elsewhere/run"
+
+
 # --- The view
 
 
@@ -297,7 +420,7 @@ class Source:
 def screen() -> Iterator[Console]:
     console = Console(file=io.StringIO(), width=60, height=20, force_terminal=True, color_system=None, _environ={})
     yield console
-    assert sys.stdout is not None and not isinstance(sys.stdout, FileProxy)
+    assert sys.stdout is not None and not isinstance(sys.stdout, AboveRegion)
 
 
 def written(console: Console) -> str:
@@ -305,9 +428,9 @@ def written(console: Console) -> str:
     return console.file.getvalue()
 
 
-def ended(text: str) -> bool:
-    """Whether the cursor is shown after all that was written."""
-    return text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")
+def is_erased(text: str) -> bool:
+    """Whether no dashboard is left; the cursor is never hidden."""
+    return "gpu 0" not in text[text.rfind("\x1b[J") :] and "\x1b[?25l" not in text
 
 
 def test_the_view_draws_until_it_is_closed(screen: Console) -> None:
@@ -317,8 +440,8 @@ def test_the_view_draws_until_it_is_closed(screen: Console) -> None:
     view.close()
     text = written(screen)
     assert "gpu 0 │" in text
-    assert text.endswith("rung-1  5 trials: 5 interrupted; 6/24 iterations; " + text[-5:])
-    assert ended(text)
+    assert text[text.rindex("\x1b[J") + 3 :].startswith("rung-1  5 trials: 5 interrupted; 6/24 iterations; ")
+    assert is_erased(text)
     asked = source.asked
     view.close()
     assert (source.asked, written(screen)) == (asked, text)
@@ -339,7 +462,7 @@ def test_a_session_that_closes_ends_the_view_quietly(screen: Console) -> None:
     view.close()
     text = written(screen)
     assert text.count("rung-1  5 trials") == 1
-    assert ended(text)
+    assert is_erased(text)
 
 
 def test_an_error_gives_the_terminal_back_too(screen: Console, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +476,7 @@ def test_an_error_gives_the_terminal_back_too(screen: Console, monkeypatch: pyte
     view._thread.join(30)
     view.close()
     assert caught == [ZeroDivisionError]
-    assert ended(written(screen))
+    assert is_erased(written(screen))
 
 
 def test_without_groups_nothing_is_drawn(screen: Console) -> None:
@@ -392,7 +515,7 @@ def test_a_status_that_never_comes_holds_nothing_up(screen: Console, monkeypatch
     view = LiveView(stuck, console=screen, interval=0.001)
     view.close()
     text = written(screen)
-    assert ended(text)
+    assert is_erased(text)
     come.set()
     view._thread.join(30)
     assert written(screen) == text
@@ -443,7 +566,7 @@ def test_not_wanted_where_there_is_nothing_to_draw_on(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TERM", "xterm")
     closed = io.StringIO()
     closed.close()
-    for stream in (None, closed, FileProxy(Console(), io.StringIO())):
+    for stream in (None, closed, FileProxy(Console(), io.StringIO()), AboveRegion(None, io.StringIO())):  # type: ignore[arg-type]
         monkeypatch.setattr(sys, "stderr", stream)
         assert not LiveView.wanted()
 
@@ -452,6 +575,44 @@ def test_the_header_tells_how_many_devices_were_asked_for() -> None:
     asking = replace(status((("t", 1.0),)), asked=3)
     assert "  1 of 1 device busy  3 more devices asked for  3 running" in lines(asking)[0]
     assert "1 more device asked for" in lines(replace(EMPTY, asked=1))[0]
+
+
+def test_what_loggers_write_stands_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, file = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    logger = logging.getLogger("tests.live")
+    before, other = logging.StreamHandler(terminal), logging.StreamHandler(file)
+    monkeypatch.setattr(logger, "handlers", [before, other])
+    monkeypatch.setattr(logger, "propagate", False)
+    source = Source()
+    console = Console(file=terminal, width=60, height=20, force_terminal=True, color_system=None, _environ={})
+    view = LiveView(source, console=console, interval=0.001)
+    assert source.seen.wait(30)
+    assert isinstance(before.stream, AboveRegion)
+    assert other.stream is file
+    during = logging.StreamHandler()
+    logger.addHandler(during)
+    logger.warning("said by a logger")
+    view.close()
+    assert before.stream is terminal and during.stream is terminal
+    said = terminal.getvalue()
+    assert said.count("said by a logger\n") == 2
+    drawn = said[: said.rindex("said by a logger")]
+    assert drawn.endswith("\x1b[J") or drawn.endswith("said by a logger\n"), "the dashboard was erased before"
+
+
+def test_states_that_find_no_room_are_summed_up() -> None:
+    trials = {"RUNNING": 3, "STARTING": 1, "QUEUED": 14, "PAUSED": 2, "DONE": 15, "STOPPED": 12, "FAILED": 1}
+    session = status((("t", 1.0),), groups=[group_status("a", trials, 0, 100, None)])
+    assert lines(session, 80)[0] == "Fluid  1:23  1 of 1 device busy  4 running, 16 waiting, 27 ended, 1 failed"
+    assert lines(session, 60)[0] == "Fluid  1:23  4 running, 16 waiting, 27 ended, 1 failed"
+    assert lines(session, 40)[0] == "Fluid  1:23  4 running, 1 failed"
+    assert lines(session, 24)[0] == "Fluid  1:23  1 failed"
 
 
 def test_a_narrow_header_keeps_the_failures() -> None:
