@@ -13,7 +13,6 @@ from typing import Any
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
-from fluid.results.loading import load
 from fluid.results.metrics import Goal, goals_of
 from fluid.results.sweep import SweepResult
 from fluid.search import make_sampler, make_space
@@ -171,7 +170,7 @@ def _run(plan: SweepPlan, given: FluidExecutor | None, run_dir: str | Path | Non
     result = _result(loop, plan, executor.run_dir)
     if heard is not None:
         cut_off = loop.unfinished
-        counted = f"{len(cut_off)} of {loop.started} trials had not ended"
+        counted = f"{len(cut_off)} of {len(result.trials)} trials had not ended"
         call = f"fluid.load({str(result.run_dir)!r}) has what there is"
         print(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}", file=sys.stderr, flush=True)
         raise SweepInterrupted(128 + heard, result, cut_off)
@@ -180,14 +179,16 @@ def _run(plan: SweepPlan, given: FluidExecutor | None, run_dir: str | Path | Non
 
 
 def _result(loop: SweepLoop, plan: SweepPlan, run_dir: Path) -> SweepResult:
-    """Returns the sweep's trials, read from the run folder, which may hold those of others too."""
-    names = tuple(goal.metric for goal in plan.goals)
-    modes = tuple(goal.mode for goal in plan.goals)
-    found = load(run_dir, names, modes)
-    notes = found.notes if loop.reason is None else (f"The sweep ended early: {loop.reason}.", *found.notes)
-    trials = tuple(trial for trial in found.trials if trial.group == plan.name)
-    state = "UNFINISHED" if any(trial.state == "UNFINISHED" for trial in trials) else "DONE"
-    return replace(found, trials=trials, name=plan.name, state=state, notes=notes)
+    metrics, modes = tuple(goal.metric for goal in plan.goals), tuple(goal.mode for goal in plan.goals)
+    return SweepResult(
+        trials=loop.trials,
+        metric=metrics if len(metrics) > 1 else metrics[0],
+        mode=modes if len(modes) > 1 else modes[0],
+        run_dir=run_dir,
+        name=plan.name,
+        state="UNFINISHED" if loop.unfinished else "DONE",
+        notes=() if loop.reason is None else (f"The sweep ended early: {loop.reason}.",),
+    )
 
 
 def _checked_goals(metric: Any, mode: Any, algorithm: str) -> tuple[Goal, ...]:

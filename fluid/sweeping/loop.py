@@ -19,7 +19,7 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.metrics import value_of
-from fluid.results.records import Result
+from fluid.results.records import Result, TrialResult
 from fluid.search.rungs import RungDecision
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
@@ -60,7 +60,6 @@ class SweepLoop(TrialListener):
         self._open = 0
         #: Whether there are no more trials to start.
         self._is_exhausted = False
-        self._failures: list[tuple[str, Failure]] = []
         #: The worst value of each metric so far.
         self._worst: list[float] = []
         self._error: BaseException | None = None
@@ -91,9 +90,9 @@ class SweepLoop(TrialListener):
         return tuple(trial.trial_id for trial in list(self._by_number.values()))
 
     @property
-    def started(self) -> int:
-        """How many trials have been started."""
-        return len(self._by_id)
+    def trials(self) -> tuple[TrialResult, ...]:
+        """The trials that have been started, in that order."""
+        return tuple(trial.result(self._plan.name, self._executor.run_dir) for trial in list(self._by_id.values()))
 
     def raise_if_all_failed(self, result: Any) -> None:
         """Raises an error if no trial has come to anything.
@@ -101,9 +100,10 @@ class SweepLoop(TrialListener):
         Raises:
             SweepFailedError: all trials have failed.
         """
-        if self._failures and len(self._failures) == len(self._by_id):
-            trial_id, failure = self._failures[0]
-            text = f"all {len(self._failures)} trials failed; the first one: {failure.message}"
+        failures = [(trial.trial_id, trial.failure) for trial in self._by_id.values() if trial.failure is not None]
+        if failures and len(failures) == len(self._by_id):
+            trial_id, failure = failures[0]
+            text = f"all {len(failures)} trials failed; the first one: {failure.message}"
             raise SweepFailedError(text, result) from TrialFailedError(trial_id, failure)
 
     def abandon(self) -> None:
@@ -234,6 +234,7 @@ class SweepLoop(TrialListener):
             return
         values = plan.values_of(result.trial_id, result.metrics)
         trial.iteration, trial.values = result.iteration, values
+        trial.results.append(result)
         self._note_worst(values)
         if trial.stop is not None or self.reason is not None:
             return
@@ -262,7 +263,7 @@ class SweepLoop(TrialListener):
         self._fill()
 
     def _record_failure(self, trial: SweepTrial, failure: Failure) -> None:
-        self._failures.append((trial.trial_id, failure))
+        trial.state, trial.failure = TrialState.FAILED.value, failure
         is_worst = self._plan.oom_is_worst and failure.kind == "out_of_memory"
         del self._by_number[trial.number]
         self._plan.sampler.tell(trial.token, self._worst or None if is_worst else None, failed=not is_worst)
@@ -292,14 +293,21 @@ class SweepLoop(TrialListener):
             self._stop(trial, TrialState.STOPPED.value)
             del self._by_id[trial.trial_id]
             trial.trial_id, trial.iteration, trial.is_open = f"{trial.trial_id}-again", 0, True
+            trial.results.clear()
             self._submit([self._enter(trial, follow_up_iterations)])
         else:
             trial.is_open = True
             self._open += 1
 
     def _let_go(self, trial: SweepTrial, outcome: str | None) -> None:
-        """Drops a trial that will not continue, and tells the sampler what it came to."""
+        """Lets a trial go that will not continue, and tells the sampler what it came to.
+
+        Args:
+            trial: the trial.
+            outcome: with which it is stopped; ``None`` if it was stopped before.
+        """
         del self._by_number[trial.number]
+        trial.state = outcome or trial.stop or TrialState.STOPPED.value
         self._plan.sampler.tell(trial.token, trial.values, failed=trial.values is None)
         if outcome is not None:
             self._stop(trial, outcome)

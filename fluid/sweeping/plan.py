@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.metrics import Goal, value_of
+from fluid.results.records import Result, TrialFiles, TrialResult
+from fluid.results.submitted import UNFINISHED
 from fluid.search import Sampler
 from fluid.search.schedulers import RungScheduler
 from fluid.search.stop_rules import StopRules
@@ -103,6 +107,9 @@ class SweepTrial:
         values: of the metrics at its last iteration; ``None`` before.
         is_open: whether it runs, or waits for a device.
         stop: the outcome with which a rule stops it; ``None`` if none does.
+        state: how it ended; ``"UNFINISHED"`` until then.
+        failure: why it failed; ``None`` if it has not.
+        results: its iterations.
     """
 
     number: int
@@ -114,6 +121,28 @@ class SweepTrial:
     values: tuple[float, ...] | None = None
     is_open: bool = True
     stop: str | None = None
+    state: str = UNFINISHED
+    failure: Failure | None = None
+    results: list[Result] = field(default_factory=list)
+
+    def result(self, group: str, run_dir: Path) -> TrialResult:
+        """Returns what the user gets of it.
+
+        Args:
+            group: name of its group.
+            run_dir: the run folder.
+        """
+        return TrialResult(
+            trial_id=self.trial_id,
+            group=group,
+            config=self.config,
+            state=self.state,
+            iteration=self.iteration,
+            metrics=self.results[-1].metrics if self.results else {},
+            results=tuple(self.results),
+            failure=self.failure,
+            files=TrialFiles(run_dir, ((self.trial_id, 0),)),
+        )
 
 
 class SweepFailedError(FluidError):
