@@ -43,14 +43,6 @@ def nan_below_zero(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"loss": float("nan") if config["x"] < 0.0 else config["x"]}
 
 
-def wait_at_three(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Says when it has come to its third iteration, and does not end it."""
-    yield {"loss": 1.0}
-    yield {"loss": 0.5}
-    Path(config["folder"], f"waits-{os.getpid()}").touch()
-    signal.pause()
-
-
 class Counter:
     """Counts its iterations; the first to come to ``dies_at`` kills its process, once."""
 
