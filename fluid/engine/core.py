@@ -21,7 +21,7 @@ from fluid.engine.events import Failure
 from fluid.engine.feasibility import Feasibility
 from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
-from fluid.engine.notices import NotePlaced, NotePreempted, NoteQueued, NoteTrial
+from fluid.engine.notices import NotePaused, NotePlaced, NoteQueued, NoteTrial
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import NO_LANES, NO_REQUESTS, GroupRecord, Move, Stage, TrialRecord
 from fluid.engine.retention import newest_to_keep
@@ -211,6 +211,8 @@ class SessionState:
     def enqueue(self, trial: TrialRecord, why: str, *, kind: str | None = None) -> None:
         """Queues a trial, which will go on from the state that is left of it; its width is planned at this instant.
 
+        One that the user paused rests instead.
+
         Args:
             trial: the trial.
             why: for people.
@@ -218,6 +220,9 @@ class SessionState:
         """
         if trial.residence.lane is None:
             trial.progress.go_back_to(trial.residence.restart_at)
+        if trial.held:
+            self.rest(trial, why, kind=kind)
+            return
         self._set_queued(trial, why, kind)
         self.arrivals[trial.row] = trial
 
@@ -226,6 +231,17 @@ class SessionState:
         self._set_queued(trial, why)
         self.scheduling.enqueue(trial, trial.placement.width, again=True)
         self.changed = True
+
+    def rest(self, trial: TrialRecord, why: str, *, kind: str | None = None) -> None:
+        """Lets a trial that the user paused, and that holds nothing any more, wait to be resumed."""
+        if trial.state is not TrialState.PAUSED:
+            self.set_state(trial, TrialState.PAUSED, why)
+        done, failures = trial.progress.done, trial.limits.failures
+        self.commands.append(
+            NotePaused(trial.trial_id, at=self.now, iteration=done, why=why, kind=kind, failures=failures)
+        )
+        if trial.residence.device is not None:
+            self.memory.request_check(trial.residence.device)  # its state may leave now
 
     def _set_queued(self, trial: TrialRecord, why: str, kind: str | None = None) -> None:
         if trial.state is TrialState.QUEUED:  # a new trial, or one that is sorted in again
@@ -263,6 +279,7 @@ class SessionState:
         self.set_state(trial, state, why)
         trial.shorten_story()
         known, trial.restored_for_call = trial.restored_for_call, False
+        trial.held = False
         if state is not TrialState.DONE:
             self.refuse_calls(trial)
             self.commands += newest_to_keep(trial, self.lanes, self.occupancy)
@@ -310,13 +327,6 @@ class SessionState:
                 alpha=self.estimates.of_key(trial).alpha if place.width < 1.0 else None,
             )
         )
-
-    def note_preempted(self, trial: TrialRecord, successor: str | None) -> None:
-        """Tells the journal that a trial was told to pause for others."""
-        beside = self.estimates.co_residents(trial)
-        self.commands.append(NotePreempted(trial.trial_id, at=self.now, successor=successor, co_residents=beside))
-        why = f"for {successor!r}" if successor is not None else f": {beside} trials on its device are too many"
-        self.log(trial, f"is preempted {why}")
 
     def note(self, trial: TrialRecord, text: str) -> None:
         """Adds a line to a trial's story, and tells it the journal."""

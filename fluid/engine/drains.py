@@ -186,7 +186,7 @@ class Drains:
         elif place.move is not None and place.move.stage is not Stage.MOVING and place.width >= 1.0:
             self._resizing.call_off(trial, "its device is drained")
         if trial.state is TrialState.RUNNING and place.preemption is None and trial.spec.can_save:
-            self._lifecycle.preempt(trial, drained=True)
+            self._lifecycle.preempt(trial, why="is told to pause, as its device is drained")
 
     def _unsaved_on(self, device: int) -> list[str]:
         """Ids of the trials that run on a closed device, or leave it, or whose state it keeps unsaved."""
@@ -269,4 +269,5 @@ def is_only_in_memory(trial: TrialRecord, hosts: set[str] | None) -> bool:
 
 def _is_stuck(trial: TrialRecord) -> bool:
     """Whether a trial that waits has progress that cannot be saved."""
-    return trial.pinned and trial.state is TrialState.QUEUED and trial.progress.done > 0
+    waits = trial.state is TrialState.QUEUED or trial.state is TrialState.PAUSED
+    return trial.pinned and waits and trial.progress.done > 0

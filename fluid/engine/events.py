@@ -85,6 +85,7 @@ class TrialHistory:
         checkpoint: the newest one that can still be read.
         ended: DONE, STOPPED or FAILED; ``None`` if the trial had not ended.
         failures: times the trial failed and was queued again.
+        paused: whether the user had paused it by hand.
     """
 
     trial: TrialSpec
@@ -94,6 +95,7 @@ class TrialHistory:
     checkpoint: Checkpoint | None = None
     ended: TrialState | None = None
     failures: int = 0
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,20 @@ class StopRequested(Event):
     trial_id: str
     outcome: TrialState | None = None
     now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested(Event):
+    """The user pauses a trial: it leaves its devices after its iteration, and waits to be resumed."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested(Event):
+    """The user resumes a paused trial; for one that is not paused, nothing changes."""
+
+    trial_id: str
 
 
 @dataclass(frozen=True, slots=True)

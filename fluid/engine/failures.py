@@ -111,8 +111,7 @@ class Failures:
             core.lanes.retire(device, math.inf, core.commands)
         retired = core.lanes.have_retired(devices)
         kept = [core.trials[trial_id] for device in devices for _, trial_id in core.lanes.kept_on(device)]
-        done = [trial for trial in kept if trial.state is TrialState.DONE and not trial.calls]
-        evicted = [trial for trial in done if trial.spec.can_save]
+        evicted = [trial for trial in kept if trial.rests and not trial.calls and trial.spec.can_save]
         for trial in evicted:
             self._residency.evict(trial)
         return bool(evicted) or retired
@@ -135,7 +134,7 @@ class Failures:
         if trial.state is TrialState.STARTING:
             core.release(trial)
             self._count(trial, failure)
-        elif trial.state is TrialState.QUEUED and failure.kind != "not_saved":
+        elif trial.state in (TrialState.QUEUED, TrialState.PAUSED) and failure.kind != "not_saved":
             trial.limits.add_failure(failure)
             if _is_final(trial, failure):
                 core.unqueue(trial)

@@ -3,7 +3,8 @@
 An entry is a JSON object: ``v``, the version; ``what``, the class of an event or command; and that one's fields.
 
 * :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialsAdded`, :class:`BudgetExtended`,
-  :class:`StopRequested`, :class:`TrialForgotten`: what the submitter asked for.
+  :class:`StopRequested`, :class:`PauseRequested`, :class:`ResumeRequested`, :class:`TrialForgotten`: what the
+  submitter asked for.
 * :class:`TrialSaved`, :class:`ReportSetBack`: where a trial can be restored from, and from where it could not be.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
@@ -33,6 +34,8 @@ from fluid.engine.events import (
     Failure,
     GroupRecovered,
     GroupSubmitted,
+    PauseRequested,
+    ResumeRequested,
     SessionDraining,
     StopRequested,
     TrialForgotten,
@@ -45,6 +48,7 @@ from fluid.engine.notices import (
     NoteDrained,
     NoteHung,
     NoteMeasured,
+    NotePaused,
     NotePlaced,
     NotePreempted,
     NoteQueued,
@@ -164,19 +168,8 @@ class ProfileSaved:
 _TOLD: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        TrialStarted,
-        NotePlaced,
-        NoteWaiting,
-        NoteQueued,
-        NotePreempted,
-        NoteTrial,
-        NoteMeasured,
-        NoteHung,
-        KillLane,
-        DeviceDraining,
-        SessionDraining,
-        NoteDrained,
-        TrialNotKept,
+        *(TrialStarted, NotePlaced, NoteWaiting, NoteQueued, NotePaused, NotePreempted, NoteTrial, NoteMeasured),
+        *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, TrialNotKept),
     )
 }
 #: What is written, by the name in ``what``.
@@ -185,7 +178,8 @@ _WRITTEN: dict[str, type] = {
     for kind in (
         *_TOLD.values(),
         *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
-        *(ReportSetBack, DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd, IterationReported, ProfileSaved),
+        *(PauseRequested, ResumeRequested, ReportSetBack, DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd),
+        *(IterationReported, ProfileSaved),
     )
 }
 
@@ -263,6 +257,8 @@ class _Replay:
             TrialsAdded: self._added,
             BudgetExtended: self._extended,
             StopRequested: self._stopped,
+            PauseRequested: self._held,
+            ResumeRequested: self._held,
             TrialForgotten: self._forgotten,
             TrialSaved: self._saved,
             ReportSetBack: self._set_back,
@@ -331,7 +327,10 @@ class _Replay:
         if history is not None and event.outcome is not None:
             self.result.outcomes[event.trial_id] = event.outcome
         if history is not None and history.ended in (None, TrialState.DONE):
-            self._change(event.trial_id, ended=TrialState.STOPPED)
+            self._change(event.trial_id, ended=TrialState.STOPPED, paused=False)
+
+    def _held(self, event: PauseRequested | ResumeRequested) -> None:
+        self._change(event.trial_id, paused=isinstance(event, PauseRequested))
 
     def _forgotten(self, event: TrialForgotten) -> None:
         trial_id = event.trial_id
@@ -365,7 +364,7 @@ class _Replay:
             return
         # A trial that finished by itself may have run less than its budget.
         budget = max(1, command.iteration) if command.state is TrialState.DONE else history.budget
-        self._change(command.trial_id, ended=command.state, budget=budget)
+        self._change(command.trial_id, ended=command.state, budget=budget, paused=False)
         if command.failure is not None:
             self.result.failures[command.trial_id] = command.failure
 

@@ -15,12 +15,16 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.notices import NotePreempted
 from fluid.engine.records import NO_LANES, PendingPreemption, Stage, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.retention import last_to_keep
 from fluid.engine.set_back import ReportSetBack, TrialSetBack
 from fluid.trialgroup import TrialState
+
+#: When a trial was stopped that was not queued, and was not about to start.
+_WHEN_STOPPED = {TrialState.DONE: "after it was done", TrialState.PAUSED: "while it was paused"}
 
 
 class Lifecycle:
@@ -240,25 +244,28 @@ class Lifecycle:
 
     # -- preemption ----------------------------------------------------------------------------------------
 
-    def preempt(self, trial: TrialRecord, successor: TrialRecord | None = None, *, drained: bool = False) -> None:
+    def preempt(self, trial: TrialRecord, successor: TrialRecord | None = None, *, why: str | None = None) -> None:
         """Pauses a running trial after its iteration; it goes on later, in its lane if that is free.
 
         Args:
             trial: a trial that runs.
             successor: the trial that takes its device over; ``None`` if there is none, or too many trials share the
                 device, which is left to the others.
-            drained: whether its device takes no trial any more.
+            why: what the journal is told where it is not paused for other trials.
         """
         core = self._core
         core.commands.append(Pause(trial.trial_id, trial.placement.lanes, purpose=PausePurpose.PREEMPT))
         trial.placement.preemption = PendingPreemption(None if successor is None else successor.row)
-        if drained:
-            core.note(trial, "is told to pause, as its device is drained")
+        if why is not None:
+            core.note(trial, why)
         else:
-            core.note_preempted(trial, None if successor is None else successor.trial_id)
+            beside, heir = core.estimates.co_residents(trial), None if successor is None else successor.trial_id
+            core.commands.append(NotePreempted(trial.trial_id, at=core.now, successor=heir, co_residents=beside))
+            too_many = f": {beside} trials on its device are too many"
+            core.log(trial, f"is preempted{too_many if heir is None else f' for {heir!r}'}")
 
     def paused(self, event: TrialPaused) -> None:
-        """RUNNING -> PAUSED -> QUEUED: a preempted trial leaves its device; its state stays in its lane."""
+        """RUNNING -> PAUSED: a trial leaves its device; its state stays in its lane. It is QUEUED if it may go on."""
         core = self._core
         trial = core.holder(event.trial_id, event.lane_id)
         if trial is None or trial.placement.preemption is None:
@@ -274,12 +281,13 @@ class Lifecycle:
         lane_id, *others = trial.placement.lanes
         core.release(trial)
         core.drain(trial, tuple(others))
-        core.set_state(trial, TrialState.PAUSED, f"preempted; its state stays in lane {lane_id}")
+        core.set_state(trial, TrialState.PAUSED, f"left its device; its state stays in lane {lane_id}")
         self._residency.keep(trial, lane_id)
-        if successor is None:
-            core.enqueue(trial, "waits to go on")
+        if successor is None or trial.held:
+            core.enqueue(trial, "paused by the user" if trial.held else "waits to go on")
         else:
             core.queue_again(trial, "waits to go on")
+        if successor is not None:
             self._take_over(successor, core.lanes[lane_id].device_id)
 
     def _take_over(self, row: int, device: int) -> None:
@@ -316,7 +324,7 @@ class Lifecycle:
         elif trial.state is TrialState.STARTING:
             core.release(trial)
         self._residency.drop(trial, ends=True)
-        when = "after it was done" if trial.state is TrialState.DONE else "before it started"
+        when = _WHEN_STOPPED.get(trial.state, "before it started")
         core.end(trial, TrialState.STOPPED, f"stopped {when}")
 
     def forget(self, trial: TrialRecord) -> None:

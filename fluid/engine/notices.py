@@ -103,6 +103,26 @@ class NoteQueued(Notice):
 
 
 @dataclass(frozen=True, slots=True)
+class NotePaused(Notice):
+    """A trial that the user paused holds no device any more, and waits for none until it is resumed.
+
+    Attributes:
+        iteration: iterations done by the state that it will go on from.
+        why: for people.
+        kind: the kind of failure after which it rests; ``None`` if there was none.
+        failures: failures counted so far.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    iteration: int
+    why: str
+    kind: str | None = None
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NotePreempted(Notice):
     """A running trial was told to pause after its iteration.
 

@@ -281,6 +281,7 @@ class TrialRecord:
         state: written by :meth:`fluid.engine.core.SessionState.set_state` alone.
         calls: calls of its methods, in the order requested; those that a lane was told to make come first.
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
+        held: whether the user paused the trial by hand, so that it does not run until it is resumed.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         story: the latest transitions, for error messages.
         constraint: what the trial asks of its devices; ``None`` if nothing.
@@ -297,6 +298,7 @@ class TrialRecord:
     pace: Pace = field(default_factory=Pace)
     calls: list[PendingCall] = field(default_factory=list)
     restored_for_call: bool = False
+    held: bool = False
     outcome: TrialState | None = None
     story: list[tuple[float, str]] = field(default_factory=list)
     constraint: Constraint | None = field(init=False)
@@ -345,6 +347,11 @@ class TrialRecord:
         cap = self.limits.packing_cap
         asked = None if self.constraint is None else self.constraint.most_residents
         return cap if asked is None else asked if cap is None else min(cap, asked)
+
+    @property
+    def rests(self) -> bool:
+        """Whether the trial does not go on by itself: it is done, or the user paused it."""
+        return self.state is TrialState.DONE or self.state is TrialState.PAUSED
 
     @property
     def pinned(self) -> bool:

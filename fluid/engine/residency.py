@@ -97,10 +97,10 @@ class Residency:
                 self.evict(trial)
 
     def _evict_oldest(self, trials: list[TrialRecord], surplus: int) -> None:
-        """Evicts the trials that have been done for longest; one that waits to go on stays where it is."""
+        """Evicts the trials that have rested for longest; one that waits to go on stays where it is."""
         if surplus > 0:
-            done = [trial for trial in trials if trial.state is TrialState.DONE and not trial.calls]
-            for trial in sorted(done, key=_since)[:surplus]:
+            resting = [trial for trial in trials if trial.rests and not trial.calls and not _must_stay(trial)]
+            for trial in sorted(resting, key=_since)[:surplus]:
                 self.evict(trial)
 
     def _kept(self, device: int) -> dict[str, TrialRecord]:
@@ -272,7 +272,7 @@ class Residency:
     def _empty(self, device: int, wanted: float, usable: float, trial: TrialRecord) -> bool:
         """Evicts residents and ends empty lanes of a device until so many of its usable bytes are free.
 
-        Where other trials run, only states of trials that are done and can be fetched back are evicted.
+        Where other trials run, only states of trials that rest and can be fetched back are evicted.
 
         Returns:
             Whether there is room now, or room is being made.
@@ -289,7 +289,7 @@ class Residency:
             excess = core.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
         going = [other for other in staying.values() if not (other is trial and stays) and _can_be_evicted(other)]
         if not alone:
-            going = [other for other in going if other.state is TrialState.DONE and other.spec.can_save]
+            going = [other for other in going if other.rests and other.spec.can_save]
             if sum(held.get(other.trial_id, 0.0) for other in going) < excess:
                 return False  # another trial has to leave first
         evicted = False
@@ -308,8 +308,8 @@ class Residency:
         if self._core.estimates.need(trial) is not None:
             return
         for other in self._neighbours_at_rest(trial):
-            done = other.state is TrialState.DONE and not other.calls
-            if done and other.spec.can_save and not other.residence.saving:
+            resting = other.rests and not other.calls
+            if resting and other.spec.can_save and not other.residence.saving:
                 self.evict(other)
         if self._leaving(trial):
             self._core.clearing[trial.row] = trial
@@ -339,11 +339,17 @@ class Residency:
 def _can_be_evicted(trial: TrialRecord) -> bool:
     if trial.calls:
         return False
-    return trial.state is TrialState.DONE or (trial.state is TrialState.QUEUED and trial.spec.can_save)
+    at_rest = trial.rests or trial.state is TrialState.QUEUED
+    return at_rest and not _must_stay(trial)
+
+
+def _must_stay(trial: TrialRecord) -> bool:
+    """Whether a trial that will go on would lose its state if it left its lane."""
+    return trial.state is not TrialState.DONE and not trial.spec.can_save
 
 
 def _cost_of_eviction(trial: TrialRecord) -> tuple[bool, bool, float, int]:
-    return not trial.spec.can_save, trial.state is not TrialState.DONE, *_since(trial)
+    return not trial.spec.can_save, not trial.rests, *_since(trial)
 
 
 def _since(trial: TrialRecord) -> tuple[float, int]:

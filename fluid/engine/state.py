@@ -29,7 +29,9 @@ from fluid.engine.events import (
     LaneLost,
     LaneReady,
     PausePurpose,
+    PauseRequested,
     ResizeDone,
+    ResumeRequested,
     SessionDraining,
     StopRequested,
     Tick,
@@ -43,6 +45,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.failures import Failures
+from fluid.engine.holds import Holds
 from fluid.engine.hung_trials import HungTrials
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.measuring import notes_of
@@ -130,6 +133,7 @@ class EngineState:
         self._submissions = Submissions(self._core, self._lifecycle)
         self._hung = HungTrials(self._core)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
+        self._holds = Holds(core, self._lifecycle, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
         self._waits = Waits(self._core)
         self._ticked = False
@@ -151,6 +155,8 @@ class EngineState:
             TrialsAdded: (submissions.check_added, submissions.trials_added),
             BudgetExtended: (submissions.check_extension, submissions.budget_extended),
             StopRequested: (submissions.check_stop, submissions.stop_requested),
+            PauseRequested: (self._holds.check_pause, self._holds.pause_requested),
+            ResumeRequested: (self._holds.check_resume, self._holds.resume_requested),
             CallRequested: (self._calls.check, self._calls.requested),
             TrialForgotten: (submissions.check_forgotten, submissions.trial_forgotten),
             DeviceAdded: (failures.check_device, failures.device_added),
@@ -272,6 +278,8 @@ class EngineState:
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
         if self._drains.under_way:
             self._drains.advance()
+        if self._holds.under_way:
+            self._holds.advance()
         # 3. If devices or trials came or went, or a tick came: plan, start, preempt and resize.
         if core.changed or core.arrivals or self._ticked or core.measuring.ramp_changes:
             self._settle()

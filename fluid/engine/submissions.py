@@ -74,6 +74,7 @@ class Submissions:
         for history in event.trials:
             trial = self._recover(event.group_id, history)
             if history.ended is None:
+                trial.held = history.paused
                 core.enqueue(trial, "recovered from an earlier session")
             else:
                 group.open -= 1
@@ -146,7 +147,7 @@ class Submissions:
             core.groups[trial.group_id].open += 1
             core.enqueue(trial, "extended")
         else:
-            if trial.state is not TrialState.QUEUED or trial.row in core.queue:
+            if trial.state.holds_devices or trial.row in core.queue:
                 core.allocations.update_work(trial)
             core.top_up(trial)
 

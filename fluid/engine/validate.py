@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from fluid.engine import tuning
 from fluid.engine.core import EngineError
+from fluid.engine.holds import is_leaving
 from fluid.engine.lane_record import LaneRecord
 from fluid.engine.records import Stage, TrialRecord
 from fluid.engine.state import EngineState
@@ -120,7 +121,7 @@ def _kept_bytes(state: EngineState, device: int) -> Iterator[str]:
     kept = {trial.trial_id: trial for trial in residents if not trial.residence.saving}
     held = {name: memory for lane in lanes for name, memory in lane.reserved.items()}
     taken = state.memory.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
-    idle = (TrialState.DONE, TrialState.QUEUED)
+    idle = (TrialState.DONE, TrialState.QUEUED, TrialState.PAUSED)
     for name, trial in kept.items():
         could_go = trial.spec.can_save and trial.state in idle and not trial.calls
         if taken > usable * (1.0 + _ROUNDING) and could_go and held.get(name, 0.0) > 0.0:
@@ -257,8 +258,8 @@ def _flags(trial: TrialRecord) -> Iterator[str]:
         yield f"launched is {place.launched}"
     if place.asking and not place.launched:
         yield f"asks its submitter in {place.asking}, and does not run"
-    if state is TrialState.PAUSED:
-        yield "is not queued to go on"
+    if trial.held != (state is TrialState.PAUSED or (trial.held and is_leaving(trial))):
+        yield f"was paused by the user: {trial.held}"
 
 
 def _residence(state: EngineState, trial: TrialRecord) -> Iterator[str]:

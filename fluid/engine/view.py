@@ -87,11 +87,12 @@ def view_of(groups: Iterable[GroupRecord], trials: Trials, occupancy: Occupancy,
 def seconds_left(trials: Iterable[TrialRecord], occupancy: Occupancy, estimates: Estimates) -> float | None:
     """Predicted seconds until trials have ended: those of the longest, or of all their work over all devices, if more.
 
-    ``None`` where none of them was measured.
+    Trials that the user paused are left out. ``None`` where none of the others was measured.
     """
     unended = [trial for trial in trials if not trial.state.ended]
     if not unended:
         return 0.0
+    unended = [trial for trial in unended if trial.state is not TrialState.PAUSED]
     if not occupancy or not any(estimates.is_measured(trial) for trial in unended):
         return None
     longest = max(estimates.seconds_left(trial) for trial in unended)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fluid.engine.commands import Command, ReportEnd
 from fluid.engine.events import Failure
-from fluid.engine.notices import NoteHung, NoteQueued
+from fluid.engine.notices import NoteHung, NotePaused, NoteQueued
 from fluid.engine.state import EngineState
 from fluid.lane.output import trial_log
 from fluid.session.inbox import GroupInbox
@@ -45,7 +45,10 @@ class Alerts:
                 self._failed(command.group_id, command.trial_id, command.failure, again=False)
             elif isinstance(command, ReportEnd) and not command.iteration and command.state is TrialState.DONE:
                 self._gave_nothing(command)
-            elif isinstance(command, NoteQueued) and command.kind not in (None, "timeout"):  # That was told before.
+            elif isinstance(command, (NoteQueued, NotePaused)) and command.kind not in (
+                None,
+                "timeout",
+            ):  # Told before.
                 trial = self._state.trials.get(command.trial_id)
                 if trial is not None and trial.limits.failure is not None:
                     self._failed(trial.group_id, command.trial_id, trial.limits.failure, again=True)

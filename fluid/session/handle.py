@@ -81,7 +81,7 @@ class TrialGroupHandle:
         return self._inbox.results()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until all trials have ended.
+        """Waits until all trials have ended. A trial that is paused has not.
 
         Args:
             timeout: seconds to wait at most; ``None``, the default, for no limit.
@@ -111,7 +111,10 @@ class TrialGroupHandle:
 
     @property
     def eta(self) -> float | None:
-        """Predicted seconds until all trials have ended; ``None`` where no trial was measured yet, or one hangs."""
+        """Predicted seconds until all trials have ended but those that are paused.
+
+        ``None`` where no trial was measured yet, or one hangs.
+        """
         return self._session.eta(self._inbox.group_id)
 
     @property
@@ -203,6 +206,37 @@ class TrialGroupHandle:
             raise InvalidFieldError("now", now, "must be True or False")
         self._session.stop(trial_id, outcome, now=now)
         self._group.stop(trial_id)
+
+    def pause(self, trial_id: str) -> None:
+        """Pauses a trial at the end of its current iteration, until :meth:`resume`. Pausing it twice is harmless.
+
+        It leaves its devices to other trials. Its state stays in its process, and is saved when the device needs the
+        memory; a state that cannot be saved stays. A trial that waits is held in the queue. A paused trial has not
+        ended: :meth:`wait` and :meth:`results` wait for it. It can be stopped and extended, and a session that is
+        resumed leaves it paused. A trial that ends before it has paused has ended.
+
+        Args:
+            trial_id: a trial of this group that has not ended.
+
+        Raises:
+            InvalidFieldError: the trial is unknown, or has ended.
+        """
+        self._require_known(trial_id)
+        self._session.pause(trial_id)
+
+    def resume(self, trial_id: str) -> None:
+        """Lets a paused trial go on from its state, as soon as a device is free.
+
+        One that is not paused stays as it is.
+
+        Args:
+            trial_id: a trial of this group.
+
+        Raises:
+            InvalidFieldError: the trial is unknown.
+        """
+        self._require_known(trial_id)
+        self._session.resume_trial(trial_id)
 
     def await_cleanup(self, timeout: float) -> tuple[str, ...]:
         """Waits until the trials that were stopped so far have left their processes, where ``cleanup()`` is called.

@@ -17,6 +17,8 @@ from fluid.engine.events import (
     DeviceAdded,
     DeviceLost,
     GroupSubmitted,
+    PauseRequested,
+    ResumeRequested,
     StopRequested,
     TrialForgotten,
     TrialsAdded,
@@ -117,6 +119,14 @@ class Session:
         self._in_thread(
             lambda: self._pump.handle(StopRequested(at=self._backend.now(), trial_id=trial_id, outcome=known, now=now))
         )
+
+    def pause(self, trial_id: str) -> None:
+        """Pauses a trial until it is resumed."""
+        self._in_thread(lambda: self._pump.handle(PauseRequested(at=self._backend.now(), trial_id=trial_id)))
+
+    def resume_trial(self, trial_id: str) -> None:
+        """Lets a paused trial go on."""
+        self._in_thread(lambda: self._pump.handle(ResumeRequested(at=self._backend.now(), trial_id=trial_id)))
 
     def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
         """Gives a trial ``budget`` further iterations."""

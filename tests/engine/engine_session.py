@@ -8,7 +8,7 @@ from typing import Any
 
 from fake_backend import Chances, FakeBackend
 
-from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart
+from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, RunIteration, StartTrial
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -18,13 +18,15 @@ from fluid.engine.events import (
     DeviceLost,
     Event,
     GroupSubmitted,
+    PauseRequested,
+    ResumeRequested,
     SessionDraining,
     StopRequested,
     Tick,
     TrialForgotten,
     TrialsAdded,
 )
-from fluid.engine.notices import NoteDrained
+from fluid.engine.notices import NoteDrained, NotePaused
 from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
@@ -131,6 +133,8 @@ class Session:
         #: requests of trials that were not answered
         self.requests: list[ReportRequest] = []
         self.requests_answered = 0
+        #: times that a trial which was paused by hand came to rest
+        self.pauses = 0
         self._next_call = 0
         self.handled = 0
         #: devices that drain, and drains that have ended
@@ -168,6 +172,10 @@ class Session:
                 self.requests.append(command)
             elif isinstance(command, NoteDrained):
                 self.note_drained(command)
+            elif isinstance(command, NotePaused):
+                self.pauses += 1
+            elif isinstance(command, (StartTrial, RunIteration)):
+                assert self.state.trials[command.trial_id].state is not TrialState.PAUSED, command
         self.backend.execute(commands)
 
     def answered(self, command: ReportCall) -> None:
@@ -269,6 +277,28 @@ class Session:
             trial_id = self.rng.choice(list(self.state.trials))
             self.handle(StopRequested(self.backend.now, trial_id, now=self.rng.random() < 0.4))
 
+    def pause(self) -> None:
+        """Pauses a trial by hand; it must be refused if it has ended, and pausing it again must change nothing."""
+        if self.state.trials:
+            trial = self.state.trials[self.rng.choice(list(self.state.trials))]
+            event = PauseRequested(self.backend.now, trial.trial_id)
+            if trial.state.ended or trial.state is TrialState.STOPPING or trial.restored_for_call:
+                self.refused(event)
+                return
+            self.handle(event)
+            assert trial.held and trial.row not in self.state.queue
+            before = fingerprint(self.state)
+            self.handle(event)
+            assert fingerprint(self.state) == before
+
+    def resume(self) -> None:
+        """Resumes a trial that is paused, if there is one, or one that is not."""
+        held = [trial_id for trial_id, trial in self.state.trials.items() if trial.held]
+        if held or self.state.trials:
+            trial_id = self.rng.choice(held or list(self.state.trials))
+            self.handle(ResumeRequested(self.backend.now, trial_id))
+            assert self.state.trials[trial_id].state is not TrialState.PAUSED
+
     def call(self) -> None:
         """Calls a method of a trial; it must be refused or answered."""
         if not self.state.trials:
@@ -330,6 +360,8 @@ class Session:
             BudgetExtended(0.0, good.trials[0].trial_id, 0),
             StopRequested(0.0, "unknown"),
             CallRequested(0.0, "unknown", call_id=1, method="method", payload=b""),
+            PauseRequested(0.0, "unknown"),
+            ResumeRequested(0.0, "unknown"),
             TrialForgotten(0.0, "unknown"),
             TrialForgotten(0.0, good.trials[0].trial_id),
         ]
@@ -432,7 +464,7 @@ class Session:
             saved = 0 if trial.residence.durable is None else trial.residence.durable.iteration
             # One whose machine was lost goes on from an older checkpoint.
             done = trial.residence.restart_at if trial.residence.lane is None else trial.progress.done
-            if trial.state is TrialState.QUEUED and done > saved:
+            if trial.state in (TrialState.QUEUED, TrialState.PAUSED) and done > saved:
                 assert trial.trial_id in note.unsaved, story
                 kept, checkpoint = self.backend.lanes.get(trial.residence.lane), trial.residence.checkpoint
                 if kept is not None and any(hosted.hung for hosted in kept.hosted.values()):
@@ -455,6 +487,9 @@ class Session:
         if self.state.most_devices:  # None come any more: what waits for others fails.
             self.state.set_most_devices(0)
             self.add_device()
+        for trial in list(self.state.trials.values()):
+            if trial.held:
+                self.handle(ResumeRequested(self.backend.now, trial.trial_id))
         for _ in range(_PATIENCE):
             if not self.state.occupancy:
                 self.add_device()
@@ -523,13 +558,17 @@ def random_session(seed: int, steps: int) -> Session:
             session.add_trial()
         elif pick < 0.12:
             session.extend()
-        elif pick < 0.15:
+        elif pick < 0.14:
             session.stop()
-        elif pick < 0.16:
+        elif pick < 0.15:
             session.forget()
-        elif pick < 0.22:
+        elif pick < 0.17:
+            session.pause()
+        elif pick < 0.19:
+            session.resume()
+        elif pick < 0.24:
             session.call()
-        elif pick < 0.22 + 0.05 * wild:
+        elif pick < 0.24 + 0.05 * wild:
             rng.choice(rare)()
         elif pick < 0.59:
             session.work(rng.randint(1, 6))

@@ -29,15 +29,15 @@ def test_an_illegal_transition_is_an_error_that_tells_the_story() -> None:
     hand = Hand()
     hand.submit("a")
     trial = hand.trial("a")
-    with pytest.raises(EngineError, match=r"(?s)'a'.*from STARTING to PAUSED: on purpose.*QUEUED: submitted"):
-        hand.state._core.set_state(trial, TrialState.PAUSED, "on purpose")
+    with pytest.raises(EngineError, match=r"(?s)'a'.*from STARTING to RESIZING: on purpose.*QUEUED: submitted"):
+        hand.state._core.set_state(trial, TrialState.RESIZING, "on purpose")
     assert trial.state is TrialState.STARTING
 
 
 def test_the_diagram_has_a_line_for_each_transition() -> None:
     lines = [line.strip() for line in state_diagram().splitlines()]
     assert lines[:2] == ["stateDiagram-v2", "[*] --> QUEUED: submitted"]
-    assert "RUNNING --> PAUSED: preempted" in lines and "FAILED --> [*]" in lines
+    assert "RUNNING --> PAUSED: preempted, or paused by the user" in lines and "FAILED --> [*]" in lines
     assert len(lines) == 2 + len(TRANSITIONS) + 3
 
 

@@ -1,0 +1,96 @@
+"""Holds: a trial that the user pauses by hand waits for no device until the user resumes it.
+
+It leaves its devices after its iteration, as a preempted trial does, and is then PAUSED: neither queued nor known to
+planners. Its state stays resident in its lane, or is saved if the device needs the memory; a state that cannot be saved
+stays. A trial that ends before it has paused has ended, and is held no more.
+"""
+
+from __future__ import annotations
+
+from fluid.engine.core import Claims, SessionState
+from fluid.engine.events import PauseRequested, ResumeRequested
+from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.records import Stage, TrialRecord
+from fluid.engine.resizing import Resizing
+from fluid.errors import InvalidFieldError
+from fluid.trialgroup import TrialState
+
+
+class Holds:
+    """Pauses and resumes trials by hand.
+
+    Args:
+        core: the session.
+        lifecycle, resizing: the parts whose transitions a pause causes.
+    """
+
+    def __init__(self, core: SessionState, lifecycle: Lifecycle, resizing: Resizing) -> None:
+        self._core = core
+        self._lifecycle = lifecycle
+        self._resizing = resizing
+        #: Held trials that are not PAUSED yet, by row. Read at every instant.
+        self.under_way: dict[int, TrialRecord] = {}
+
+    def check_pause(self, event: PauseRequested, claims: Claims) -> None:
+        """Refuses to pause a trial that has ended."""
+        trial = self._core.require_known(event.trial_id)
+        if trial.state.ended or trial.state is TrialState.STOPPING or trial.restored_for_call:
+            state = TrialState.DONE if trial.restored_for_call else trial.state
+            raise InvalidFieldError("trial_id", event.trial_id, f"is {state.value} and cannot be paused")
+
+    def pause_requested(self, event: PauseRequested) -> None:
+        """Holds a trial; one that is held already stays so."""
+        trial = self._core.trials[event.trial_id]
+        if trial.state.ended or trial.state is TrialState.STOPPING:
+            self._core.log(trial, "was paused at the instant it ended")
+        elif not trial.held:
+            trial.held = True
+            self._core.log(trial, "is paused by the user")
+            self.under_way[trial.row] = trial
+
+    def check_resume(self, event: ResumeRequested, claims: Claims) -> None:
+        """Refuses to resume an unknown trial."""
+        self._core.require_known(event.trial_id)
+
+    def resume_requested(self, event: ResumeRequested) -> None:
+        """Queues a trial that is PAUSED; one that is not held stays as it is."""
+        trial = self._core.trials[event.trial_id]
+        if not trial.held:
+            return
+        trial.held = False
+        self._core.log(trial, "is resumed by the user")
+        self.under_way.pop(trial.row, None)
+        if trial.state is TrialState.PAUSED:
+            self._core.enqueue(trial, "resumed by the user")
+
+    def advance(self) -> None:
+        """Makes held trials leave the queue and their devices, as far as they can now."""
+        for row, trial in list(self.under_way.items()):
+            if trial.held and not trial.state.ended:
+                self._interrupt(trial)
+            if not trial.held or trial.state is TrialState.PAUSED:
+                del self.under_way[row]
+
+    def _interrupt(self, trial: TrialRecord) -> None:
+        core, place = self._core, trial.placement
+        if trial.state is TrialState.QUEUED:
+            core.unqueue(trial)
+            core.rest(trial, "paused by the user while it waited")
+            core.changed = True  # devices may have been kept for it
+        elif trial.state is TrialState.STARTING and not place.launched:
+            core.release(trial)
+            core.rest(trial, "paused by the user before it ran")
+        # Others may be by now on a device that it is to share: then it moves there first.
+        elif place.move is not None and place.move.stage is not Stage.MOVING and place.width >= 1.0:
+            self._resizing.call_off(trial, "the user paused it")
+        if trial.state is TrialState.RUNNING and place.preemption is None:
+            self._lifecycle.preempt(trial, why="is told to pause, as the user paused it")
+
+
+def is_leaving(trial: TrialRecord) -> bool:
+    """Whether a held trial is about to leave its devices: its lanes owe an answer first."""
+    if trial.state is TrialState.STARTING:
+        return trial.placement.launched
+    if trial.state is TrialState.RUNNING:
+        return trial.placement.preemption is not None
+    return trial.state is TrialState.RESIZING or trial.state is TrialState.STOPPING
