@@ -56,6 +56,8 @@ class TrialState(str, Enum):
 # Tuples: membership compares by identity first, which is several times faster than hashing a member.
 _HOLDING = (TrialState.RUNNING, TrialState.STARTING, TrialState.RESIZING, TrialState.STOPPING)
 _ENDED = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
+#: How displays and results show a trial that the user paused by hand; one that waits for its search is PAUSED.
+PAUSED_BY_USER = "PAUSED BY THE USER"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fluid.trialgroup import TrialState
+from fluid.trialgroup import PAUSED_BY_USER, TrialState
 
 #: Running trials, others on devices, waiting trials; and ended ones, which are listed last.
 _UNENDED = (
@@ -21,6 +21,7 @@ _STYLES: dict[str, str] = {
     TrialState.FAILED: "bold red",
     TrialState.STOPPED: "dim",
     TrialState.PAUSED: "yellow",
+    PAUSED_BY_USER: "yellow",
     TrialState.STOPPING: "yellow",
     "UNFINISHED": "yellow",
     "INTERRUPTED": "yellow",
@@ -68,9 +69,10 @@ def has_ended(trials: Mapping[str, int]) -> bool:
 def with_interrupted(trials: Mapping[str, int]) -> dict[str, int]:
     """The number of trials by state once the session is over: those that ran or waited were interrupted.
 
-    A search algorithm may leave some PAUSED for good.
+    A search algorithm, or the user, may leave some paused for good.
     """
-    rest = {state: number for state, number in trials.items() if state in _ENDED or state == TrialState.PAUSED}
+    left_alone = (*_ENDED, TrialState.PAUSED, PAUSED_BY_USER)
+    rest = {state: number for state, number in trials.items() if state in left_alone}
     left = sum(trials.values()) - sum(rest.values())
     return {**rest, "INTERRUPTED": left} if left else rest
 

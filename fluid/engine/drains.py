@@ -186,7 +186,9 @@ class Drains:
         elif place.move is not None and place.move.stage is not Stage.MOVING and place.width >= 1.0:
             self._resizing.call_off(trial, "its device is drained")
         if trial.state is TrialState.RUNNING and place.preemption is None and trial.spec.can_save:
-            self._lifecycle.preempt(trial, why="is told to pause, as its device is drained")
+            why = "is told to pause, as its device is drained"
+            self._lifecycle.preempt(trial, why=why)
+            self._core.tell(trial, why)
 
     def _unsaved_on(self, device: int) -> list[str]:
         """Ids of the trials that run on a closed device, or leave it, or whose state it keeps unsaved."""

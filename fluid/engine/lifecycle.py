@@ -251,13 +251,13 @@ class Lifecycle:
             trial: a trial that runs.
             successor: the trial that takes its device over; ``None`` if there is none, or too many trials share the
                 device, which is left to the others.
-            why: what the journal is told where it is not paused for other trials.
+            why: for its story, if it is not paused for other trials.
         """
         core = self._core
         core.commands.append(Pause(trial.trial_id, trial.placement.lanes, purpose=PausePurpose.PREEMPT))
         trial.placement.preemption = PendingPreemption(None if successor is None else successor.row)
         if why is not None:
-            core.note(trial, why)
+            core.log(trial, why)
         else:
             beside, heir = core.estimates.co_residents(trial), None if successor is None else successor.trial_id
             core.commands.append(NotePreempted(trial.trial_id, at=core.now, successor=heir, co_residents=beside))

@@ -115,6 +115,7 @@ class RunHistory:
         zero: time 0 on the session's clock, seconds: when the first iteration began; if none has finished, when the
             first entry was written.
         drained: when a device, or with ``None`` the session, began to be drained: nothing starts there any more.
+        paused: the trials that the user had paused when the journal ended.
         tells: whether the journal has notes about starts; journals of older versions have none.
     """
 
@@ -127,6 +128,7 @@ class RunHistory:
         self.start = self.end = self.zero = 0.0
         self.drained: dict[int | None, float] = {}
         self.tells = False
+        self.paused: set[str] = set()
         #: Trials on each device, and the devices, while the journal is read.
         self._on: dict[int, list[str]] = {}
         self._devices: set[int] = set()
@@ -151,6 +153,7 @@ class RunHistory:
             "TrialStarted": self._started,
             "NoteWaiting": self._waiting,
             "NoteQueued": self._queued,
+            "NotePaused": self._paused,
             "NoteResize": self._resized,
             "NoteMeasured": self._was_measured,
             "DeviceDraining": self._draining,
@@ -235,10 +238,12 @@ class RunHistory:
             trial = str(history["trial"]["trial_id"])
             self._leave(trial, entry.at)
             self._end_wait(trial, entry.at)
-            fields = {name: history.get(name) for name in ("reported", "checkpoint", "ended", "budget")}
+            fields = {name: history.get(name) for name in ("reported", "checkpoint", "ended", "budget", "paused")}
             self.of_trial.setdefault(trial, []).append(Entry(entry.at, entry.what, fields))
             self.key_of[trial] = str(history["trial"].get("profile_key", ""))
-            if history.get("ended") is None:
+            if history.get("ended") is None and history.get("paused"):
+                self.paused.add(trial)
+            elif history.get("ended") is None:
                 self._wait(trial, entry.at)
 
     def _begin(self, trial: str, spec: Mapping[str, Any], entry: Entry) -> None:
@@ -278,8 +283,15 @@ class RunHistory:
 
     def _queued(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])
+        self.paused.discard(trial)
         self._leave(trial, entry.at)
         self._wait(trial, entry.at)
+
+    def _paused(self, entry: Entry) -> None:
+        trial = str(entry.fields["trial_id"])
+        self._leave(trial, entry.at)
+        self._end_wait(trial, entry.at)
+        self.paused.add(trial)
 
     def _resized(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])
@@ -292,6 +304,7 @@ class RunHistory:
 
     def _ended(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])
+        self.paused.discard(trial)
         self._leave(trial, entry.at)
         self._end_wait(trial, entry.at)
 

@@ -97,6 +97,7 @@ class _Story:
             "GroupRecovered": self._recovered,
             "NotePlaced": self._placed,
             "NoteQueued": self._queued,
+            "NotePaused": self._paused,
             "NotePreempted": self._preempted,
             "NoteResize": self._resized,
             "NoteHung": self._hung,
@@ -105,6 +106,8 @@ class _Story:
             "TrialSaved": self._saved,
             "BudgetExtended": self._extended,
             "StopRequested": self._stop,
+            "PauseRequested": lambda entry: StoryLine(entry.at, "pause", "the user paused it"),
+            "ResumeRequested": lambda entry: StoryLine(entry.at, "resume", "the user resumed it"),
             "ReportEnd": self._reported_end,
         }
 
@@ -144,7 +147,8 @@ class _Story:
         if ended is not None:
             return StoryLine(entry.at, "resumed", f"the session was resumed; the trial had ended: {ended}")
         state = f"goes on {after_iteration(int(checkpoint['iteration']) if isinstance(checkpoint, Mapping) else 0)}"
-        return StoryLine(entry.at, "resumed", f"the session was resumed, and the trial waits again; it {state}")
+        waits = "the user still had the trial paused" if entry.fields.get("paused") else "the trial waits again"
+        return StoryLine(entry.at, "resumed", f"the session was resumed, and {waits}; it {state}")
 
     def _extended(self, entry: Entry) -> StoryLine:
         further = int(entry.fields["iterations"])
@@ -190,7 +194,7 @@ class _Story:
         for entry in later[later.index(placed) + 1 :]:
             if entry.what == "TrialStarted":
                 return entry
-            if entry.what in ("NotePlaced", "NoteQueued", "ReportEnd", "GroupRecovered"):
+            if entry.what in ("NotePlaced", "NoteQueued", "NotePaused", "ReportEnd", "GroupRecovered"):
                 return None
         return None
 
@@ -305,7 +309,7 @@ class _Story:
     def _queued(self, entry: Entry) -> StoryLine | None:
         fields = entry.fields
         iteration, kind, why = int(fields["iteration"]), fields.get("kind"), str(fields["why"])
-        if why == "extended":
+        if why in ("extended", "resumed by the user"):  # Another entry says so.
             return None
         facts = {"iteration": iteration, "kind": kind, "failures": fields.get("failures")}
         if kind is None:
@@ -315,6 +319,13 @@ class _Story:
         text = f"{_FAILED.get(str(kind), f'failed ({kind})')}, {why}; it goes on {after_iteration(iteration)}"
         text += f", and repeats {count(repeated, 'iteration')}" if repeated > 0 else ""
         return StoryLine(entry.at, "queued", f"{text}; log: {self._teller.log_of(self._trial)}", facts)
+
+    def _paused(self, entry: Entry) -> StoryLine | None:
+        """The trial rests; after a failure, that is told instead."""
+        if entry.fields.get("kind") is not None:
+            return self._queued(entry)
+        on = after_iteration(int(entry.fields["iteration"]))
+        return StoryLine(entry.at, "paused", f"paused by the user: it holds no device, and goes on {on} once resumed")
 
     def _hung(self, entry: Entry) -> StoryLine:
         seconds = float(entry.fields["seconds"])
@@ -358,6 +369,8 @@ class _Story:
 
     def _unfinished(self) -> StoryLine:
         at = max(self._history.end, max((one.end for one in self._iterations), default=-math.inf))
+        if self._trial in self._history.paused:
+            return StoryLine(at, "unfinished", "was paused by the user when the journal was read")
         if self._history.is_waiting(self._trial):
             return StoryLine(at, "unfinished", "waited for a device when the journal was read")
         stays = self._history.stays.get(self._trial, [])

@@ -14,7 +14,7 @@ from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedGroup, SubmittedTrial, SubmittedTrials
 from fluid.results.sweep import SweepResult
 from fluid.results.trial_results import files_of, result_of, trial_result
-from fluid.trialgroup import Search
+from fluid.trialgroup import PAUSED_BY_USER, Search
 
 
 def load(
@@ -101,4 +101,4 @@ def _name(run_dir: Path, session: Mapping[str, Any], groups: Sequence[SubmittedG
 
 
 def _state(trials: Sequence[TrialResult]) -> str:
-    return UNFINISHED if any(trial.state == UNFINISHED for trial in trials) else "DONE"
+    return UNFINISHED if any(trial.state in (UNFINISHED, PAUSED_BY_USER) for trial in trials) else "DONE"

@@ -116,8 +116,9 @@ class TrialResult:
         trial_id: the trial, by the id under which reports show it.
         group: name of its group.
         config: its hyperparameters.
-        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"`` or ``"PAUSED"``; of a run folder also ``"UNFINISHED"``, if it had
-            not ended, and ``"UNKNOWN"``; of a handle also the other states of :class:`fluid.trialgroup.TrialState`.
+        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"`` or ``"PAUSED BY THE USER"``; of a run folder also
+            ``"UNFINISHED"``, if it had not ended, and ``"UNKNOWN"``; of a handle also the other states of
+            :class:`fluid.trialgroup.TrialState`.
         iteration: iterations that it has done.
         metrics: those of its last iteration; empty before the first.
         results: all its iterations, in order.

@@ -9,7 +9,7 @@ from typing import Any
 from fluid.engine.events import Failure
 from fluid.engine.journal import PastTrial, Recovered
 from fluid.results.folder_files import read_search
-from fluid.trialgroup import Search, Trial, TrialState
+from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialState
 
 #: States of trials that had not ended when the folder was read, and of those that the journal does not mention.
 UNFINISHED, UNKNOWN = "UNFINISHED", "UNKNOWN"
@@ -26,8 +26,8 @@ class SubmittedTrial:
         inner: the entry of its results that holds the metrics; ``None`` if the results are the metrics.
         key: its profile key; empty if unknown.
         config: its hyperparameters, as they are shown.
-        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"``, ``"UNFINISHED"`` or ``"UNKNOWN"``; while its
-            session runs, the others of :class:`fluid.trialgroup.TrialState` too.
+        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"``, ``"PAUSED BY THE USER"``, ``"UNFINISHED"`` or
+            ``"UNKNOWN"``; while its session runs, the others of :class:`fluid.trialgroup.TrialState` too.
         budget: iterations it might run; ``None`` if unknown, or if a search algorithm extends it step by step.
         failure: why it failed; ``None`` if it did not.
     """
@@ -62,9 +62,11 @@ class SubmittedGroup:
 
 
 def shown_state(state: TrialState, outcome: TrialState | None, search: Search | None) -> str:
-    """How a trial that has ended is shown: as its submitter said; else one that a search may extend is paused."""
+    """How a trial is shown: once it has ended, as its submitter said; else one that a search may extend is paused."""
     if outcome is not None:
         return outcome.value
+    if state is TrialState.PAUSED:
+        return PAUSED_BY_USER
     paused = state is TrialState.DONE and search is not None and search.extends
     return (TrialState.PAUSED if paused else state).value
 
@@ -156,5 +158,7 @@ class SubmittedTrials:
             return UNKNOWN
         outcome, ended = self._journal.outcomes.get(trial_id), self._journaled[trial_id].history.ended
         if ended is None:
-            return UNFINISHED if outcome is None else outcome.value
+            if outcome is not None:
+                return outcome.value
+            return PAUSED_BY_USER if self._journaled[trial_id].history.paused else UNFINISHED
         return shown_state(ended, outcome, search)

@@ -45,10 +45,8 @@ class Alerts:
                 self._failed(command.group_id, command.trial_id, command.failure, again=False)
             elif isinstance(command, ReportEnd) and not command.iteration and command.state is TrialState.DONE:
                 self._gave_nothing(command)
-            elif isinstance(command, (NoteQueued, NotePaused)) and command.kind not in (
-                None,
-                "timeout",
-            ):  # Told before.
+            # That of a timeout was told before.
+            elif isinstance(command, (NoteQueued, NotePaused)) and command.kind not in (None, "timeout"):
                 trial = self._state.trials.get(command.trial_id)
                 if trial is not None and trial.limits.failure is not None:
                     self._failed(trial.group_id, command.trial_id, trial.limits.failure, again=True)

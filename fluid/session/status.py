@@ -11,7 +11,7 @@ from fluid.engine.state import EngineState
 from fluid.engine.view import GroupView, TrialView
 from fluid.session.best import BestSoFar
 from fluid.session.progress import LiveLength, forecast
-from fluid.trialgroup import Search, TrialState
+from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class GroupStatus:
 
     Attributes:
         name: the group's name.
-        trials: number of trials by state, or by the outcome that the submitter gave; forgotten ones are included.
+        trials: number of trials by state, by the outcome that the submitter gave, or as ``PAUSED BY THE USER``;
+            forgotten ones are included.
         iterations_done, iterations: done and in all, over all trials; iterations that stopped and failed trials did not
             run are left out. Of a search, those in all are a prediction, or 0 if the number of its trials is unknown.
         eta: predicted seconds until all its trials have ended; ``None`` if too little was measured, or a trial hangs.
@@ -186,7 +187,7 @@ def _shown_state(trial: TrialView, search: Search | None) -> str:
         return trial.outcome.value
     if trial.state is TrialState.DONE and search is not None and search.extends:
         return TrialState.PAUSED.value  # Until its search algorithm has decided.
-    return trial.state.value
+    return PAUSED_BY_USER if trial.state is TrialState.PAUSED else trial.state.value
 
 
 def _left_of_search(

@@ -40,6 +40,8 @@ from fluid.engine.events import (
     DeviceLost,
     Event,
     GroupSubmitted,
+    PauseRequested,
+    ResumeRequested,
     StopRequested,
     Tick,
     TrialForgotten,
@@ -346,6 +348,49 @@ def test_a_trial_whose_iterations_take_too_long_has_failed_the_second_time(sessi
         while not (log.exists() and "in step" in log.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+@on_four_nodes_too
+def test_a_trial_that_is_paused_by_hand_goes_on_once_it_is_resumed(session: Session) -> None:
+    session.warm_up()
+    session.submit("g", a=(30, 0.01), b=(3, 0.01), c=(3, 0.01))
+    session.run(lambda: len(session.iterations("a")) >= 2)
+    session.tell(PauseRequested(session.backend.now(), "a"))
+    session.run(lambda: session.state.trials["a"].state == "PAUSED")
+    session.run(lambda: session.ends() == {"b": "DONE", "c": "DONE"})
+    done = len(session.iterations("a"))
+    assert done < 30 and session.state.trials["a"].state == "PAUSED"
+    session.tell(ResumeRequested(session.backend.now(), "a"))
+    session.run_to_the_end()
+    assert session.iterations("a") == list(range(1, 31)), "no iteration is lost or repeated"
+
+
+def test_a_trial_whose_lane_dies_while_it_is_paused_stays_paused(session: Session) -> None:
+    session.warm_up()
+    session.submit("g", a=(20, 0.01), b=(2, 0.01))
+    session.run(lambda: len(session.iterations("a")) >= 2)
+    session.tell(PauseRequested(session.backend.now(), "a"))
+    session.run(lambda: session.state.trials["a"].state == "PAUSED")
+    (device,) = {session.state.trials["a"].residence.device}
+    assert device is not None
+    session.tell(DeviceLost(session.backend.now(), device))
+    session.run(lambda: session.ends() == {"b": "DONE"})
+    assert session.state.trials["a"].state == "PAUSED"
+    session.tell(ResumeRequested(session.backend.now(), "a"))
+    session.run_to_the_end()
+    assert session.iterations("a") == list(range(1, 21)) and session.ends()["a"] == "DONE"
+
+
+def test_queued_and_starting_trials_can_be_paused(session: Session) -> None:
+    session.submit("g", a=(3, 0.01), b=(3, 0.01), c=(3, 0.01))
+    for trial_id in "abc":
+        session.tell(PauseRequested(session.backend.now(), trial_id))
+    session.run(lambda: all(trial.state == "PAUSED" for trial in session.state.trials.values()))
+    session.tell(StopRequested(session.backend.now(), "c"))
+    for trial_id in "ab":
+        session.tell(ResumeRequested(session.backend.now(), trial_id))
+    session.run_to_the_end()
+    assert session.ends() == {"a": "DONE", "b": "DONE", "c": "STOPPED"}
 
 
 def test_a_queued_trial_can_be_stopped(session: Session) -> None:

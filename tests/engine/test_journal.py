@@ -28,6 +28,8 @@ from fluid.engine.events import (
     Event,
     Failure,
     GroupSubmitted,
+    PauseRequested,
+    ResumeRequested,
     SessionDraining,
     StopRequested,
     Tick,
@@ -36,7 +38,7 @@ from fluid.engine.events import (
     TrialSaved,
 )
 from fluid.engine.journal import encode, encode_profile, replay
-from fluid.engine.notices import NoteDrained
+from fluid.engine.notices import NoteDrained, NotePaused
 from fluid.engine.requests import ReportRequest, TrialAsked
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
@@ -100,6 +102,29 @@ def test_what_was_asked_for_and_how_far_it_came_is_recovered() -> None:
     assert (b.ended, recovered.failures["b"]) == ("FAILED", Failure("error", "no", "tb"))
     assert c.ended == "STOPPED"
     assert recovered.at == 5.0 and recovered.unfinished and not recovered.torn
+
+
+def test_what_the_user_paused_stays_paused_until_it_is_resumed_or_ends() -> None:
+    recovered = replay(
+        lines(
+            GroupSubmitted(0.0, "g", tuple(TrialSpec(name, 5) for name in "abcd")),
+            *(PauseRequested(1.0, name) for name in "abcd"),
+            NotePaused("a", at=1.5, iteration=0, why="paused by the user"),
+            ResumeRequested(2.0, "b"),
+            ReportEnd("c", "g", state="DONE", iteration=5, at=3.0),
+            BudgetExtended(4.0, "c", 1),
+            StopRequested(5.0, "d"),
+        )
+    )
+    assert {name: history.paused for name, history in recovered.groups["g"].items()} == {
+        "a": True,
+        "b": False,
+        "c": False,
+        "d": False,
+    }
+    (event,) = recovered.events(9.0)
+    again = replay(lines(event))
+    assert again.groups["g"]["a"].paused
 
 
 def test_a_checkpoint_that_is_gone_is_replaced_by_a_durable_one() -> None:

@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 
 from fluid.cli import main
-from fluid.engine.events import BudgetExtended, Checkpoint, DeviceAdded, SessionDraining, TrialSaved
+from fluid.engine.events import (
+    BudgetExtended,
+    Checkpoint,
+    DeviceAdded,
+    PauseRequested,
+    ResumeRequested,
+    SessionDraining,
+    TrialSaved,
+)
 from fluid.engine.notices import (
     FreeMemory,
     NoteHung,
+    NotePaused,
     NotePlaced,
     NotePreempted,
     NoteQueued,
@@ -149,6 +158,35 @@ def test_moves_preemptions_extensions_and_rare_things_are_told(session: Sessions
         "4.0 went on on device 1, in lane 2, which had kept its state after iteration 2",
     ]
     assert "leaves its device after its iteration: 3 trials at once get less done there than fewer" in texts(path, "b")
+
+
+def test_a_pause_by_hand_is_told(session: Sessions) -> None:
+    made = session({"g": [trial("a", 4), trial("b", 2)]})
+    made.happened(
+        NotePlaced("a", at=0.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        PauseRequested(1.5, "a"),
+        NotePaused("a", at=2.0, iteration=2, why="paused by the user"),
+        NotePlaced("b", at=2.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        PauseRequested(2.5, "b"),
+        NotePaused("b", at=2.6, iteration=0, why="failure 1 of 2: no", kind="error", failures=1),
+        ResumeRequested(7.0, "a"),
+        NoteQueued("a", at=7.0, iteration=2, why="resumed by the user"),
+        NotePlaced("a", at=8.0, width=1.0, device_ids=(0,), lane_ids=(0,), iteration=2, resident=True),
+    )
+    made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {}), ("a", 2, 1.0, 2.0, 1.0, (0,), {}))
+    path = made.close()
+    told = story(path, "a")
+    paused = told.index("1.5 the user paused it")
+    assert told[paused : paused + 5] == [
+        "1.5 the user paused it",
+        "2.0 paused by the user: it holds no device, and goes on after iteration 2 once resumed",
+        "7.0 the user resumed it",
+        "7.0 waited 1 s",
+        "8.0 went on on device 0, in lane 0, which had kept its state after iteration 2",
+    ]
+    assert "failed, failure 1 of 2: no" in texts(path, "b")
+    assert story(path, "b")[-1].endswith("was paused by the user when the journal was read")
+    assert [found.state for found in load_run(path).trials] == ["UNFINISHED", "PAUSED BY THE USER"]
 
 
 def test_a_search_algorithm_is_named_as_such(session: Sessions) -> None:

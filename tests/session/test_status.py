@@ -9,9 +9,10 @@ if (_ENGINE := str(Path(__file__).parents[1] / "engine")) not in sys.path:
     sys.path.append(_ENGINE)
 from engine_helpers import Hand, Known
 
-from fluid.engine.events import StopRequested
+from fluid.display.states import has_ended, states_text, with_interrupted
+from fluid.engine.events import PauseRequested, StopRequested
 from fluid.session.status import GroupFacts, GroupStatus, status_of
-from fluid.trialgroup import Search, TrialState
+from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
 
 
 def group_of(hand: Hand, search: Search | None = None, **facts: Any) -> GroupStatus:
@@ -69,6 +70,17 @@ def test_a_trial_of_a_search_waits_until_it_is_decided_about() -> None:
         group = group_of(hand, search)
         assert group.trials == {"DONE": 1, "FAILED": 1, "STARTING": 1}
         assert (group.expected, group.eta) == (8, None)
+
+
+def test_a_trial_that_the_user_paused_counts_as_such() -> None:
+    hand = running()
+    hand.do(PauseRequested(hand.now, "b"))
+    assert group_of(hand, Search("loss", "min", 8)).trials == {"RUNNING": 1, "PAUSED BY THE USER": 1, "QUEUED": 1}
+    group = group_of(hand)
+    assert (group.iterations_done, group.iterations) == (1, 9)
+    assert states_text(group.trials) == "1 running, 1 queued, 1 paused by the user"
+    assert not has_ended({"DONE": 2, PAUSED_BY_USER: 1})
+    assert with_interrupted({"RUNNING": 2, PAUSED_BY_USER: 1}) == {PAUSED_BY_USER: 1, "INTERRUPTED": 2}
 
 
 def test_a_trial_that_comes_back_as_another_is_counted_once() -> None:
