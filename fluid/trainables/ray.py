@@ -6,6 +6,7 @@ place for files; :class:`_Folder` gives them the trial's own folder.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib
 import inspect
@@ -25,8 +26,6 @@ _DUPLICATE = "__duplicate__"
 _TRIAL_INFO = "__trial_info__"
 #: The file, within a checkpoint, that ``restore`` needs besides the trainable's own files.
 _RESULT = "ray_result.pkl"
-#: The folder, within a trial's own, of the checkpoint from which a function goes on.
-_RESTORED = "restored"
 
 
 class RayClassResident:
@@ -145,15 +144,13 @@ class RayFunctionResident:
         assert self._resident is not None
         with open(os.path.join(path, _RESULT), "rb") as file:
             result, checkpoint, metrics = pickle.load(file)
-        # The function reads it in its first iteration, when the lane may have moved it.
-        folder = os.path.join(self._folder, _RESTORED)
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(os.path.join(path, STATE_FOLDER), folder)
-        self._reported.restored(result(checkpoint=checkpoint.from_directory(folder), metrics=metrics))
+        found = checkpoint.from_directory(os.path.join(path, STATE_FOLDER))
+        self._reported.restored(result(checkpoint=found, metrics=metrics), path)
         with self._in_session():
             self._resident.trainable.restore(self._reported.result)
 
     def cleanup(self) -> None:
+        self._reported.forget()
         # cleanup() raises what the thread raised once more; it has been reported.
         with self._in_session(), suppress(Exception):
             if self._resident is not None:
@@ -188,6 +185,8 @@ class ReportedCheckpoint:
         self._begun = False
         self._goes_on = False
         self._asked: Callable[[], bool] = lambda: False
+        #: A descriptor of the folder that :attr:`result` is in, locked; ``None`` for a folder of the function's own.
+        self._held: int | None = None
 
     def watch(self, session: Any) -> None:
         """Observes whether the function asks for a checkpoint; its thread has not started."""
@@ -218,16 +217,29 @@ class ReportedCheckpoint:
             metrics = {name: value for name, value in trainable._last_result.items() if name != "config"}
             self.result = type(trainable._last_training_result)(checkpoint=checkpoint, metrics=metrics)
             self.unsaved_iterations = 0
+            self._let_go()
         elif self.unsaved_iterations is not None:
             self.unsaved_iterations += 1
 
     def forget(self) -> None:
         """Forgets what was reported."""
         self.result = self.unsaved_iterations = None
+        self._let_go()
 
-    def restored(self, result: Any) -> None:
-        """Notes that the function goes on from this checkpoint."""
+    def restored(self, result: Any, folder: str) -> None:
+        """Notes that the function goes on from a checkpoint of Fluid's, in this folder.
+
+        The function reads it in its first iteration: until there is a newer one, lanes neither move nor delete it.
+        """
         self.result, self.unsaved_iterations = result, 0
+        self._held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):  # A disk without locks, on which checkpoints do not move.
+            fcntl.flock(self._held, fcntl.LOCK_SH)
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
 
 def _without_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED, LaneTrial, LaneTrialSpec, SavableLaneTrial
-from fluid.integrations.ray_tune.private_api import STDERR_FILE, STDOUT_FILE, Trainable, newest_checkpoint_index
+from fluid.integrations.ray_tune.lane_trial import (
+    RESULT,
+    SAVED,
+    FunctionLaneTrial,
+    LaneTrial,
+    LaneTrialSpec,
+    SavableLaneTrial,
+)
+from fluid.integrations.ray_tune.private_api import (
+    STDERR_FILE,
+    STDOUT_FILE,
+    FunctionTrainable,
+    Trainable,
+    newest_checkpoint_index,
+)
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
 from fluid.trainables.elastic_class import elastic_class_of
 from fluid.trainables.trainable import can_save
@@ -140,5 +153,7 @@ def lane_trial_for(trainable: type, shipped: ShippedTrainable) -> type[LaneTrial
         base = ElasticLaneTrial
     elif issubclass(trainable, Trainable) and can_save(trainable):
         base = SavableLaneTrial
+    elif issubclass(trainable, FunctionTrainable):
+        base = FunctionLaneTrial
     name = getattr(trainable, "_name", None) or trainable.__name__
     return type(name, (base,), {"shipped_trainable": shipped, "__module__": base.__module__, "__qualname__": name})

@@ -33,6 +33,7 @@ from fluid.integrations.ray_tune.private_api import (
     session_module,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
+from fluid.trainables.ray import ReportedCheckpoint
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 
 #: Keys of what :meth:`LaneTrial.step` reports.
@@ -42,7 +43,8 @@ SPEC = "spec"
 _STATE = "tune.pkl"
 _FILES = "state"
 #: What the trainable resets when it is restored, as it does for the controller.
-_COUNTERS = ("_iterations_since_restore", "_time_since_restore", "_restored", "_last_result")
+_LAST = "_last_result"
+_COUNTERS = ("_iterations_since_restore", "_time_since_restore", "_restored", _LAST)
 
 
 class RestoreError(Exception):
@@ -262,6 +264,59 @@ class SavableLaneTrial(LaneTrial):
             setattr(trainable, name, value)
         if index is not None:
             trainable._storage.current_checkpoint_index = index
+
+
+class FunctionLaneTrial(LaneTrial):
+    """A function, which Fluid can move in the states that it reports as checkpoints, from copies of these."""
+
+    fluid_reports_states = True
+
+    def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
+        super()._make(spec, arguments)
+        self._reported = ReportedCheckpoint()
+        self._reported.watch(self._session)
+        #: The counters, the number of the checkpoint and the iteration at the newest report of a checkpoint.
+        self._at_report: tuple[dict[str, Any], int | None, int] = {}, None, 0
+
+    def step(self) -> dict[str, Any]:
+        reported = super().step()
+        self._reported.note(self._trainable)
+        if self._reported.unsaved_iterations == 0:
+            counters = {name: getattr(self._trainable, name) for name in _COUNTERS}
+            counters[_LAST] = self._without_config(counters[_LAST])
+            index = getattr(self._trainable._storage, "current_checkpoint_index", None)
+            self._at_report = counters, index, self.iteration
+        return reported
+
+    def unsaved_iterations(self) -> int | None:
+        """Iterations since the newest checkpoint; ``None`` without one from which the function would go on."""
+        return self._reported.unsaved_iterations
+
+    def save_checkpoint(self, folder: str) -> None:
+        saved = self._reported.result
+        saved.checkpoint.to_directory(os.path.join(folder, _FILES))
+        with open(os.path.join(folder, _STATE), "wb") as file:
+            state = (saved.metrics, *self._at_report, self._checkpoints)
+            file.write(pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def load_checkpoint(self, folder: str) -> None:
+        with open(os.path.join(folder, _STATE), "rb") as file:
+            metrics, counters, index, self.iteration, self._checkpoints = pickle.load(file)
+        self._at_report = dict(counters), index, self.iteration
+        trainable = self._trainable
+        checkpoint = Checkpoint.from_directory(os.path.join(folder, _FILES))
+        self._reported.restored(TrainingResult(checkpoint=checkpoint, metrics=metrics), os.path.dirname(folder))
+        with self._in_place():
+            trainable.restore(self._reported.result)
+        counters[_LAST]["config"] = trainable.config
+        for name, value in counters.items():
+            setattr(trainable, name, value)
+        if index is not None:
+            trainable._storage.current_checkpoint_index = index
+
+    def cleanup(self) -> None:
+        self._reported.forget()
+        super().cleanup()
 
 
 def _sendable(error: Exception) -> Exception:
