@@ -90,8 +90,9 @@ class Submissions:
             trial.residence.durable = history.checkpoint
         if ended is not None:
             trial.progress.go_back_to(history.reported)
-            # One that was done could be extended, but its lane is gone, and with it a state that cannot be saved.
-            trial.residence.given_up = ended is TrialState.DONE and not history.trial.can_save
+            # One that was done could be extended, but its lane is gone, and with it a state that was not saved.
+            is_lost = history.checkpoint is None and not history.trial.can_save
+            trial.residence.given_up = ended is TrialState.DONE and is_lost
         return trial
 
     def _check_trial(self, spec: TrialSpec, claims: Claims, *, fits: bool = True) -> None:
