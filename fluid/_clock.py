@@ -58,6 +58,11 @@ def processor_seconds() -> float:
     return time.process_time()
 
 
+def thread_seconds() -> float:
+    """CPU seconds that the calling thread has used."""
+    return time.thread_time()
+
+
 def nap(seconds: float) -> None:
     """Sleeps; 0 seconds only let other threads of this process run."""
     time.sleep(seconds)

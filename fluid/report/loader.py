@@ -23,6 +23,7 @@ from fluid.report.story import Storyteller
 from fluid.report.story_words import StoryLine
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
+from fluid.results.folder_files import is_locked
 from fluid.results.iterations import FinishedIterations, finished_iterations, reported_lines, shown_iterations
 from fluid.results.metrics import is_number
 from fluid.results.run_files import RunFiles, device_from, without_surrogates
@@ -80,6 +81,7 @@ def load_run(path: str | Path) -> RecordedRun:
         idle=idle_time(history, timeline),
         clock=_clock(session, done, history.zero),
         wall=_wall(session, done, history, timeline.makespan),
+        is_running=is_locked(files.path),
     )
 
 

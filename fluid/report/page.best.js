@@ -10,7 +10,11 @@ const best = (() => {
     const session = clear(byId("session"));
     const single = data.runs.length === 1 ? data.runs[0] : null;
     if (single) single.facts.forEach(([name, value], k) => { if (k) session.append(" \u00a0\u00b7\u00a0 "); session.append(name + " "); html(session, "b", value); });
-    if (data.live) html(session, "span", single && single.unfinished ? "running" : "live", "live");
+    if (data.live) {
+      const running = data.runs.filter((run) => run.running).length, each = single ? "the session" : "all sessions";
+      const what = !running ? each + (single ? " has ended" : " have ended") : single ? "running" : `${running} of ${data.runs.length} running`;
+      html(session, "span", what, running ? "live" : "live ended");
+    }
     const notes = clear(byId("notes"));
     for (const run of data.runs) for (const note of run.notes) html(notes, "p", single ? note : `${run.name}: ${note}`, "note");
     const top = clear(byId("top"));

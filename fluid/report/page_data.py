@@ -21,8 +21,6 @@ from fluid.report.run import RecordedRun, run_names
 
 #: Most steps of the utilisation. A longer series is replaced by its means over this many equal parts of the run.
 _MOST_STEPS = 2000
-#: States of trials that wait for nothing but, maybe, for a decision.
-_ENDED = frozenset(("DONE", "STOPPED", "FAILED", "PAUSED", "UNKNOWN"))
 #: The importances of the hyperparameters for each metric: names and shares, or why there are none.
 Importances = Mapping[str, Sequence[tuple[str, float]] | str]
 
@@ -85,7 +83,7 @@ def _run_data(run: RecordedRun, name: str, metrics: Sequence[str], importances: 
         "notes": list(run.notes),
         "trials": len(run.trials),
         "states": states_text(Counter(trial.state for trial in run.trials)),
-        "unfinished": sum(trial.state not in _ENDED for trial in run.trials),
+        "running": run.is_running,
         "iterations": sum(group.iterations for group in run.groups),
         "resizes": count(run.resizes, "resize"),
         "makespan": timeline.makespan,

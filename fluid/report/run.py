@@ -161,6 +161,7 @@ class RecordedRun:
         clock: wall-clock time at 0 on the time axis; ``None`` if unknown.
         wall: seconds from the start of the session to its end, start-up included, or to the last entry of its journal
             if it has not ended; ``None`` if unknown.
+        is_running: whether the session ran on this machine when the folder was read.
     """
 
     path: Path
@@ -174,6 +175,7 @@ class RecordedRun:
     idle: IdleTime | None = None
     clock: datetime | None = None
     wall: float | None = None
+    is_running: bool = False
 
     def story_of(self, trial: TrialRun) -> Sequence[StoryLine]:
         """What happened to a trial, in order of time."""
