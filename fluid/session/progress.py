@@ -7,6 +7,7 @@ iterations, e(t) ended there, so that a trial runs more than t with probability 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
@@ -45,6 +46,9 @@ class SearchForecast:
 def forecast(ended: Mapping[int, int], live: Mapping[LiveLength, int], coming: int) -> SearchForecast:
     """Predicts the rest of a search.
 
+    Where no trial has been yet and a scheduler decides, a trial is taken to survive t iterations with a probability
+    that falls as 1/t, as in successive halving: each rung gets about the same work.
+
     Args:
         ended: number of trials that have ended, by their iterations.
         live: number of trials that have not, by how far they are.
@@ -52,15 +56,19 @@ def forecast(ended: Mapping[int, int], live: Mapping[LiveLength, int], coming: i
     """
     cap = max([*ended, *(length.most for length in live)], default=0)
     lengths = _Lengths(ended, live, cap)
+    reached = max([*ended, *(length.done for length in live)], default=0)
+    first = LiveLength(0, min((length.granted for length in live if length.granted), default=cap), cap)
     seen = max(ended, default=0)
     left = longest = unseen = 0.0
-    for length, number in [*live.items(), (LiveLength(0, 0, cap), coming)]:
+    for length, number in [*live.items(), (first, coming)]:
         most = max(length.most, length.granted)
-        survived = length.done if length.granted > length.done else length.done - 1
-        rest = lengths.between(length.done, most, survived)
+        survived = length.done if length.granted > length.done and length is not first else length.done - 1
+        known = min(most, max(1, reached, length.granted))
+        beyond = lengths.survival(known - 1, survived) * known * math.log(most / known) if most else 0.0
+        rest = lengths.between(length.done, known, survived) + beyond
         left += number * rest
         longest = max(longest, rest if number else 0.0)
-        unseen += number * min(rest, lengths.between(max(length.done, seen), most, survived))
+        unseen += number * (beyond + lengths.between(max(length.done, min(seen, known)), known, survived))
     supported = sum(ended.values()) >= _LEAST_ENDED and unseen <= _MOST_UNSEEN * left
     return SearchForecast(left=left, longest=longest, is_supported=supported or not left)
 
@@ -91,10 +99,18 @@ class _Lengths:
 
     def between(self, start: int, end: int, survived: int) -> float:
         """Iterations from ``start`` to ``end`` that a trial will run which runs more than ``survived``."""
-        survival = 1.0 if survived < 0 else self._survival[self._position(survived)]
+        survival = self._at_least(survived)
         if survival <= 0.0 or end <= start:
             return 0.0
         return (self._sum_to(min(end, self._cap)) - self._sum_to(start)) / survival
+
+    def survival(self, length: int, survived: int) -> float:
+        """The probability that a trial runs more than ``length`` iterations which runs more than ``survived``."""
+        before = self._at_least(survived)
+        return min(1.0, self._at_least(length) / before) if before > 0.0 else 0.0
+
+    def _at_least(self, survived: int) -> float:
+        return 1.0 if survived < 0 else self._survival[self._position(survived)]
 
     def _sum_to(self, length: int) -> float:
         """The sum of S over iterations below ``length``."""

@@ -64,7 +64,8 @@ class SweepPlan:
     @property
     def search(self) -> Search:
         """What reports and the live view say of the sweep: the first of several metrics."""
-        return Search(self.goals[0].metric, self.goals[0].mode, self.samples)
+        goal, extends = self.goals[0], self.algorithm in ("asha", "sha", "hyperband")
+        return Search(goal.metric, goal.mode, self.samples, extends=extends)
 
     def values_of(self, trial_id: str, metrics: object) -> tuple[float, ...]:
         """The values of the metrics in a result; NaN for what is not a number.

@@ -29,9 +29,10 @@ from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.trainables.driver_link import RequestRefusedError
-from fluid.trialgroup import IterationTimeout, Trial, TrialGroup
+from fluid.trialgroup import IterationTimeout, Search, Trial, TrialGroup
 
 with try_import("Optuna", extra="optuna"):
+    from optuna.study import StudyDirection
     from optuna.trial import TrialState
 
 if TYPE_CHECKING:
@@ -167,11 +168,13 @@ class OptimizeLoop(TrialListener):
         """Submits trials: a batch as a group of its own, others to the group that is open."""
         if not trials:
             return
-        is_batch = self._arguments.batch_size is not None
+        arguments = self._arguments
+        is_batch = arguments.batch_size is not None
         if self._handle is None or is_batch:
             self._batches += 1
             name = self._study.study_name
-            group = TrialGroup(trials, f"{name}, batch {self._batches}" if is_batch else name)
+            search = self._search(len(trials) if is_batch else arguments.n_trials)
+            group = TrialGroup(trials, f"{name}, batch {self._batches}" if is_batch else name, search=search)
             try:
                 self._handle = self._executor.submit_trialgroup(group, self._inbox)
             except FluidError as error:
@@ -182,6 +185,14 @@ class OptimizeLoop(TrialListener):
                 self._handle.add(trial)
             except FluidError as error:
                 self._fail([trial], error)
+
+    def _search(self, trials: int | None) -> Search:
+        """What reports and the live view say of a group: its number of trials, and a single objective's metric."""
+        directions, metrics = self._study.directions, self._arguments.work.metrics
+        if len(directions) != 1:
+            return Search(trials=trials, extends=False)
+        mode = "max" if directions[0] == StudyDirection.MAXIMIZE else "min"
+        return Search(metrics[0], mode, trials, extends=False)
 
     def _fail(self, trials: list[Trial], error: FluidError) -> None:
         """Finishes trials that the executor refused."""

@@ -30,11 +30,13 @@ class Work(Protocol):
     Attributes:
         trainable: what Fluid runs.
         budget: iterations of a trial.
+        metrics: names of the metrics in its results that are optimized; of an objective's value, if there is one.
         stops_at_once: whether a trial that the study is done with is ended in the middle of an iteration.
     """
 
     trainable: Any
     budget: int
+    metrics: tuple[str, ...]
     stops_at_once: bool
 
     def ask(self, study: Study) -> Trial:
@@ -97,6 +99,7 @@ class ObjectiveWork:
 
     trainable: Any
     budget: int = 1
+    metrics: tuple[str, ...] = (VALUE,)
     stops_at_once: bool = True
 
     def ask(self, study: Study) -> Trial:

@@ -16,9 +16,18 @@ def test_trials_that_no_scheduler_stops_run_their_budgets() -> None:
     assert (found.left, found.longest, found.is_supported) == (2 * 6 + 5 * 10, 10, True)
 
 
-def test_before_any_has_ended_all_may_run_to_the_end() -> None:
+def test_before_any_decision_all_rungs_are_taken_to_need_the_same_work() -> None:
     found = forecast({}, {LiveLength(1, 3, 27): 2}, 1)
-    assert (found.left, found.is_supported) == (2 * 26 + 27, False)
+    assert found.left == pytest.approx(2 * 2 + 3 + 3 * 3 * math.log(9))
+    assert not found.is_supported
+    # Successive halving of 27 trials by 3: 27 x 1, 9 x 2 more, 3 x 6 more, 1 x 18 more.
+    start = forecast({}, {LiveLength(0, 1, 27): 27}, 0)
+    assert 81 < start.left < 1.5 * 81
+
+
+def test_a_scheduler_that_never_stops_a_trial_is_recognised() -> None:
+    running = forecast({}, {LiveLength(50, 51, 100): 2}, 18)
+    assert 20 * 80 < 100 + running.left < 20 * 100
 
 
 def test_ended_trials_tell_how_many_survive_a_rung() -> None:
@@ -32,6 +41,7 @@ def test_running_trials_count_as_survivors() -> None:
     # The ended ones alone would say that a trial runs one iteration.
     found = forecast({1: 2}, {LiveLength(8, 9, 9): 2}, 4)
     assert found.left == pytest.approx(2 * 1 + 4 * (1 + 0.5 * 8))
+    assert forecast({1: 2}, {}, 4).left == 4
 
 
 def test_a_prediction_beyond_what_was_seen_supports_no_time() -> None:
