@@ -6,6 +6,7 @@ in the cell that submits the group; a group of another cell begins a display the
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import importlib
 import io
@@ -103,10 +104,11 @@ class NotebookView:
             if self._stopping.is_set():
                 self._refresh()
         finally:
-            self._finish()
+            if not self._stopping.is_set():
+                self._finish()
 
     def _refresh(self) -> bool:
-        """Sends the current status if it has changed; returns whether to continue."""
+        """Takes the current status, and sends it if it has changed; returns whether to continue."""
         try:
             status = self._status()
         except FluidError:
@@ -115,6 +117,8 @@ class NotebookView:
             if self._finished:
                 return False
             self._follower.take(status)
+            if self._stopping.is_set():
+                return False  # The thread that closes the view sends the rest.
             if all(has_ended(group.trials) for group in status.groups) and not self._follower.announced:
                 self._send(*self._end())
             else:
@@ -139,16 +143,19 @@ class NotebookView:
         lines += [] if last.run_dir is None else folder_lines(last.run_dir, _WIDTH)
         return final_html(last, self._follower.seconds()), "\n".join(line.plain for line in lines)
 
-    def _send(self, html: str, text: str) -> None:
-        if self._display is not None and html != self._sent:
-            self._sent = html
-            self._context.copy().run(self._display.update, _Forms(html, text))
+    def _send(self, html: str, text: str, context: contextvars.Context | None = None) -> None:
+        if self._display is None or html == self._sent:
+            return
+        self._sent = html
+        with contextlib.suppress(Exception):  # The kernel may be about to end.
+            (context or self._context.copy()).run(self._display.update, _Forms(html, text))
 
     def _finish(self) -> None:
+        """Sends what remains, from the cell that closes the view: some frontends hear only the cell that runs."""
         with self._lock:
             if not self._finished:
                 self._finished = True
-                self._send(*self._end())
+                self._send(*self._end(), contextvars.copy_context())
 
 
 class _Forms:

@@ -59,8 +59,7 @@ def parts(lines: list[str]) -> tuple[int, int, int]:
     return headers, sum(line.startswith("cpu ") for line in lines), sum("best loss" in line for line in lines)
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40), (52, 12)])
-@pytest.mark.parametrize("groups", [1, 5])
+@pytest.mark.parametrize(("columns", "rows", "groups"), [(80, 24, 1), (80, 24, 5), (120, 40, 5), (52, 12, 2)])
 def test_a_session_on_a_terminal(tmp_path: Path, columns: int, rows: int, groups: int) -> None:
     (tmp_path / "go").touch()
     process = start(tmp_path, 40, groups, columns, rows)
