@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 #: Trials that must have ended before the prediction counts as supported.
 _LEAST_ENDED = 2
-#: Largest share of the remaining iterations that may lie beyond the longest ended trial.
-_MOST_UNSEEN = 0.5
+#: Largest share of the remaining iterations that may lie beyond the longest ended trial, unless so large a share of the
+#: trials has ended.
+_MOST_UNSEEN, _ENOUGH_ENDED = 0.5, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ def forecast(ended: Mapping[int, int], live: Mapping[LiveLength, int], coming: i
         left += number * rest
         longest = max(longest, rest if number else 0.0)
         unseen += number * (beyond + lengths.between(max(length.done, min(seen, known)), known, survived))
-    supported = sum(ended.values()) >= _LEAST_ENDED and unseen <= _MOST_UNSEEN * left
+    over = sum(ended.values())
+    most_seen = unseen <= _MOST_UNSEEN * left or over >= _ENOUGH_ENDED * (over + sum(live.values()) + coming)
+    supported = over >= _LEAST_ENDED and most_seen
     return SearchForecast(left=left, longest=longest, is_supported=supported or not left)
 
 

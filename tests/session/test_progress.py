@@ -45,8 +45,9 @@ def test_running_trials_count_as_survivors() -> None:
 
 
 def test_a_prediction_beyond_what_was_seen_supports_no_time() -> None:
-    assert not forecast({1: 6}, {LiveLength(1, 3, 81): 3}, 9).is_supported
-    assert forecast({1: 60, 81: 1}, {LiveLength(1, 3, 81): 3}, 9).is_supported
+    assert not forecast({1: 2}, {LiveLength(1, 3, 81): 3}, 9).is_supported
+    assert forecast({1: 2, 81: 1}, {LiveLength(1, 3, 81): 3}, 18).is_supported
+    assert forecast({1: 6}, {LiveLength(1, 3, 81): 3}, 9).is_supported, "a third of all trials"
 
 
 def test_nothing_is_left_of_a_search_that_has_ended() -> None:
