@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +15,8 @@ from fluid.lane.checkpoint_store import iteration_of
 from fluid.lane.run_paths import folder_name, folder_of_host, trial_folder
 from fluid.results.folder_files import PAYLOADS
 from fluid.results.payload_file import read_payloads
-from fluid.trainables.trainable import load_trainable
-
-#: The folder, within a checkpoint, that a trainable's ``save_checkpoint`` filled.
-STATE = "state"
-#: The file in it of a generator function: the state that it yielded, pickled.
-GENERATOR_STATE = "state.pkl"
+from fluid.trainables.loading import load_saved
+from fluid.trainables.resident import STATE_FOLDER
 
 
 class KeptCheckpoint(NamedTuple):
@@ -36,7 +31,8 @@ class KeptCheckpoint(NamedTuple):
 
     Attributes:
         iteration: iterations that the trial had done.
-        path: the folder that ``save_checkpoint`` filled; of a generator function, the folder that holds ``state.pkl``.
+        path: the folder that ``save_checkpoint`` filled; of a generator function with a state, the one
+            with ``state.pkl``.
     """
 
     iteration: int
@@ -77,7 +73,7 @@ def kept_checkpoints(run_dir: str | Path, trial_id: str) -> tuple[KeptCheckpoint
         try:
             with os.scandir(checkpoints_folder(base, name)) as entries:
                 for entry in entries:
-                    state = Path(entry.path, STATE)
+                    state = Path(entry.path, STATE_FOLDER)
                     if entry.name[:1].isdigit() and state.is_dir():
                         found[entry.name] = iteration_of(entry.path), entry.stat().st_mtime_ns, state
         except OSError:
@@ -105,12 +101,8 @@ def load_checkpoint(run_dir: Path, trial_id: str, checkpoint: Path, source: Trai
     damage = damage_of(str(checkpoint.parent))
     if damage is not None:
         raise FluidError(f"the checkpoint {checkpoint} cannot be loaded: {damage}")
-    if (checkpoint / GENERATOR_STATE).is_file() and not (checkpoint.parent / "returned.pkl").is_file():
-        with (checkpoint / GENERATOR_STATE).open("rb") as file:
-            return pickle.load(file)
-    trainable, config = source()
     folder = trial_folder(str(run_dir), trial_id)
-    return load_trainable(trainable, dict(config), str(checkpoint.parent), trial_id=trial_id, folder=folder)
+    return load_saved(str(checkpoint.parent), source, trial_id=trial_id, folder=folder)
 
 
 def stored_trainable(run_dir: Path, trial_id: str) -> tuple[Any, Mapping[str, Any]]:

@@ -53,6 +53,12 @@ class Result:
     config: Mapping[str, Any]
 
 
+def short_text(value: object, longest: int = 200) -> str:
+    """A value as text, shortened in the middle if it is long."""
+    text = value if isinstance(value, str) else repr(dict(value) if isinstance(value, Mapping) else value)
+    return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 4 :]}"
+
+
 @dataclass(frozen=True, slots=True)
 class TrialFiles:
     """Where the files of a trial are.
@@ -96,7 +102,7 @@ class TrialFiles:
         return load_checkpoint(self.run_dir, trial_id, checkpoint, source)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrialResult:
     """One trial of a sweep, as it stands or as it ended.
 
@@ -136,6 +142,10 @@ class TrialResult:
     failure: Failure | None = None
     files: TrialFiles | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        facts = f"{self.trial_id!r}, {self.state}, iteration={self.iteration}, metrics={short_text(self.metrics)}"
+        return f"TrialResult({facts}, config={short_text(self.config)})"
+
     @property
     def seconds(self) -> float:
         """Wall time of its iterations."""
@@ -173,8 +183,8 @@ class TrialResult:
             checkpoint: one of :attr:`checkpoints`, by its path; ``None``, the default, for the newest.
 
         Returns:
-            Of a class: an object of it, set up with the trial's config and restored. Of a generator function: the state
-            that it yielded.
+            Of a class: an object of it, set up with the trial's config and restored. Of a generator function with a
+            state: the state. Of a function for Ray Tune: the ``ray.tune.Checkpoint`` that it reported.
 
         Raises:
             FluidError: no checkpoint is kept, or it is damaged.

@@ -12,13 +12,14 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, goals_of, is_number, pareto_front
 from fluid.results.records import Result, TrialResult
+from fluid.results.showing import best_text, sweep_html, sweep_text
 from fluid.results.tables import dataframe
 
 if TYPE_CHECKING:
     from fluid.results.tables import DataFrame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BestTrial:
     """A trial and its best iteration.
 
@@ -47,6 +48,9 @@ class BestTrial:
     value: float | tuple[float, ...]
     iteration: int
     metrics: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"BestTrial({best_text(self)})"
 
     @property
     def trial_id(self) -> str:
@@ -79,7 +83,7 @@ class BestTrial:
         return self.trial.load_checkpoint(self.checkpoint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SweepResult:
     """The trials of a sweep or of a session, and the best of them. :func:`fluid.load` reads one from a run folder.
 
@@ -130,6 +134,18 @@ class SweepResult:
             mode=modes if len(goals) > 1 else modes[0] if goals else None,
             **facts,
         )
+
+    def __repr__(self) -> str:
+        return sweep_text(self, self._best()[0])
+
+    def _repr_html_(self) -> str:
+        return sweep_html(self, *self._best())
+
+    def _best(self) -> tuple[BestTrial | None, Goal | None]:
+        """The best trial, and the goal, of one metric; ``None`` where there is none."""
+        goals = goals_of(self.metric, self.mode)
+        goal = goals[0] if len(goals) == 1 else None
+        return None if goal is None else best_of(self.trials, goal), goal
 
     @property
     def best(self) -> BestTrial:

@@ -12,7 +12,7 @@ from fluid.errors import FluidError
 from fluid.trainables.resident import STATE_FOLDER, NoIterationLeftError, Step, step_of, stray_stop_iteration
 
 #: The file, within a checkpoint, with what ``save_checkpoint`` returned.
-_RETURNED = "returned.pkl"
+RETURNED_FILE = "returned.pkl"
 
 
 class ClassResident:
@@ -65,7 +65,7 @@ class ClassResident:
             raise stray_stop_iteration("save_checkpoint") from error
         if returned is None or isinstance(returned, (str, os.PathLike)):
             returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
-        with open(os.path.join(path, _RETURNED), "wb") as file:
+        with open(os.path.join(path, RETURNED_FILE), "wb") as file:
             cloudpickle.dump(returned, file)
 
     def unsaved_iterations(self) -> int | None:
@@ -73,7 +73,7 @@ class ClassResident:
         return count
 
     def restore(self, path: str) -> None:
-        with open(os.path.join(path, _RETURNED), "rb") as file:
+        with open(os.path.join(path, RETURNED_FILE), "rb") as file:
             returned = pickle.load(file)
         if isinstance(returned, _Relative):
             returned = os.path.normpath(os.path.join(path, STATE_FOLDER, returned.path))

@@ -25,7 +25,7 @@ _DUPLICATE = "__duplicate__"
 #: The config entry with the trial's name; Ray Tune removes it before the user's code sees the config.
 _TRIAL_INFO = "__trial_info__"
 #: The file, within a checkpoint, that ``restore`` needs besides the trainable's own files.
-_RESULT = "ray_result.pkl"
+RESULT_FILE = "ray_result.pkl"
 
 
 class RayClassResident:
@@ -66,7 +66,7 @@ class RayClassResident:
     def save(self, path: str) -> None:
         saved = self.trainable.save(os.path.join(path, STATE_FOLDER))
         metrics = {name: value for name, value in saved.metrics.items() if name != "config"}
-        with open(os.path.join(path, _RESULT), "wb") as file:
+        with open(os.path.join(path, RESULT_FILE), "wb") as file:
             # These classes are private to Ray and differ between its releases: pickle refers to the ones in use.
             pickle.dump((type(saved), type(saved.checkpoint), metrics), file)
 
@@ -74,10 +74,8 @@ class RayClassResident:
         return 0
 
     def restore(self, path: str) -> None:
-        with open(os.path.join(path, _RESULT), "rb") as file:
-            result, checkpoint, metrics = pickle.load(file)
-        folder = checkpoint.from_directory(os.path.join(path, STATE_FOLDER))
-        self.trainable.restore(result(checkpoint=folder, metrics=metrics))
+        result, _, metrics = _saved(path)
+        self.trainable.restore(result(checkpoint=saved_checkpoint(path), metrics=metrics))
 
     def cleanup(self) -> None:
         if self.trainable is not None:
@@ -137,15 +135,13 @@ class RayFunctionResident:
             raise NotSavableError("it has reported no checkpoint")
         checkpoint, metrics = self._reported.result.checkpoint, self._reported.result.metrics
         checkpoint.to_directory(os.path.join(path, STATE_FOLDER))
-        with open(os.path.join(path, _RESULT), "wb") as file:
+        with open(os.path.join(path, RESULT_FILE), "wb") as file:
             pickle.dump((type(self._reported.result), type(checkpoint), metrics), file)
 
     def restore(self, path: str) -> None:
         assert self._resident is not None
-        with open(os.path.join(path, _RESULT), "rb") as file:
-            result, checkpoint, metrics = pickle.load(file)
-        found = checkpoint.from_directory(os.path.join(path, STATE_FOLDER))
-        self._reported.restored(result(checkpoint=found, metrics=metrics), path)
+        result, _, metrics = _saved(path)
+        self._reported.restored(result(checkpoint=saved_checkpoint(path), metrics=metrics), path)
         with self._in_session():
             self._resident.trainable.restore(self._reported.result)
 
@@ -240,6 +236,18 @@ class ReportedCheckpoint:
         if self._held is not None:
             os.close(self._held)
             self._held = None
+
+
+def saved_checkpoint(path: str) -> Any:
+    """Returns the state within a checkpoint of a trial as a ``ray.tune.Checkpoint``."""
+    return _saved(path)[1].from_directory(os.path.join(path, STATE_FOLDER))
+
+
+def _saved(path: str) -> tuple[Any, Any, Any]:
+    """Ray's classes of a result and of a checkpoint, and the result's metrics."""
+    with open(os.path.join(path, RESULT_FILE), "rb") as file:
+        result, checkpoint, metrics = pickle.load(file)
+    return result, checkpoint, metrics
 
 
 def _without_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:

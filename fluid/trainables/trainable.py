@@ -208,27 +208,6 @@ def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False) -
         resident.setup(config)
 
 
-def load_trainable(trainable: Any, config: dict[str, Any], checkpoint: str, *, trial_id: str, folder: str) -> Any:
-    """Returns the object of a trainable's class, set up and restored from a checkpoint.
-
-    Args:
-        trainable: a class that can be saved.
-        config: the trial's.
-        checkpoint: folder that :meth:`~fluid.trainables.resident.Resident.save` filled.
-        trial_id: passed on to Ray Tune's trainables.
-        folder: the trial's own folder.
-
-    Raises:
-        InvalidFieldError: the trainable is no class that can be saved.
-    """
-    if not can_save(trainable):
-        raise InvalidFieldError("trainable", trainable, "cannot be saved, so it has no checkpoint to load")
-    resident = make_resident(trainable, trial_id=trial_id, folder=folder)
-    resident.setup(config)
-    resident.restore(checkpoint)
-    return resident.trainable  # type: ignore[attr-defined]  # Classes have one.
-
-
 def elastic_part(resident: Resident) -> Any:
     """Returns a resident's :class:`fluid.elastic.ElasticTrainable`.
 

@@ -289,3 +289,21 @@ def test_many_trials_are_read_once(executor: FluidExecutor) -> None:
     assert handle.wait(PATIENCE)
     live = LiveTrials(executor.session, executor.session.inboxes)
     assert live.read()[0].results == handle.trials[0].results
+
+
+def count_up(config: dict[str, Any], state: dict[str, int] | None) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
+    count = 0 if state is None else state["count"]
+    while True:
+        count += 1
+        yield {"loss": 1.0 / count}, {"count": count}
+
+
+def test_the_checkpoint_of_a_function_is_its_state(tmp_path: Path) -> None:
+    with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
+        handle = executor.submit_trialgroup(TrialGroup([Trial(count_up, budget=1_000_000, trial_id="a")]))
+        eventually(lambda: handle.trials[0].iteration)
+        assert executor.drain_all(PATIENCE)
+        (found,) = handle.trials
+        assert handle.load_checkpoint("a") == {"count": found.iteration}
+    (tmp_path / "run/payloads.pkl").unlink()
+    assert fluid.load(tmp_path / "run").trials[0].load_checkpoint() == {"count": found.iteration}

@@ -1,0 +1,94 @@
+"""How records show themselves: one or a few lines of text, and tables for notebooks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from fluid.results.iterations import flat
+from fluid.results.metrics import Goal, is_number
+from fluid.results.records import TrialResult, short_text
+
+if TYPE_CHECKING:
+    from fluid.results.sweep import BestTrial, SweepResult
+
+#: Most rows of a table, and most of its columns of one kind.
+_ROWS, _COLUMNS = 10, 12
+
+
+def best_text(best: BestTrial) -> str:
+    """A best trial in one line."""
+    names = best.metric if isinstance(best.metric, tuple) else (best.metric,)
+    values = best.value if isinstance(best.value, tuple) else (best.value,)
+    shown = ", ".join(f"{name}={value:.6g}" for name, value in zip(names, values, strict=True))
+    return f"{shown} at iteration {best.iteration} of trial {best.trial_id!r}, config={short_text(best.config)}"
+
+
+def sweep_text(sweep: SweepResult, best: BestTrial | None) -> str:
+    """A sweep in two or three lines."""
+    lines = [f"SweepResult {sweep.name!r}: {states_text(sweep.trials)}; {sweep.state}, in {sweep.run_dir}"]
+    if best is not None:
+        lines.append(f"  best: {best_text(best)}")
+    failed = next((trial for trial in sweep.trials if trial.failure is not None), None)
+    if failed is not None and failed.failure is not None:
+        lines.append(f"  failed first: trial {failed.trial_id!r}, {failed.failure.message}")
+    return "\n".join(lines)
+
+
+def states_text(trials: Sequence[TrialResult]) -> str:
+    """Counts trials by state, as in ``"3 trials (2 DONE, 1 FAILED)"``."""
+    counts = Counter(trial.state for trial in trials)
+    shown = ", ".join(f"{number} {state}" for state, number in counts.items())
+    return f"{len(trials)} trial{'s' * (len(trials) != 1)}" + (f" ({shown})" if shown else "")
+
+
+def sweep_html(sweep: SweepResult, best: BestTrial | None, goal: Goal | None) -> str:
+    """A sweep as a table for notebooks, the best trials first."""
+    head = escape(sweep_text(sweep, best)).replace("\n", "<br>")
+    rows = list(sweep.trials) if goal is None else ranked(sweep.trials, goal)
+    shown = rows[:_ROWS]
+    configs = _names(trial.config for trial in shown)
+    metrics = [] if goal is None else [goal.metric]
+    metrics += [name for name in _names(trial.metrics for trial in shown) if name not in metrics]
+    columns = ["trial", "state", "iteration", *configs, *metrics[:_COLUMNS]]
+    body = "".join(_row(trial, configs, metrics[:_COLUMNS], goal) for trial in shown)
+    more = f"<div>{len(rows) - len(shown)} more trials: see .dataframe()</div>" if len(rows) > len(shown) else ""
+    titles = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    return f"<div>{head}</div><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def ranked(trials: Iterable[TrialResult], goal: Goal) -> list[TrialResult]:
+    """The trials, best first; then those without a value, then the failed ones."""
+
+    def rank(trial: TrialResult) -> tuple[bool, bool, float]:
+        value = best_value(trial, goal)
+        return trial.state == "FAILED", value is None, 0.0 if value is None else value if goal.less else -value
+
+    return sorted(trials, key=rank)
+
+
+def best_value(trial: TrialResult, goal: Goal) -> float | None:
+    """A trial's best value at any of its iterations; ``None`` if it has reported no finite number."""
+    values = [value for result in trial.results if (value := goal.value_in(result.metrics)) is not None]
+    return None if not values else min(values) if goal.less else max(values)
+
+
+def _names(contents: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for content in contents for name in flat(content)))[:_COLUMNS]
+
+
+def _row(trial: TrialResult, configs: Sequence[str], metrics: Sequence[str], goal: Goal | None) -> str:
+    config, last = flat(trial.config), flat(trial.metrics)
+    if goal is not None:
+        last[goal.metric] = best_value(trial, goal)
+    values = [trial.trial_id, trial.state, trial.iteration]
+    values += [config.get(name) for name in configs] + [last.get(name) for name in metrics]
+    return "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in values) + "</tr>"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) and is_number(value) else short_text(value)
