@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from fluid.planning.instance import Instance
     from fluid.planning.profile import Profile
     from fluid.resources import Cluster, Device, MemoryNeed, Placement, Requires
+    from fluid.results.best import BestTrial
     from fluid.results.checkpoints import KeptCheckpoint, kept_checkpoints
     from fluid.results.loading import load
     from fluid.results.records import Result, TrialResult
-    from fluid.results.sweep import BestTrial, SweepResult
+    from fluid.results.sweep import SweepResult
     from fluid.session.handle import TrialGroupHandle
     from fluid.session.interrupted import SweepInterrupted
     from fluid.session.results import CallFailedError, TrialFailedError, TrialListener
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 _HOME = {
-    "BestTrial": "fluid.results.sweep",
+    "BestTrial": "fluid.results.best",
     "CallFailedError": "fluid.session.results",
     "Cluster": "fluid.resources",
     "Device": "fluid.resources",

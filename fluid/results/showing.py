@@ -5,33 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fluid.results.best import BestTrial
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 from fluid.results.records import TrialResult, short_text
-
-if TYPE_CHECKING:
-    from fluid.results.sweep import BestTrial, SweepResult
 
 #: Most rows of a table, and most of its columns of one kind.
 _ROWS, _COLUMNS = 10, 12
 
 
-def best_text(best: BestTrial) -> str:
-    """A best trial in one line."""
-    names = best.metric if isinstance(best.metric, tuple) else (best.metric,)
-    values = best.value if isinstance(best.value, tuple) else (best.value,)
-    shown = ", ".join(f"{name}={value:.6g}" for name, value in zip(names, values, strict=True))
-    return f"{shown} at iteration {best.iteration} of trial {best.trial_id!r}, config={short_text(best.config)}"
-
-
-def sweep_text(sweep: SweepResult, best: BestTrial | None) -> str:
+def sweep_text(name: str, where: str, trials: Sequence[TrialResult], best: BestTrial | None) -> str:
     """A sweep in two or three lines."""
-    lines = [f"SweepResult {sweep.name!r}: {states_text(sweep.trials)}; {sweep.state}, in {sweep.run_dir}"]
+    lines = [f"SweepResult {name!r}: {states_text(trials)}; {where}"]
     if best is not None:
-        lines.append(f"  best: {best_text(best)}")
-    failed = next((trial for trial in sweep.trials if trial.failure is not None), None)
+        lines.append(f"  best: {best.text}")
+    failed = next((trial for trial in trials if trial.failure is not None), None)
     if failed is not None and failed.failure is not None:
         lines.append(f"  failed first: trial {failed.trial_id!r}, {failed.failure.message}")
     return "\n".join(lines)
@@ -44,10 +34,16 @@ def states_text(trials: Sequence[TrialResult]) -> str:
     return f"{len(trials)} trial{'s' * (len(trials) != 1)}" + (f" ({shown})" if shown else "")
 
 
-def sweep_html(sweep: SweepResult, best: BestTrial | None, goal: Goal | None) -> str:
-    """A sweep as a table for notebooks, the best trials first."""
-    head = escape(sweep_text(sweep, best)).replace("\n", "<br>")
-    rows = list(sweep.trials) if goal is None else ranked(sweep.trials, goal)
+def sweep_html(text: str, trials: Sequence[TrialResult], goal: Goal | None) -> str:
+    """A sweep as a table for notebooks, the best trials first.
+
+    Args:
+        text: what is above it.
+        trials: the trials.
+        goal: what they are ranked by; ``None`` to leave them in order.
+    """
+    head = escape(text).replace("\n", "<br>")
+    rows = list(trials) if goal is None else ranked(trials, goal)
     shown = rows[:_ROWS]
     configs = _names(trial.config for trial in shown)
     metrics = [] if goal is None else [goal.metric]

@@ -2,85 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.results.best import BestTrial, best_of, eligible
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, goals_of, is_number, pareto_front
 from fluid.results.records import Result, TrialResult
-from fluid.results.showing import best_text, sweep_html, sweep_text
+from fluid.results.showing import sweep_html, sweep_text
 from fluid.results.tables import dataframe
 
 if TYPE_CHECKING:
     from fluid.results.tables import DataFrame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BestTrial:
-    """A trial and its best iteration.
-
-    Example:
-        >>> from fluid import FluidExecutor, Trial, TrialGroup, load
-        >>> def train(config):
-        ...     for step in range(3):
-        ...         yield {"loss": (step - 1) ** 2 + config["lr"]}
-        >>> with FluidExecutor(backend="local", devices=1, run_dir="run", verbose=0) as executor:
-        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, budget=3, trial_id="a")])
-        ...     done = executor.submit_trialgroup(group).wait()
-        >>> best = load("run", metric="loss", mode="min").best
-        >>> best.trial_id, best.value, best.iteration, best.metrics, best.config, best.trial.metrics
-        ('a', 0.5, 2, {'loss': 0.5}, {'lr': 0.5}, {'loss': 1.5})
-
-    Attributes:
-        trial: the trial.
-        metric: what it is best at; several for an element of :attr:`SweepResult.pareto`.
-        value: the value of the metric; several for several metrics.
-        iteration: the iteration with this value.
-        metrics: what that iteration reported.
-    """
-
-    trial: TrialResult
-    metric: str | tuple[str, ...]
-    value: float | tuple[float, ...]
-    iteration: int
-    metrics: Mapping[str, Any]
-
-    def __repr__(self) -> str:
-        return f"BestTrial({best_text(self)})"
-
-    @property
-    def trial_id(self) -> str:
-        """The trial's id."""
-        return self.trial.trial_id
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The trial's hyperparameters."""
-        return self.trial.config
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The folder that ``save_checkpoint`` filled after the best iteration.
-
-        If that checkpoint is not kept, the newest that is; ``None`` if none is. :attr:`checkpoint_iteration` tells.
-        """
-        kept = self.trial.checkpoints
-        exact = [found for found in kept if found.iteration == self.iteration]
-        return (exact or kept)[-1].path if kept else None
-
-    @property
-    def checkpoint_iteration(self) -> int | None:
-        """Iterations done at :attr:`checkpoint`; ``None`` if no checkpoint is kept."""
-        path = self.checkpoint
-        return next((found.iteration for found in self.trial.checkpoints if found.path == path), None)
-
-    def load_checkpoint(self) -> Any:
-        """Loads :attr:`checkpoint`, as :meth:`TrialResult.load_checkpoint` does."""
-        return self.trial.load_checkpoint(self.checkpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -136,10 +73,13 @@ class SweepResult:
         )
 
     def __repr__(self) -> str:
-        return sweep_text(self, self._best()[0])
+        return self._text()
 
     def _repr_html_(self) -> str:
-        return sweep_html(self, *self._best())
+        return sweep_html(self._text(), self.trials, self._best()[1])
+
+    def _text(self) -> str:
+        return sweep_text(self.name, f"{self.state}, in {self.run_dir}", self.trials, self._best()[0])
 
     def _best(self) -> tuple[BestTrial | None, Goal | None]:
         """The best trial, and the goal, of one metric; ``None`` where there is none."""
@@ -194,7 +134,7 @@ class SweepResult:
         goals = goals_of(self.metric, self.mode)
         if not goals:
             raise InvalidFieldError("metric", None, f"name some, as no search does{_known(self.trials)}")
-        points = list(_points(_eligible(self.trials), goals))
+        points = list(_points(eligible(self.trials), goals))
         if not points:
             raise _nothing_reported(self.trials, goals)
         names = tuple(goal.metric for goal in goals)
@@ -224,26 +164,6 @@ class SweepResult:
             MissingDependencyError: pandas is not installed.
         """
         return dataframe(self.trials, every)
-
-
-def best_of(trials: Iterable[TrialResult], goal: Goal) -> BestTrial | None:
-    """The trial with the best value at any of its iterations; ``None`` if none has reported a finite number."""
-    best: tuple[float, TrialResult, Result] | None = None
-    for trial in _eligible(trials):
-        for result in trial.results:
-            value = goal.value_in(result.metrics)
-            if value is not None and (best is None or goal.is_better(value, best[0])):
-                best = value, trial, result
-    if best is None:
-        return None
-    value, trial, result = best
-    return BestTrial(trial=trial, metric=goal.metric, value=value, iteration=result.iteration, metrics=result.metrics)
-
-
-def _eligible(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """The trials that may be best: those that have not failed, or all if all have."""
-    listed = list(trials)
-    return [trial for trial in listed if trial.state != "FAILED"] or listed
 
 
 def _points(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
+from fluid.results.best import BestTrial
 from fluid.results.records import Result, TrialResult
-from fluid.results.sweep import BestTrial, SweepResult
+from fluid.results.sweep import SweepResult
 from fluid.session.inbox import GroupInbox
 from fluid.session.live_trials import LiveTrials
 from fluid.session.reprs import group_html, group_text
