@@ -13,6 +13,7 @@ from fluid.errors import InvalidFieldError, MissingDependencyError
 if TYPE_CHECKING:
     from fluid.report.importance import Importances
     from fluid.report.run import RecordedRun
+    from fluid.results.metrics import Goal
 
 #: The name of stdout where a file is named.
 STDOUT = "-"
@@ -56,7 +57,7 @@ def _report(arguments: argparse.Namespace) -> None:
     found = None if goal is None else importances(run.trials, goal)
     console = make_console()
     tables = run_tables(run, goal=goal, importances=found, width=console.width, columns=columns)
-    messages = _write(run, found, arguments)
+    messages = _write(run, goal, found, arguments)
     if arguments.json:
         print_json(as_json(run, goal, found))
     elif arguments.html != STDOUT:
@@ -88,7 +89,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     runs = [load_run(path) for path in arguments.runs]
     comparison = compare(runs, arguments.metric, arguments.mode)
     if arguments.html:
-        _write_page(arguments.html, runs)
+        _write_page(arguments.html, runs, comparison.goal)
     if arguments.json:
         print_json(as_json(comparison))
     elif arguments.html != STDOUT:
@@ -112,19 +113,19 @@ def _why(arguments: argparse.Namespace) -> None:
         console.print(story_text(run, trial))
 
 
-def _write_page(path: str, runs: Sequence[RecordedRun], found: Importances | None = None) -> None:
+def _write_page(path: str, runs: Sequence[RecordedRun], goal: Goal | None, found: Importances | None = None) -> None:
     """Writes the page of some runs, with their importances, of which those ``found`` are known already."""
     from fluid.report.html import html_page, save_html
     from fluid.report.importance import by_metric
 
     importances = [by_metric(run, found) for run in runs]
     if path == STDOUT:
-        sys.stdout.write(html_page(runs, importances=importances))
+        sys.stdout.write(html_page(runs, goal=goal, importances=importances))
     else:
-        save_html(path, runs, importances=importances)
+        save_html(path, runs, goal=goal, importances=importances)
 
 
-def _write(run: RecordedRun, found: Importances | None, arguments: argparse.Namespace) -> list[str]:
+def _write(run: RecordedRun, goal: Goal | None, found: Importances | None, arguments: argparse.Namespace) -> list[str]:
     """Writes the requested files, by default both into the run folder unless ``--json`` is given; returns messages."""
     html, png, messages = arguments.html, arguments.png, []
     why_not = _why_no_chart(run)
@@ -135,7 +136,7 @@ def _write(run: RecordedRun, found: Importances | None, arguments: argparse.Name
         png = None if why_not else str(run.path / "timeline.png")
         messages += [f"did not draw timeline.png: {why_not}"] if why_not else []
     if html:
-        _write_page(html, [run], found)
+        _write_page(html, [run], goal, found)
     if png:
         from fluid.display.format import count
         from fluid.report.gantt import GanttPanel, save_gantt

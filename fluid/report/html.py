@@ -20,6 +20,7 @@ from fluid.errors import InvalidFieldError
 from fluid.report.page_data import Importances, page_data
 from fluid.report.run import RecordedRun
 from fluid.report.run_table import run_tables
+from fluid.results.metrics import Goal
 
 #: The scripts, in the order in which they need each other.
 SCRIPTS = ("format", "filter", "draw", "model", "best", "curves", "parallel", "scatter", "table", "detail", "timeline")
@@ -27,33 +28,47 @@ SCRIPTS = ("format", "filter", "draw", "model", "best", "curves", "parallel", "s
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def save_html(path: str | Path, runs: Sequence[RecordedRun], *, importances: Sequence[Importances] = ()) -> None:
+def save_html(
+    path: str | Path,
+    runs: Sequence[RecordedRun],
+    *,
+    goal: Goal | None = None,
+    importances: Sequence[Importances] = (),
+) -> None:
     """Writes the page to a file.
 
     Args:
         path: the file to write.
         runs: the run to show, or the runs to compare.
+        goal: what trials are judged by at first; ``None`` for the metric of the searches, in their mode.
         importances: the importances of the hyperparameters in each run; empty if they were not computed.
 
     Raises:
         InvalidFieldError: the file cannot be written.
     """
     try:
-        Path(path).write_text(html_page(runs, importances=importances), encoding="utf-8")
+        Path(path).write_text(html_page(runs, goal=goal, importances=importances), encoding="utf-8")
     except OSError as error:
         raise InvalidFieldError("html", str(path), f"cannot be written: {error.strerror or error}") from error
 
 
-def html_page(runs: Sequence[RecordedRun], *, importances: Sequence[Importances] = (), events: str = "") -> str:
+def html_page(
+    runs: Sequence[RecordedRun],
+    *,
+    goal: Goal | None = None,
+    importances: Sequence[Importances] = (),
+    events: str = "",
+) -> str:
     """The page as text.
 
     Args:
         runs: the run to show, or the runs to compare.
+        goal: what trials are judged by at first; ``None`` for the metric of the searches, in their mode.
         importances: the importances of the hyperparameters in each run; empty if they were not computed.
         events: address of server-sent events, each of which is :func:`embedded` newer data; empty for a page that stays
             as it is.
     """
-    data = page_data(runs, importances=importances, live=bool(events))
+    data = page_data(runs, goal=goal, importances=importances, live=bool(events))
     policy = _POLICY + ("; connect-src 'self'" if events else "")
     scripts = "\n".join(_asset(f"page.{name}.js") for name in SCRIPTS)
     parts = [
@@ -65,7 +80,7 @@ def html_page(runs: Sequence[RecordedRun], *, importances: Sequence[Importances]
         f"<title>{escape(data['title'])} - Fluid</title>",
         f'<style>{_asset("page.css")}</style></head><body data-events="{escape(events)}">',
         _asset("page.html"),
-        f"<noscript><p class=note>The charts need JavaScript.</p>{_plain_text(runs)}</noscript>",
+        f"<noscript><p class=note>The charts need JavaScript.</p>{_plain_text(runs, goal)}</noscript>",
         f'<script type="application/json" id="data">{embedded(data)}</script>',
         f"<script>{scripts}\n{_asset('page.js')}</script>",
         "</body></html>",
@@ -79,11 +94,11 @@ def embedded(data: object) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _plain_text(runs: Sequence[RecordedRun]) -> str:
+def _plain_text(runs: Sequence[RecordedRun], goal: Goal | None) -> str:
     """The tables of the terminal, for readers without JavaScript."""
     console = Console(file=io.StringIO(), width=150, record=True, color_system=None)
     for run in runs:
-        console.print(run_tables(run))
+        console.print(run_tables(run, goal=goal if goal is not None and goal.metric in run.metrics else None))
     return f"<pre>{escape(console.export_text())}</pre>"
 
 

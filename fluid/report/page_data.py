@@ -18,6 +18,7 @@ from fluid.errors import InvalidFieldError
 from fluid.report.idle import WAITED
 from fluid.report.page_trials import best_so_far, pareto_set, rounded, trials_data
 from fluid.report.run import RecordedRun, run_names
+from fluid.results.metrics import Goal
 
 #: Most steps of the utilisation. A longer series is replaced by its means over this many equal parts of the run.
 _MOST_STEPS = 2000
@@ -26,12 +27,17 @@ Importances = Mapping[str, Sequence[tuple[str, float]] | str]
 
 
 def page_data(
-    runs: Sequence[RecordedRun], *, importances: Sequence[Importances] = (), live: bool = False
+    runs: Sequence[RecordedRun],
+    *,
+    goal: Goal | None = None,
+    importances: Sequence[Importances] = (),
+    live: bool = False,
 ) -> dict[str, Any]:
     """The data of a page that shows one run, or compares several.
 
     Args:
         runs: the runs.
+        goal: what the page judges trials by at first; ``None`` for the metric of the searches, in their mode.
         importances: the importances of the hyperparameters in each run; empty if they were not computed.
         live: whether the page will be told how the run goes on.
 
@@ -40,7 +46,7 @@ def page_data(
     """
     if not runs:
         raise InvalidFieldError("runs", list(runs), "there must be at least one")
-    metrics, names = _metrics(runs), run_names(runs)
+    metrics, names = _metrics(runs, goal), run_names(runs)
     goals = {goal.metric for run in runs for goal in run.goals}
     trials, parameters, texts = trials_data(runs, metrics)
     return {
@@ -49,7 +55,7 @@ def page_data(
         "metrics": [
             {
                 "name": name,
-                "less": next(run.less_is_better(name) for run in runs if name in run.metrics),
+                "less": _less_is_better(runs, name, goal),
                 "goal": name in goals,
             }
             for name in metrics
@@ -64,11 +70,17 @@ def page_data(
     }
 
 
-def _metrics(runs: Sequence[RecordedRun]) -> list[str]:
-    """The metrics of all runs: the goals of the searches first, each run's order otherwise."""
+def _metrics(runs: Sequence[RecordedRun], goal: Goal | None) -> list[str]:
+    """The metrics of all runs: the given goal first, then those of the searches, each run's order otherwise."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     goals = {goal.metric for run in runs for goal in run.goals}
-    return sorted(names, key=lambda name: name not in goals)
+    return sorted(names, key=lambda name: (goal is None or name != goal.metric, name not in goals))
+
+
+def _less_is_better(runs: Sequence[RecordedRun], metric: str, goal: Goal | None) -> bool:
+    if goal is not None and metric == goal.metric:
+        return goal.less
+    return next(run.less_is_better(metric) for run in runs if metric in run.metrics)
 
 
 def _run_data(run: RecordedRun, name: str, metrics: Sequence[str], importances: Importances) -> dict[str, Any]:

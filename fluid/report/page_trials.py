@@ -83,18 +83,15 @@ def trials_data(
 def best_so_far(run: RecordedRun, metric: str) -> dict[str, list[list[float]]]:
     """The steps of the best value so far, for either mode: times, values, rows of the trials and iterations.
 
-    Values of failed trials do not count, unless all trials failed.
+    Values of failed trials do not count, unless no other trial has one.
     """
-    points = []
-    every = all(trial.state == TrialState.FAILED for trial in run.trials)
-    for row, trial in enumerate(run.trials):
-        if trial.state != TrialState.FAILED or every:
-            points += [
-                (each.end, each.metrics[metric], row, each.number)
-                for each in trial.finished
-                if is_number(each.metrics.get(metric))
-            ]
-    points.sort()
+    points = [
+        (each.end, each.metrics[metric], row, each.number)
+        for row, trial in enumerate(run.trials)
+        for each in trial.finished
+        if is_number(each.metrics.get(metric))
+    ]
+    points = sorted(point for point in points if run.trials[point[2]].state != TrialState.FAILED) or sorted(points)
     found = {}
     for mode, sign in (("min", 1.0), ("max", -1.0)):
         steps: list[list[float]] = [[], [], [], []]
@@ -109,12 +106,11 @@ def best_so_far(run: RecordedRun, metric: str) -> dict[str, list[list[float]]]:
 def pareto_set(run: RecordedRun) -> list[list[float]]:
     """The iterations that no other one beats in all goals of the searches: rows of the trials, iterations and values.
 
-    Failed trials do not count, unless all trials failed.
+    Failed trials do not count.
     """
-    every = all(trial.state == TrialState.FAILED for trial in run.trials)
     found: list[list[float]] = []
     for row, trial in enumerate(run.trials):
-        for each in trial.finished if every or trial.state != TrialState.FAILED else ():
+        for each in trial.finished if trial.state != TrialState.FAILED else ():
             values = [value for goal in run.goals if is_number(value := each.metrics.get(goal.metric))]
             if len(values) == len(run.goals):
                 found.append([row, each.number, *values])

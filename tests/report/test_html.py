@@ -17,6 +17,7 @@ from fluid.errors import InvalidFieldError
 from fluid.report.html import SCRIPTS, embedded, html_page, save_html
 from fluid.report.loader import load_run
 from fluid.report.page_data import page_data
+from fluid.results.metrics import Goal
 from fluid.trialgroup import Search, Trial
 
 Sessions = Callable[..., Any]
@@ -206,6 +207,11 @@ def test_the_pareto_set_of_several_goals(session: Sessions) -> None:
     assert run["goals"] == ["loss", "acc"]
     # Of equal points the first counts; a failed trial does not.
     assert run["pareto"] == [[0, 1, 1.0, 0.5], [1, 1, 2.0, 0.9]]
+
+
+def test_a_given_goal_comes_first_in_its_own_mode(small_run: Path) -> None:
+    data = page_data([load_run(small_run)], goal=Goal("eval/f1", less=True))
+    assert [(metric["name"], metric["less"]) for metric in data["metrics"]][:2] == [("eval/f1", True), ("loss", True)]
 
 
 def test_importances_are_passed_on(small_run: Path) -> None:
