@@ -135,7 +135,7 @@ const best = (() => {
     const frame = axes(pen, { width, height, across, scale: draw.numbers(low, high, { log, margin: 0.06 }), time: true });
     pen.save();
     pen.beginPath();
-    pen.rect(frame.left, frame.top - 6, frame.wide + 6, frame.tall + 12);
+    pen.rect(frame.left - 4, frame.top - 6, frame.wide + 10, frame.tall + 12);
     pen.clip();
     for (const trial of ends) {
       const x = frame.x(model.timeOf(trial)), y = frame.y(model.valueOf(trial));

@@ -41,7 +41,7 @@ const curves = (() => {
     const frame = best.axes(pen, { width, height, across, from, scale: draw.numbers(low, high, { log: now.log, margin: 0.05 }), time: state.over === 1 });
     pen.save();
     pen.beginPath();
-    pen.rect(frame.left, frame.top - 4, frame.wide + 6, frame.tall + 8);
+    pen.rect(frame.left - 4, frame.top - 6, frame.wide + 10, frame.tall + 12);
     pen.clip();
     const many = lines.length > 60, chosen = model.chosen(), crowd = now.trials.length > 24;
     // The best are drawn last, above the others, and the followed one above all.

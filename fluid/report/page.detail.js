@@ -59,7 +59,8 @@ const detail = (() => {
     if (kept) best.entry(list, `checkpoint ${kept.what}`, kept.path);
   }
   function metrics(parent, trial) {
-    const known = now.data.metrics.map((metric, k) => [metric.name, trial.last[k], trial.best[k]]).filter(([, last]) => last !== null);
+    const known = now.data.metrics.map((metric, k) => [metric.name, trial.last[k], trial.best[k]])
+      .filter(([, last], k) => last !== null && (!now.data.metrics[k].counts || k === now.metric));
     if (!known.length) return;
     html(parent, "h4", "Metrics");
     const table = html(html(parent, "div", null, "scroll"), "table"), head = html(html(table, "thead"), "tr"), body = html(table, "tbody");

@@ -8,7 +8,7 @@ const model = (() => {
   };
   const now = {
     data: null, trials: [], runs: [], metric: -1, less: true, log: false, columns: [], parameters: [], order: [], shown: [],
-    passes: () => true, problem: "", leaders: new Set(), range: [0, 1],
+    passes: () => true, problem: "", leaders: new Set(), ranked: [],
   };
   const LEADERS = 10;
   const keyOf = (trial) => trial.run + "\u0000" + trial.group + "\u0000" + trial.id;
@@ -96,18 +96,18 @@ const model = (() => {
     if (state.leaders === null) now.few = now.trials.length <= 24;
     const values = ranked.map(valueOf);
     now.log = metric && metric.name in state.log ? state.log[metric.name] : draw.isLogarithmic(values);
-    // Colours tell the better trials apart: the worst tenth has one colour.
-    now.range = values.length ? [values[0], values[Math.min(values.length - 1, Math.floor(values.length * 0.9))]] : [0, 1];
+    // Colours are by rank, so that they tell trials apart wherever the values crowd. Equal values have one colour.
+    now.ranked = values;
+    now.qualities = new Map();
+    values.forEach((value, k) => { if (!now.qualities.has(value)) now.qualities.set(value, values.length > 1 ? 1 - k / (values.length - 1) : 1); });
     columns();
     filter();
   }
 
   function quality(trial) {
-    const value = valueOf(trial), [best, worst] = now.range;
-    if (value === null || trial.state === "failed") return null;
-    const warp = now.log && best > 0 && worst > 0 ? Math.log : (each) => each;
-    if (best === worst) return 1;
-    return Math.max(0, Math.min(1, (warp(value) - warp(worst)) / (warp(best) - warp(worst))));
+    if (trial.state === "failed") return null;
+    const share = now.qualities.get(valueOf(trial));
+    return share === undefined ? null : share;
   }
   const colouring = () => state.colour || (now.runs.length > 1 ? "run" : now.trials.length <= 24 ? "trial" : "metric");
   function metricColour(trial) {
@@ -147,7 +147,7 @@ const model = (() => {
       if (k === now.metric) return;
       const low = state.mode[other.name] ? state.mode[other.name] === "min" : other.less;
       const value = (trial) => (trial.best[k] ? trial.best[k][low ? 0 : 3] : null);
-      list.push({ key: "metrics/" + other.name, title: other.name, names: names(other.name, "metrics/" + other.name), numeric: true, value, off: !other.goal && k > 2, hint: `${low ? "least" : "greatest"} ${other.name}` });
+      list.push({ key: "metrics/" + other.name, title: other.name, names: names(other.name, "metrics/" + other.name), numeric: true, value, off: other.counts || (!other.goal && k > 2), hint: `${low ? "least" : "greatest"} ${other.name}` });
     });
     list.push({ key: "iterations", title: "iterations", names: names("iterations", "iteration"), numeric: true, value: (trial) => trial.iterations, text: (trial) => (trial.budget === null ? String(trial.iterations) : `${trial.iterations}/${trial.budget}`) });
     list.push({ key: "seconds", title: "time", names: names("time", "seconds"), numeric: true, value: (trial) => trial.seconds, text: (trial) => format.duration(trial.seconds) });

@@ -93,11 +93,12 @@ const parallel = (() => {
       return;
     }
     if (now.metric < 0) return;
-    const [good, bad] = now.range;
-    html(legend, "span", format.figure(good));
-    const bar = html(legend, "b");
+    const values = now.ranked;
+    if (!values.length) return;
+    html(legend, "span", `best ${format.figure(values[0])}`);
+    const bar = html(legend, "b", `median ${format.figure(values[values.length >> 1])}`);
     bar.style.background = `linear-gradient(to right, ${[1, 0.75, 0.5, 0.25, 0].map(draw.qualityColour).join(",")})`;
-    html(legend, "span", format.figure(bad) + (now.less ? " or more" : " or less"));
+    html(legend, "span", `worst ${format.figure(values[values.length - 1])}`);
   }
 
   // What the kept ranges say, each with a button that ends it.

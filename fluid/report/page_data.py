@@ -18,7 +18,7 @@ from fluid.errors import InvalidFieldError
 from fluid.report.idle import WAITED
 from fluid.report.page_trials import best_so_far, pareto_set, rounded, trials_data
 from fluid.report.run import RecordedRun, run_names
-from fluid.results.metrics import Goal
+from fluid.results.metrics import Goal, is_bookkeeping
 
 #: Most steps of the utilisation. A longer series is replaced by its means over this many equal parts of the run.
 _MOST_STEPS = 2000
@@ -57,6 +57,7 @@ def page_data(
                 "name": name,
                 "less": _less_is_better(runs, name, goal),
                 "goal": name in goals,
+                "counts": is_bookkeeping(name),
             }
             for name in metrics
         ],
