@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from fluid.errors import InvalidFieldError, require_integer
 
+#: Why a checkpoint is not kept for which the session's quota has no room.
+QUOTA_USED_UP = "checkpoint_bytes is used up"
 #: Bytes of the units of a quota.
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", re.IGNORECASE)
@@ -77,9 +79,10 @@ class KeepRule(NamedTuple):
     Attributes:
         how: ``"last"`` or ``"best"``.
         group: the trial's group, whose trials are compared.
-        metric: name of the metric for ``"best"``; ``"eval/loss"`` also names an entry of a nested dict.
+        metric: name of the metric for ``"best"``; names of nested metrics are joined by ``/``.
         mode: ``"min"`` or ``"max"``.
         entry: the entry of a result that holds the metrics; ``None`` if the result itself does.
+        best: the trial's best value so far; ``None`` if there is none.
     """
 
     how: str
@@ -87,26 +90,37 @@ class KeepRule(NamedTuple):
     metric: str = ""
     mode: str = "min"
     entry: str | None = None
+    best: float | None = None
 
-    def value(self, metrics: Mapping[str, Any]) -> float | None:
-        """Returns the metric of a result; ``None`` if it is missing, NaN or no number."""
-        found: Any = metrics if self.entry is None else metrics.get(self.entry)
-        if isinstance(found, Mapping) and self.metric in found:
-            found = found[self.metric]
-        else:
-            for name in self.metric.split("/"):
-                found = found.get(name) if isinstance(found, Mapping) else None
-        if found is None or isinstance(found, str):
+    def value(self, result: Mapping[str, Any]) -> float | None:
+        """Returns the metric of a result; ``None`` if it is missing or no finite number."""
+        found = value_of(result if self.entry is None else result.get(self.entry), self.metric)
+        if found is None or isinstance(found, (str, bytes, bool)):
             return None
         try:
             value = float(found)
         except Exception:  # A value of the user's own class may raise anything.
             return None
-        return None if math.isnan(value) else value
+        return value if math.isfinite(value) else None
 
-    def is_better(self, value: float, bar: float | None) -> bool:
-        """Whether a value is strictly better than another one; anything is better than ``None``."""
-        return bar is None or (value < bar if self.mode == "min" else value > bar)
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Whether a value is strictly better than another one; any is better than ``None``."""
+        return than is None or (value < than if self.mode == "min" else value > than)
+
+
+def value_of(metrics: object, name: str) -> Any:
+    """A metric by its name; the names of nested metrics are joined by ``/``. ``None`` if there is none."""
+    if not isinstance(metrics, Mapping):
+        return None
+    if name in metrics:
+        return metrics[name]
+    outer, slash, inner = name.partition("/")
+    while slash:
+        if outer in metrics and (found := value_of(metrics[outer], inner)) is not None:
+            return found
+        more, slash, inner = inner.partition("/")
+        outer = f"{outer}/{more}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 # The package fluid itself has no level: see check_facade.
 LAYERS = (
     layer(0, "errors _version _experimental"),
-    layer(1, "_clock _imports resources"),
-    layer(2, "keeping trialgroup"),
+    layer(1, "_clock _imports keeping resources"),
+    layer(2, "trialgroup"),
     layer(2, "trainables", "cloudpickle ray"),
     layer(2, "processes"),
     layer(2, "search", "numpy optuna"),
@@ -56,7 +56,7 @@ LAYERS = (
     layer(5, "dynamic_fluid", "numpy"),
     layer(6, "planners", "numpy"),
     layer(7, "engine", "numpy"),
-    layer(8, "backends.base"),
+    layer(8, "backends.base backends.retention"),
     layer(8, "results", "pandas"),
     layer(9, "backends.simulated backends.hosts"),
     layer(10, "simulation", "numpy"),

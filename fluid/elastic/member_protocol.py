@@ -81,11 +81,11 @@ class MemberProtocol:
         except GenerationBrokenError as error:
             self._send_broken(str(error))
 
-    def iterate(self, measure: Callable[[], Any] = lambda: None) -> Iteration | None:
+    def iterate(self, at_end: Callable[[Iteration], Any] = lambda done: None) -> Iteration | None:
         """Runs an iteration together with the other members; returns ``None`` if one of them failed.
 
         Args:
-            measure: called at the end of the iteration, before it is reported.
+            at_end: called at the end of the iteration, before it is reported.
 
         Raises:
             Exception: what the user's code raises; the member cannot be used afterwards.
@@ -97,10 +97,10 @@ class MemberProtocol:
         except GenerationBrokenError as error:
             self._send_broken(str(error))
             return None
-        measure()
+        seconds = self._clock.now() - begun
+        at_end(done)
         if self.member.trainable.rank == 0:
-            metrics = pack_metrics(done.metrics)
-            self._send(MemberIterated(self._generation, done.iteration, metrics, self._clock.now() - begun))
+            self._send(MemberIterated(self._generation, done.iteration, pack_metrics(done.metrics), seconds))
         if not done.go_on:
             self.left = 0
             self._send(Halted(self._generation, done.iteration, done.finished))

@@ -17,8 +17,8 @@ FOLDER_PREFIX = "fluid-"
 _DRIVERS = "localhost"
 #: A folder of one machine. Sessions of version 0.1, which may be resumed, have another prefix on Ray.
 _FOLDER_OF_HOST = re.compile(rf"/{FOLDER_PREFIX}(?:ray-)?[0-9a-f]{{16,}}-(?P<host>[^/]+)/")
-#: The folder of a trial's checkpoints on disk.
-_ON_DISK = re.compile(r"/trials/[^/]+/checkpoints\Z")
+#: The folders of a trial's checkpoints on disk.
+_ON_DISK = re.compile(r"/trials/[^/]+/(?:checkpoints|kept)\Z")
 
 
 def host_of(path: str) -> str:
@@ -60,3 +60,8 @@ def checkpoints_folder(run_folder: str, trial: str) -> str:
         trial: name of the trial's folder.
     """
     return os.path.join(trials_folder(run_folder), trial, "checkpoints")
+
+
+def kept_folder(run_folder: str, trial: str) -> str:
+    """Returns the folder for the checkpoints of a trial that outlive the run: as :func:`checkpoints_folder`."""
+    return os.path.join(trials_folder(run_folder), trial, "kept")

@@ -36,6 +36,15 @@ def seal(folder: str) -> int:
     return sum(length for length, _ in sums.values())
 
 
+def sealed_bytes(folder: str) -> int | None:
+    """Returns the bytes of a checkpoint's files, which are not read; ``None`` if it has no seal that can be read."""
+    try:
+        with open(os.path.join(folder, SEAL), encoding="utf-8") as file:
+            return sum(int(length) for length, _ in json.load(file)["files"].values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
 def damage_of(folder: str) -> str | None:
     """Reads a checkpoint and returns what is wrong with it, for people; ``None`` if it is as it was sealed.
 

@@ -15,15 +15,25 @@ is gone takes another one of the same iteration, or else an earlier one.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
-from fluid.lane.checkpoint_paths import checkpoints_folder
-from fluid.lane.checkpoint_seal import is_of_the_process, seal
+from fluid.lane.checkpoint_files import (
+    checkpoint_name,
+    checkpoints_like,
+    copy_atomically,
+    delete_unread,
+    entries_of,
+    iteration_of,
+    locked_for_reading,
+    newest_in,
+    write_atomically,
+)
+from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
+from fluid.lane.checkpoint_seal import sealed_bytes
 from fluid.lane.kept_payloads import payloads_on_disk
 from fluid.lane.run_paths import folder_name
 
@@ -34,10 +44,11 @@ _RESERVE = 0.1
 
 
 class Stored(NamedTuple):
-    """Where a checkpoint was written."""
+    """Where a checkpoint was written, and the bytes of its files."""
 
     path: str
     in_memory: bool
+    bytes: int = 0
 
 
 class CheckpointStore:
@@ -63,24 +74,33 @@ class CheckpointStore:
         #: Name of the checkpoint from which each trial would be restored; its folder may change.
         self._last: dict[str, str] = {}
 
-    def save(self, trial_id: str, iteration: int, write: Callable[[str], None], *, durable: bool = False) -> Stored:
-        """Writes a checkpoint and deletes the trial's obsolete ones.
+    def save(
+        self,
+        trial_id: str,
+        iteration: int,
+        write: Callable[[str], None],
+        *,
+        durable: bool = False,
+        keep: bool = False,
+    ) -> Stored:
+        """Writes a checkpoint and deletes the trial's obsolete ones, except those that outlive the run.
 
         Args:
             trial_id: the trial.
             iteration: iterations it has done.
             write: fills the empty folder it is given; called a second time, for disk, if memory is too small.
             durable: whether to write to disk at once.
+            keep: whether to write to disk, where it outlives the run.
 
         Raises:
             Exception: what ``write`` raised when writing to disk.
         """
         self._written += 1
         name = checkpoint_name(iteration, self._lane_id, self._written)
-        stored = None if durable else self._save_in_memory(trial_id, name, write)
+        stored = None if durable or keep else self._save_in_memory(trial_id, name, write)
         if stored is None:
-            folder, _ = _write_atomically(self._disk(trial_id), name, write)
-            stored = Stored(folder, False)
+            folder, size = write_atomically(self._kept(trial_id) if keep else self._disk(trial_id), name, write)
+            stored = Stored(folder, False, size)
         self._delete_older(trial_id, iteration, {name, self._last.get(trial_id, "")})
         self._last[trial_id] = name
         return stored
@@ -97,7 +117,7 @@ class CheckpointStore:
         on_disk = os.path.join(folder, os.path.basename(path))
         with locked_for_reading(path) as held:
             if held:
-                _copy(path, folder)
+                copy_atomically(path, folder)
         if not os.path.isdir(on_disk):
             raise FileNotFoundError(path)
         return on_disk
@@ -115,7 +135,7 @@ class CheckpointStore:
         Raises:
             OSError: this process cannot open files at the moment.
         """
-        roots = dict.fromkeys((*self._roots(trial_id), os.path.dirname(path)))
+        roots = dict.fromkeys((*self._roots(trial_id), os.path.dirname(path), self._kept(trial_id)))
         yield from checkpoints_like(path, roots, self._disk(trial_id))
 
     def is_in_memory(self, path: str) -> bool:
@@ -131,10 +151,39 @@ class CheckpointStore:
         self._sizes.pop(trial_id, None)
         self._last.pop(trial_id, None)
 
+    def keep_copy(self, trial_id: str, path: str) -> Stored:
+        """Copies a checkpoint, of whichever lane, to where it outlives the run, unless it is there.
+
+        Raises:
+            OSError: it is gone, or the disk is full.
+        """
+        kept = self._kept(trial_id)
+        copy = os.path.join(kept, os.path.basename(path))
+        for place in (path, os.path.join(self._disk(trial_id), os.path.basename(path))):
+            if os.path.isdir(copy):
+                break
+            with locked_for_reading(place) as held:
+                if held:
+                    copy_atomically(place, kept)
+        size = sealed_bytes(copy)
+        if size is None:
+            raise FileNotFoundError(path)
+        return Stored(copy, False, size)
+
+    def keep_newest(self, trial_id: str) -> Stored | None:
+        """Copies a trial's newest checkpoint to where it outlives the run; ``None`` if none is newer than those there.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        there = max(map(iteration_of, entries_of(self._kept(trial_id))), default=0)
+        found = [path for root in self._roots(trial_id) for path in newest_in(root) if iteration_of(path) > there]
+        return self.keep_copy(trial_id, max(found, key=iteration_of)) if found else None
+
     def delete(self, trial_id: str) -> None:
-        """Deletes every checkpoint of a trial."""
+        """Deletes every checkpoint of a trial, except those that outlive the run."""
         for root in self._roots(trial_id):
-            for path in _within(root):
+            for path in entries_of(root):
                 shutil.rmtree(path, ignore_errors=True)
                 self._in_memory.pop(path, None)
             with suppress(OSError):
@@ -146,7 +195,7 @@ class CheckpointStore:
         if not self._make_room(self._sizes.get(trial_id, 0)):
             return None
         try:
-            path, size = _write_atomically(self._memory(trial_id), name, write)
+            path, size = write_atomically(self._memory(trial_id), name, write)
         except Exception:
             # Lack of space raises various errors. Any other error is raised again by writing to disk.
             return None
@@ -170,8 +219,8 @@ class CheckpointStore:
     def _spill(self, path: str) -> bool:
         """Moves a checkpoint to disk; returns whether it has left memory."""
         target = checkpoints_folder(self._run_folder, os.path.basename(os.path.dirname(path)))
-        if not _delete(path, first=lambda: _copy(path, target)):  # It is being read, or the disk is full.
-            return False
+        if not delete_unread(path, first=lambda: copy_atomically(path, target)):
+            return False  # It is being read, or the disk is full.
         self._in_memory.pop(path, None)
         return True
 
@@ -194,16 +243,19 @@ class CheckpointStore:
     def _disk(self, trial_id: str) -> str:
         return checkpoints_folder(self._run_folder, folder_name(trial_id))
 
+    def _kept(self, trial_id: str) -> str:
+        return kept_folder(self._run_folder, folder_name(trial_id))
+
     def _roots(self, trial_id: str) -> list[str]:
-        """The folders that may hold checkpoints of a trial."""
+        """The folders that may hold checkpoints of a trial, apart from those that outlive the run."""
         return [self._memory(trial_id)] * bool(self._memory_folder) + [self._disk(trial_id)]
 
     def _delete_older(self, trial_id: str, iteration: int, kept: set[str]) -> None:
         """Deletes a trial's checkpoints up to an iteration, except those kept and those being read."""
         with suppress(OSError):  # Without descriptors they stay until the next save.
             for root in self._roots(trial_id):
-                for path in _within(root):
-                    if os.path.basename(path) not in kept and iteration_of(path) <= iteration and _delete(path):
+                for path in entries_of(root):
+                    if os.path.basename(path) not in kept and iteration_of(path) <= iteration and delete_unread(path):
                         self._in_memory.pop(path, None)
 
 
@@ -221,12 +273,12 @@ def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool)
         shutil.rmtree(run_folder, ignore_errors=True)
     elif memory_folder:
         trials = [entry for entry in _entries(memory_folder) if not entry.name.startswith(".")]
-        kept = {trial.name: _newest(trial.path) for trial in trials}
+        kept = {trial.name: newest_in(trial.path) for trial in trials}
         for rank in range(_KEPT):  # The newest of every trial come first, in case the disk fills up.
             for name, checkpoints in kept.items():
                 for checkpoint in checkpoints[rank : rank + 1]:
                     with suppress(OSError, shutil.Error):
-                        _copy(checkpoint, checkpoints_folder(run_folder, name))
+                        copy_atomically(checkpoint, checkpoints_folder(run_folder, name))
     if memory_folder:
         shutil.rmtree(payloads_on_disk(run_folder, os.path.basename(memory_folder)), ignore_errors=True)
         _clear(memory_folder)
@@ -242,126 +294,9 @@ def _clear(memory_folder: str) -> None:
             shutil.rmtree(memory_folder, ignore_errors=True)
 
 
-def _newest(folder: str) -> list[str]:
-    """The checkpoints in a folder, the last that was written first."""
-    return [path for path in _within(folder) if not os.path.basename(path).startswith(".")]
-
-
-def checkpoints_like(path: str, roots: Iterable[str], disk: str) -> Iterator[str]:
-    """Yields a checkpoint's folder, and those of others that can replace it, the best first.
-
-    Args:
-        path: where the checkpoint was written.
-        roots: the folders in which checkpoints of its trial may be.
-        disk: the one to which those in memory move.
-
-    Raises:
-        OSError: this process cannot open files at the moment.
-    """
-    name, iteration = os.path.basename(path), iteration_of(path)
-    roots = tuple(roots)
-    yield from dict.fromkeys((path, os.path.join(disk, name), *(os.path.join(root, name) for root in roots)))
-    others = [other for root in roots for other in _within(root) if os.path.basename(other)[:1].isdigit()]
-    for other in sorted(others, key=iteration_of, reverse=True):
-        if os.path.basename(other) != name and iteration_of(other) <= iteration:
-            yield from dict.fromkeys((other, os.path.join(disk, os.path.basename(other))))
-
-
-def checkpoint_name(iteration: int, lane_id: int, number: int) -> str:
-    """Returns the name of a checkpoint's folder.
-
-    Args:
-        iteration: iterations done by its state.
-        lane_id: the lane that wrote it.
-        number: how many that lane had written then, which makes names unique.
-    """
-    return f"{iteration:08d}-{lane_id}-{number}"
-
-
 def checkpoints_on_disk(run_folder: str, trial_id: str) -> str:
     """Returns the folder on disk that holds a trial's checkpoints."""
     return checkpoints_folder(run_folder, folder_name(trial_id))
-
-
-@contextmanager
-def locked_for_reading(path: str) -> Iterator[bool]:
-    """Keeps a checkpoint from being moved or deleted; yields whether it exists.
-
-    Args:
-        path: its folder.
-
-    Raises:
-        OSError: this process cannot open files at the moment.
-    """
-    try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        if is_of_the_process(error):
-            raise
-        yield False
-        return
-    try:
-        with suppress(OSError):  # A disk without locks; checkpoints on disk do not move.
-            fcntl.flock(folder, fcntl.LOCK_SH)
-        yield os.path.isdir(path)  # It may have moved before it was locked.
-    finally:
-        os.close(folder)
-
-
-def _delete(path: str, first: Callable[[], None] = lambda: None) -> bool:
-    """Calls ``first`` and deletes a checkpoint, unless it is being read; returns whether it no longer exists."""
-    try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return not os.path.isdir(path)  # Another lane has deleted it, or it cannot be opened at the moment.
-    try:
-        with suppress(OSError):  # A disk without locks: readers have none either.
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        first()
-    except (OSError, shutil.Error):
-        return False
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-        return True
-    finally:
-        os.close(folder)
-
-
-def _within(root: str) -> list[str]:
-    """The paths of a folder's entries, newest first; none if the folder does not exist."""
-    try:
-        with os.scandir(root) as entries:
-            return [entry.path for entry in sorted(entries, key=_written_at, reverse=True)]
-    except OSError as error:
-        if is_of_the_process(error):
-            raise
-        return []
-
-
-def _written_at(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat().st_mtime_ns
-    except OSError:  # It has just been deleted.
-        return 0
-
-
-def iteration_of(path: str) -> int:
-    """Returns the iteration of a checkpoint or its draft, which its name tells; 0 for anything else."""
-    number = os.path.basename(path).lstrip(".").partition("-")[0]
-    return int(number) if number.isdecimal() else 0
-
-
-def _copy(checkpoint: str, target: str) -> None:
-    """Copies a checkpoint to a folder, atomically."""
-    name = os.path.basename(checkpoint)
-    os.makedirs(target, mode=0o700, exist_ok=True)
-    draft = os.path.join(target, f".{name}")
-    shutil.rmtree(draft, ignore_errors=True)  # Left by a process that was killed at this point.
-    shutil.copytree(checkpoint, draft)
-    os.rename(draft, os.path.join(target, name))
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -370,19 +305,3 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
             return [entry for entry in entries if entry.is_dir()]
     except OSError:
         return []
-
-
-def _write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
-    """Writes a checkpoint's folder, atomically; returns its path and size in bytes."""
-    os.makedirs(root, mode=0o700, exist_ok=True)
-    path = os.path.join(root, name)
-    draft = os.path.join(root, f".{name}")
-    try:
-        os.mkdir(draft, 0o700)
-        write(draft)
-        size = seal(draft)
-        os.rename(draft, path)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    return path, size

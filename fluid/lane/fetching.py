@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
+from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_seal import damage_by_sums
-from fluid.lane.checkpoint_store import iteration_of
 from fluid.lane.checkpoint_wire import (
     LENGTH,
     PIECE,

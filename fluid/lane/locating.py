@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import is_of_the_process
-from fluid.lane.checkpoint_store import iteration_of
 from fluid.lane.errors import one_line
 from fluid.lane.messages import LaneOptions
 from fluid.lane.run_paths import folder_name

@@ -84,14 +84,14 @@ class LaneMember:
         """Reports that it could train now, after a set-up of so many seconds."""
         self.send(Prepared(self.iteration, self._address, seconds))
 
-    def iterate(self, measure: Callable[[], Memory]) -> Iteration | None:
+    def iterate(self, at_end: Callable[[Iteration], Memory]) -> Iteration | None:
         """Runs an iteration together with the other members; returns ``None`` if one of them failed.
 
         Args:
-            measure: measures the memory that it took, at its end.
+            at_end: called at its end, before it is reported; returns the memory that it took.
         """
 
-        def record_memory() -> None:
-            self._memory = measure()
+        def record_memory(done: Iteration) -> None:
+            self._memory = at_end(done)
 
         return self._protocol.iterate(record_memory)

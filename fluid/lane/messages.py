@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fluid.elastic.messages import LOOPBACK
+from fluid.keeping import KeepRule, Kept
 from fluid.lane.policy import DEFAULT_POLICY
 
 
@@ -110,7 +111,8 @@ class StartResident(NamedTuple):
     """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 
     ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``threads``
-    those that the trial asks for. As a member of an elastic trial (``membership``) it answers Prepared and waits.
+    those that the trial asks for; ``keep`` tells which checkpoints outlive the run. As a member of an elastic trial
+    (``membership``) it answers Prepared and waits.
     """
 
     trial_id: str
@@ -122,6 +124,7 @@ class StartResident(NamedTuple):
     membership: Membership | None = None
     source: tuple[str, int] | None = None
     threads: int | None = None
+    keep: KeepRule | None = None
 
 
 class RunResident(NamedTuple):
@@ -139,25 +142,34 @@ class PauseResident(NamedTuple):
 
 
 class SaveResident(NamedTuple):
-    """Save a resident, to disk at once if ``durable``; with ``drop``, release it afterwards."""
+    """Save a resident, to disk at once if ``durable``; with ``drop``, release it afterwards.
+
+    With ``keep`` the checkpoint outlives the run, and the answer may be ResidentNotKept.
+    """
 
     trial_id: str
     drop: bool
     durable: bool = False
+    keep: bool = False
 
 
 class PersistCheckpoint(NamedTuple):
-    """Copy a checkpoint of any trial from host memory to disk; answered by ResidentSaved with ``copied``."""
+    """Copy a checkpoint of any trial from host memory to disk; answered by ResidentSaved with ``copied``.
+
+    With ``keep`` the copy outlives the run, and the answer may be ResidentNotKept.
+    """
 
     trial_id: str
     iteration: int
     path: str
+    keep: bool = False
 
 
 class ReleaseResident(NamedTuple):
-    """Clean a resident up and release it."""
+    """Clean a resident up and release it; with ``keep``, save it first so that the checkpoint outlives the run."""
 
     trial_id: str
+    keep: bool = False
 
 
 class CallResident(NamedTuple):
@@ -193,9 +205,10 @@ class AnswerResident(NamedTuple):
 
 
 class DeleteCheckpoints(NamedTuple):
-    """Delete a trial's checkpoints."""
+    """Delete a trial's checkpoints, except those that outlive the run; with ``keep``, the newest becomes one."""
 
     trial_id: str
+    keep: bool = False
 
 
 class Shutdown(NamedTuple):
@@ -276,7 +289,10 @@ class ResidentPaused(NamedTuple):
 
 
 class ResidentSaved(NamedTuple):
-    """A trial was saved, or its checkpoint ``copied`` to disk; one that is ``in_memory`` still could not be copied."""
+    """A trial was saved, or its checkpoint ``copied`` to disk; one that is ``in_memory`` still could not be copied.
+
+    ``kept`` is set if the checkpoint outlives the run.
+    """
 
     at: float
     trial_id: str
@@ -286,6 +302,7 @@ class ResidentSaved(NamedTuple):
     dropped: bool
     seconds: float
     copied: bool = False
+    kept: Kept | None = None
 
 
 class ResidentReleased(NamedTuple):

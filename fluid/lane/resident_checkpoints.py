@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
 from fluid._clock import Clock
+from fluid.keeping import QUOTA_USED_UP, Kept
 from fluid.lane.checkpoint_seal import is_of_the_process
 from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.device import MemoryMeter
-from fluid.lane.errors import causes, is_out_of_memory
+from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line
+from fluid.lane.keep_messages import KeepBar, ResidentNotKept
 from fluid.lane.locating import CheckpointLocator
-from fluid.lane.messages import LaneOptions, PersistCheckpoint, ResidentSaved, ResidentSetBack
+from fluid.lane.messages import DeleteCheckpoints, LaneOptions, PersistCheckpoint, ResidentSaved, ResidentSetBack
 from fluid.lane.output import LaneStreams
 from fluid.lane.process_state import read_random_state, restore_random_state, write_random_state
 from fluid.lane.restoring import restore_best
@@ -24,6 +30,10 @@ from fluid.trainables.resident import NotSavableError
 _FAILED_SAVE_S = 0.05
 #: The file, within a checkpoint, with the lane's part of a trial's state.
 _LANE_STATE = "lane.pkl"
+#: The file, within a checkpoint that outlives the run, that says by which metric it was chosen.
+KEPT = "kept.json"
+#: Share of the disk, and most bytes, that checkpoints which outlive the run leave free.
+_RESERVE, _RESERVE_BYTES = 0.05, 1 << 30
 
 
 class ResidentCheckpoints:
@@ -54,6 +64,10 @@ class ResidentCheckpoints:
         self._locator = CheckpointLocator(options)
         #: Seconds of the last save, by trainable.
         self._costs: dict[int, float] = {}
+        #: Bytes of the last checkpoint that outlives the run, by trainable.
+        self._sizes: dict[int, int] = {}
+        #: By group.
+        self._bars: dict[str, KeepBar] = {}
 
     def usual_cost(self, key: int) -> float:
         """Seconds that the last save of a trial of this trainable took; 0 before the first."""
@@ -62,6 +76,7 @@ class ResidentCheckpoints:
     def drop_trainable(self, key: int) -> None:
         """Drops what is known of a trainable's trials."""
         self._costs.pop(key, None)
+        self._sizes.pop(key, None)
 
     def forget_resident(self, trial_id: str) -> None:
         """Drops the records that matter only while the trial is resident; its checkpoints stay."""
@@ -84,6 +99,16 @@ class ResidentCheckpoints:
 
     def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
         """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk."""
+        (path, in_memory, _), seconds = self._save(resident, durable=durable)
+        now, trial_id = self._clock.now(), resident.trial_id
+        return ResidentSaved(now, trial_id, resident.iteration, path, in_memory, dropped=False, seconds=seconds)
+
+    def _save(self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"") -> tuple[Stored, float]:
+        """Saves a trial; with ``facts``, what is to be known of a checkpoint that outlives the run, as such a one.
+
+        Returns:
+            Where, and the seconds that it took.
+        """
         assert resident.body is not None
         body, behind = resident.body, _behind(resident)
         iteration, finished = resident.iteration - behind, resident.finished and not behind
@@ -97,33 +122,111 @@ class ResidentCheckpoints:
             write_random_state(random_state)
             with open(os.path.join(folder, _LANE_STATE), "wb") as file:
                 pickle.dump({"finished": finished, "random": random_state}, file)
+            if facts:
+                with open(os.path.join(folder, KEPT), "wb") as file:
+                    file.write(facts)
 
         try:
-            stored = self._store.save(resident.trial_id, iteration, write, durable=durable)
+            stored = self._store.save(resident.trial_id, iteration, write, durable=durable, keep=bool(facts))
         except BaseException:
             # The next try comes later and later.
             resident.save_cost = 2.0 * max(resident.save_cost, self._clock.now() - begun, _FAILED_SAVE_S)
             raise
-        now = self._clock.now()
-        resident.save_cost, resident.unsaved, resident.saved = now - begun, 0.0, iteration
-        self._costs[resident.key] = resident.save_cost
-        return ResidentSaved(now, resident.trial_id, iteration, *stored, dropped=False, seconds=now - begun)
+        resident.save_cost, resident.unsaved = self._clock.now() - begun, 0.0
+        resident.saved, self._costs[resident.key] = iteration, resident.save_cost
+        return stored, resident.save_cost
 
-    def persist(self, message: PersistCheckpoint) -> ResidentSaved:
-        """Copies a checkpoint of any trial from host memory to disk."""
-        begun = self._clock.now()
+    def persist(self, message: PersistCheckpoint) -> ResidentSaved | ResidentNotKept:
+        """Copies a checkpoint of any trial from host memory to disk; with ``keep``, to where it outlives the run."""
+        trial_id, iteration, path, keep = message
+        begun, kept = self._clock.now(), None
         try:
-            stored = Stored(self._store.persist(message.path), False)
-        except (OSError, shutil.Error):
-            stored = Stored(message.path, True)
+            if keep:
+                path, in_memory, size = self._store.keep_copy(trial_id, path)
+                kept = Kept(size)
+            else:
+                path, in_memory = self._store.persist(path), False
+        except (OSError, shutil.Error) as error:
+            if keep:
+                return ResidentNotKept(self._clock.now(), trial_id, iteration, one_line(error))
+            in_memory = True
         now = self._clock.now()
         return ResidentSaved(
-            now, message.trial_id, message.iteration, *stored, dropped=False, seconds=now - begun, copied=True
+            now, trial_id, iteration, path, in_memory, dropped=False, seconds=now - begun, copied=True, kept=kept
         )
 
-    def delete(self, trial_id: str) -> None:
-        """Deletes every checkpoint of a trial."""
-        self._store.delete(trial_id)
+    def delete(self, message: DeleteCheckpoints) -> None:
+        """Deletes every checkpoint of a trial, except those that outlive the run."""
+        if message.keep:
+            with suppress(OSError, shutil.Error):
+                self._store.keep_newest(message.trial_id)
+        self._store.delete(message.trial_id)
+
+    # -- checkpoints that outlive the run --------------------------------------------------------------------
+
+    def set_bar(self, message: KeepBar) -> None:
+        """Takes what a checkpoint of a group's trials must beat to outlive the run."""
+        self._bars[message.group] = message
+
+    def keep_if_better(self, resident: ResidentTrial, result: Mapping[str, Any]) -> None:
+        """Saves a trial for good if its iteration is its best so far, and one of the best of its group's trials.
+
+        Errors end no trial: they are told in ``resident.unsent``, as the checkpoint is.
+        """
+        rule = resident.rule
+        if rule is None or rule.how != "best":
+            return
+        value = rule.value(result)
+        if value is None or not rule.is_better(value, rule.best):
+            return
+        bar = self._bars.get(rule.group)
+        if bar is not None and not rule.is_better(value, bar.bar):
+            return
+        resident.rule = rule._replace(best=value)
+        resident.unsent = self.keep(resident, value)
+
+    @staticmethod
+    def is_to_be_kept(resident: ResidentTrial) -> bool:
+        """Whether a trial that ends here has a state to save for good, which was not yet."""
+        saves = resident.autosaves and (resident.member is None or resident.member.is_rank_zero)
+        return saves and resident.iteration > max(0, resident.kept_at)
+
+    def keep(self, resident: ResidentTrial, value: float | None = None) -> ResidentSaved | ResidentNotKept:
+        """Saves a trial so that the checkpoint outlives the run; says why if it cannot be.
+
+        Args:
+            resident: the trial.
+            value: its metric, if trials are compared.
+        """
+        rule, iteration = resident.rule, resident.iteration
+        group, metric, mode = ("", "", "") if rule is None else (rule.group, rule.metric, rule.mode)
+        facts = json.dumps({"group": group, "metric": metric, "mode": mode, "value": value}).encode()
+        try:
+            reason = self._why_no_room(resident)
+            if reason:
+                return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, reason)
+            (path, in_memory, size), seconds = self._save(resident, facts=facts)
+        except BaseException as error:
+            traceback.print_exc()
+            if not is_for_want_of_space(error):
+                resident.rule = None  # Its own code raises, and will again.
+            return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))
+        resident.kept_at, self._sizes[resident.key] = iteration, size
+        now, kept = self._clock.now(), Kept(size, value)
+        return ResidentSaved(
+            now, resident.trial_id, iteration, path, in_memory, dropped=False, seconds=seconds, kept=kept
+        )
+
+    def _why_no_room(self, resident: ResidentTrial) -> str:
+        """Why there is no room for a further checkpoint like those of its trainable; empty if there is."""
+        size, folder = self._sizes.get(resident.key, 0), self._options.run_folder
+        bar = None if resident.rule is None else self._bars.get(resident.rule.group)
+        if bar is not None and bar.room is not None and resident.kept_at < 0 and size > bar.room:
+            return QUOTA_USED_UP
+        disk = shutil.disk_usage(folder)
+        if disk.free - size < min(_RESERVE_BYTES, _RESERVE * disk.total):
+            return f"the disk of {folder} is almost full: {disk.free:,} bytes are free"
+        return ""
 
     def restore(
         self,

@@ -10,7 +10,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluid._clock import Clock
 from fluid.elastic.messages import Join
@@ -35,6 +35,9 @@ from fluid.lane.run_paths import trial_folder
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import can_save, make_resident, set_up
+
+if TYPE_CHECKING:
+    from fluid.elastic.member import Iteration
 
 
 class Residents:
@@ -126,6 +129,7 @@ class Residents:
         resident.key, resident.save_cost = message.key, self.checkpoints.usual_cost(message.key)
         self._meter.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
+        resident.rule = message.keep if resident.autosaves else None
         random_state = read_random_state()
 
         def make_body() -> None:
@@ -238,6 +242,8 @@ class Residents:
             resident.left -= 1
             if not resident.left:
                 self.queue.remove(resident)
+        if resident.rule is not None and step.metrics is not None:
+            self.checkpoints.keep_if_better(resident, step.metrics)
         return ResidentIterated(
             now, resident.trial_id, resident.iteration, seconds, metrics, memory, step.finished, busy
         )
@@ -247,13 +253,18 @@ class Residents:
         self.enter(resident)
         self._meter.begin()
         begun = self._clock.now()
-        done = member.iterate(lambda: self._measure(resident))
+
+        def at_end(done: Iteration) -> tuple[float, float] | None:
+            memory = self._measure(resident)
+            resident.iteration, resident.finished = done.iteration, done.finished
+            resident.unsaved += self._clock.now() - begun
+            if resident.rule is not None and member.is_rank_zero:
+                self.checkpoints.keep_if_better(resident, done.metrics)
+            return memory
+
+        done = member.iterate(at_end)
         self.set_iterations(resident, member.left)
-        if done is None:
-            return False
-        resident.iteration, resident.finished = done.iteration, done.finished
-        resident.unsaved += self._clock.now() - begun
-        return True
+        return done is not None
 
     def handle_as_member(self, resident: ResidentTrial, member: LaneMember, message: Any) -> None:
         """Handles a controller's message about a generation."""

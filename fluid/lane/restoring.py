@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from fluid.lane.checkpoint_files import iteration_of, locked_for_reading
 from fluid.lane.checkpoint_seal import damage_of
-from fluid.lane.checkpoint_store import iteration_of, locked_for_reading
 from fluid.lane.errors import one_line
 
 #: Most characters of a reason.

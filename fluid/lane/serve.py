@@ -21,10 +21,12 @@ from typing import Any, NoReturn
 from fluid._clock import Clock, MonotonicClock
 from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
+from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter, warm_up
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import describe, is_for_want_of_space
+from fluid.lane.keep_messages import DiscardKept, KeepBar
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     AdoptResident,
@@ -161,7 +163,9 @@ class _Lane:
             ToMember: self._to_member,
             AnswerResident: lambda message: None,  # The thread that waits for it has had it.
             PersistCheckpoint: lambda message: self._send(self._residents.checkpoints.persist(message)),
-            DeleteCheckpoints: lambda message: self._residents.checkpoints.delete(message.trial_id),
+            DeleteCheckpoints: lambda message: self._residents.checkpoints.delete(message),
+            KeepBar: self._residents.checkpoints.set_bar,
+            DiscardKept: lambda message: discard_kept(message.path, demote=message.demote),
             Shutdown: self._shutdown,
         }
 
@@ -220,6 +224,9 @@ class _Lane:
         resident = self._residents.get(message.trial_id)
         if resident is None:
             return
+        if message.keep:
+            self._send(self._residents.checkpoints.keep(resident))
+            return
         with _UserCode(resident, self._fail_to_save) as code:
             saved = self._residents.checkpoints.save(resident, durable=message.durable)
         if code.failed:
@@ -231,6 +238,8 @@ class _Lane:
     def _release(self, message: ReleaseResident) -> None:
         resident = self._residents.get(message.trial_id)
         if resident is not None:
+            if message.keep and self._residents.checkpoints.is_to_be_kept(resident):
+                self._send(self._residents.checkpoints.keep(resident))
             self._residents.release(resident)
             self._send(ResidentReleased(self._clock.now(), message.trial_id))
 
@@ -317,14 +326,23 @@ class _Lane:
         self._send(done, at_once=done.seconds > _SHORT_S)
         if resident.reports_states:
             self._tell_savability(resident)
+        if resident.unsent is not None:
+            self._send_kept(resident)
         if resident.autosaves:
             self._save_if_due(resident)
 
     def _iterate_together(self, resident: ResidentTrial, member: LaneMember) -> None:
         with self._user_code(resident) as code:
             completed = self._residents.iterate_together(resident, member)
+        if resident.unsent is not None:
+            self._send_kept(resident)
         if not code.failed and completed and resident.autosaves and member.is_rank_zero:
             self._save_if_due(resident)
+
+    def _send_kept(self, resident: ResidentTrial) -> None:
+        """Tells of a checkpoint that outlives the run, after the report of its iteration."""
+        self._send(resident.unsent)
+        resident.unsent = None
 
     def _save_if_due(self, resident: ResidentTrial) -> None:
         """Checkpoints a trial automatically, where that costs little against the work that it protects."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from fluid.keeping import KeepRule
 from fluid.lane.driver_requests import LaneDriverLink
+from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.member import LaneMember
+from fluid.lane.messages import ResidentSaved
 from fluid.lane.policy import ResidentWork, choose, joining_service
 from fluid.lane.process_state import ProcessState
 from fluid.trainables.resident import Resident
@@ -39,6 +42,9 @@ class ResidentTrial:
         reports_states: whether only the states that it reports can be saved, not the one that it is in.
         savable: whether it had reported one when it was last asked; ``False`` unless it reports states.
         saved: iterations done by the newest state that was saved or restored.
+        rule: which of its checkpoints outlive the run; ``None`` for none.
+        kept_at: iteration of the last one that this lane wrote; -1 before the first.
+        unsent: what is to be told of the one that was written in its last iteration.
     """
 
     trial_id: str
@@ -59,6 +65,9 @@ class ResidentTrial:
     reports_states: bool = False
     savable: bool = False
     saved: int = 0
+    rule: KeepRule | None = None
+    kept_at: int = -1
+    unsent: ResidentSaved | ResidentNotKept | None = None
 
     def record_iteration(self, seconds: float) -> None:
         """Updates pace and service after an iteration that took so many seconds."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
 
 from fluid.errors import InvalidFieldError, require_one_of, require_text
+from fluid.keeping import value_of
 
 #: Words in the names of metrics for which less is better.
 _LESS_IS_BETTER = frozenset(
@@ -105,21 +106,6 @@ def _several(field: str, value: object) -> list[object]:
     if not isinstance(value, Sequence) or not value:
         raise InvalidFieldError(field, value, "must be a string, or several in a list")
     return list(value)
-
-
-def value_of(metrics: object, name: str) -> Any:
-    """A metric by its name; the names of nested metrics are joined by ``/``. ``None`` if there is none."""
-    if not isinstance(metrics, Mapping):
-        return None
-    if name in metrics:
-        return metrics[name]
-    outer, slash, inner = name.partition("/")
-    while slash:
-        if outer in metrics and (found := value_of(metrics[outer], inner)) is not None:
-            return found
-        more, slash, inner = inner.partition("/")
-        outer = f"{outer}/{more}"
-    return None
 
 
 def pareto_front(points: Sequence[Sequence[float]], goals: Sequence[Goal]) -> list[int]:

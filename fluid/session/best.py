@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluid.results.metrics import is_bookkeeping, is_number, less_is_better, value_of
+from fluid.keeping import value_of
+from fluid.results.metrics import is_bookkeeping, is_number, less_is_better
 from fluid.trialgroup import Search, Trial
 
 

@@ -21,7 +21,8 @@ from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistor
 from fluid.engine.journal import Recovered, replay
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.checkpoint_store import checkpoint_name, checkpoints_like, checkpoints_on_disk, iteration_of
+from fluid.lane.checkpoint_files import checkpoint_name, checkpoints_like, iteration_of
+from fluid.lane.checkpoint_store import checkpoints_on_disk
 from fluid.lane.run_paths import folder_of_host
 from fluid.planning.profile import Profile
 from fluid.results.folder_files import (

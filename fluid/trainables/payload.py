@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluid.keeping import KeepRule
 from fluid.trainables.elastic_class import elastic_class_of
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
@@ -52,6 +53,7 @@ class TrialPayload:
     Attributes:
         shown_config: the config that reports show, in its JSON form.
         threads: CPU threads that the trial asks for; ``None`` for those of its lane.
+        keep: which of its checkpoints outlive the run; ``None`` for none.
         config_digest: stands for a config of at least :data:`LARGE_BYTES`; empty for a smaller one.
     """
 
@@ -59,6 +61,7 @@ class TrialPayload:
     config: bytes
     shown_config: Any = None
     threads: int | None = None
+    keep: KeepRule | None = None
     config_digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:

@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fluid.lane.checkpoint_files import iteration_of, locked_for_reading
 from fluid.lane.checkpoint_seal import damage_of, seal
-from fluid.lane.checkpoint_store import (
-    CheckpointStore,
-    checkpoints_on_disk,
-    iteration_of,
-    locked_for_reading,
-    persist_checkpoints,
-)
+from fluid.lane.checkpoint_store import CheckpointStore, checkpoints_on_disk, persist_checkpoints
 
 
 def writes(size: int) -> Callable[[str], None]:

@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid.backends.hosts.checkpoint_sending import describe, send_checkpoint
+from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path, trial_folder_name
-from fluid.lane.checkpoint_store import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoint_wire import (
     STALL_S,
     CheckpointRequest,

@@ -16,9 +16,10 @@ from io import BytesIO
 from typing import NamedTuple
 
 from fluid.backends.hosts import host_memory
+from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoint_paths import FOLDER_PREFIX, checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import damage_of
-from fluid.lane.checkpoint_store import checkpoints_like, locked_for_reading, persist_checkpoints
+from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.kept_payloads import payloads_in_memory, payloads_on_disk
 from fluid.lane.run_paths import folder_name, folder_of_host
 from fluid.processes.session_mark import kill_marked

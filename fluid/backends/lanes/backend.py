@@ -64,6 +64,18 @@ class LaneBackend:
     forward_output = _of_pool(LanePool.forward_output)
     read_output = _of_pool(LanePool.read_output)
 
+    def set_bar(self, group: str, bar: float | None, room: int | None) -> None:
+        """Tells lanes what is worth keeping: see :class:`fluid.backends.retention.KeepingBackend`."""
+        self._pool.retention.set_bar(group, bar, room)
+
+    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint on another machine: see :class:`fluid.backends.retention.KeepingBackend`."""
+        self._pool.retention.discard(host, path, demote=demote)
+
+    def fetch_kept(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine: see :class:`fluid.backends.retention.KeepingBackend`."""
+        self._pool.retention.fetch(host, path, target)
+
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""
         self._finalizer()

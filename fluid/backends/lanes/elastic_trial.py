@@ -184,7 +184,7 @@ class ElasticTrial:
     def _save(self, command: Save) -> None:
         """Saves it in the first lane. If it is to leave, it leaves the other lanes first; the engine is not told."""
         if not command.drop:
-            self._outbox.to_lane(self._lanes[0], m.SaveResident(self.trial_id, drop=False, durable=command.durable))
+            self._outbox.to_lane(self._lanes[0], message_of(command))
             return
         self._dismiss_newcomers()  # Of a resize that was called off.
         if self._alone is not None:
@@ -309,7 +309,7 @@ class ElasticTrial:
             return
         for lane_id in pending.lane_ids:
             if controller.is_member(lane_id):
-                self._outbox.to_lane(lane_id, m.ReleaseResident(self.trial_id))
+                self._outbox.to_lane(lane_id, message_of(pending))
             elif self._is_up(lane_id):
                 self._outbox.report(TrialReleased(self._clock.now(), self.trial_id, lane_id))
         self._outbox.leave(set(controller.members) - set(pending.lane_ids))

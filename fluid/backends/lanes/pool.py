@@ -14,6 +14,7 @@ from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneTex
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.registry import Registry
+from fluid.backends.lanes.retention import LaneRetention
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import (
     Call,
@@ -58,6 +59,9 @@ class LanePool:
         grace: seconds a lane has to end by itself before it is killed.
         process_group: what the lanes of one trial talk through: ``"torch"`` or ``"horovod"``.
         clock: for the driver; lanes have their own.
+
+    Attributes:
+        retention: tells lanes of checkpoints that outlive the run.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class LanePool:
         payloads = HostPayloads(launcher)
         self._registry = Registry(launcher.preload, payloads)
         self._lanes = LaneConnections(launcher)
+        self.retention = LaneRetention(self._lanes, launcher)
         self._router = TrialRouter(
             self._lanes, self._registry, payloads, self._clock, process_group, launcher.checkpoints_at
         )
@@ -110,16 +115,17 @@ class LanePool:
         self._registry.register(trial_id, payload)
 
     def forget(self, trial_id: str) -> None:
-        """Drops a trial that no command will name again, and deletes its checkpoints."""
+        """Drops a trial that no command will name again: see :meth:`fluid.backends.base.Backend.forget`."""
+        rule = self._registry.rule(trial_id)
+        delete = m.DeleteCheckpoints(trial_id, keep=rule is not None and rule.how == "last")
         for dropped in self._registry.forget(trial_id):
             for lane in self._lanes:
                 if dropped in lane.known:
                     lane.known.discard(dropped)
                     self._lanes.put(lane, m.DropTrainable(dropped))
         self._router.forget(trial_id)
-        one_per_host = {lane.host: lane for lane in self._lanes if not lane.leaving}
-        for lane in one_per_host.values():
-            self._lanes.put(lane, m.DeleteCheckpoints(trial_id))
+        for lane in self.retention.one_per_host().values():
+            self._lanes.put(lane, delete)
         self._lanes.flush()
 
     def execute(self, commands: Sequence[Command]) -> None:
@@ -220,6 +226,7 @@ class LanePool:
     def _start_lane(self, command: StartLane) -> None:
         self._lane_ids.add(command.lane_id)
         lane = self._lanes.add(command.lane_id)
+        self.retention.tell(lane)
         try:
             bindings = [self._bind(self._devices[device_id]) for device_id in command.device_ids]
             connected = self._launcher.launch(command.lane_id, DeviceBinding.joined(bindings))
@@ -249,7 +256,8 @@ class LanePool:
     def _persist(self, command: Persist) -> None:
         lane, checkpoint = self._lanes.get(command.lane_id), command.checkpoint
         if lane is not None and not lane.leaving:
-            self._lanes.put(lane, m.PersistCheckpoint(command.trial_id, checkpoint.iteration, checkpoint.path))
+            persist = m.PersistCheckpoint(command.trial_id, checkpoint.iteration, checkpoint.path, command.keep)
+            self._lanes.put(lane, persist)
 
     def _let_go(self, lane: LaneConnection) -> None:
         if not lane.leaving:

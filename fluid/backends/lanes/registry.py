@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fluid.backends.lanes.host_payloads import HostPayloads
+from fluid.keeping import KeepRule
 from fluid.lane.messages import ShipTrainable
 from fluid.trainables.payload import LARGE_BYTES, TrainablePayload, TrialPayload
 
@@ -56,6 +57,8 @@ class Registry:
         self._idle_bytes = 0
         #: Names of large configs, by trial.
         self._large_configs: dict[str, str] = {}
+        #: Which checkpoints outlive the run, of the trials that have such ones.
+        self._rules: dict[str, KeepRule] = {}
         #: CPU threads of the trials that ask for a number of them.
         self._threads: dict[str, int] = {}
 
@@ -73,6 +76,8 @@ class Registry:
         self._trials[trial_id] = (key, payload.config)
         if payload.threads is not None:
             self._threads[trial_id] = payload.threads
+        if payload.keep is not None:
+            self._rules[trial_id] = payload.keep
         if payload.config_digest:
             name = self._large_configs[trial_id] = f"config-{payload.config_digest.hex()}"
             self._payloads.add(name)
@@ -87,6 +92,7 @@ class Registry:
         if trial is None:
             return []
         self._threads.pop(trial_id, None)
+        self._rules.pop(trial_id, None)
         name = self._large_configs.pop(trial_id, None)
         if name is not None:
             self._payloads.remove(name)
@@ -116,6 +122,16 @@ class Registry:
     def threads(self, trial_id: str) -> int | None:
         """Returns the CPU threads that a trial asks for; ``None`` if it does not."""
         return self._threads.get(trial_id)
+
+    def rule(self, trial_id: str) -> KeepRule | None:
+        """Returns which checkpoints of a trial outlive the run; ``None`` if none do."""
+        return self._rules.get(trial_id)
+
+    def note_kept(self, trial_id: str, value: float | None) -> None:
+        """Takes the metric of a checkpoint that outlives the run: the next one of the trial must beat it."""
+        rule = self._rules.get(trial_id)
+        if rule is not None and value is not None and rule.is_better(value, rule.best):
+            self._rules[trial_id] = rule._replace(best=value)
 
     def is_elastic(self, trial_id: str) -> bool:
         """Whether a trial can span several devices."""

@@ -83,6 +83,8 @@ class TrialRouter:
             if data is not None:
                 self._payloads.renew(lane.lane_id, message.name, data)
             return []
+        if isinstance(message, m.ResidentSaved) and message.kept is not None:
+            self._registry.note_kept(message.trial_id, message.kept.value)
         at = message.at + lane.offset
         if isinstance(message, m.FromMember):
             if not lane.leaving:
@@ -155,8 +157,8 @@ class TrialRouter:
             name = self._registry.large_config(command.trial_id)
             if name is not None:
                 self._payloads.starting(lane_id, command.trial_id, name)
-            threads = self._registry.threads(command.trial_id)
-            start = functools.partial(start_message, command, key, config, membership, threads=threads)
+            threads, keep = self._registry.threads(command.trial_id), self._registry.rule(command.trial_id)
+            start = functools.partial(start_message, command, key, config, membership, threads=threads, keep=keep)
             is_known = command.checkpoint is None and name is None
             self._lanes.put(lane, start() if is_known else self._deferred(command, start, name))
 

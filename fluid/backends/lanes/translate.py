@@ -21,9 +21,12 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.requests import TrialAsked
+from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
+from fluid.keeping import KeepRule
 from fluid.lane import messages as m
+from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
 
@@ -36,6 +39,7 @@ def start_message(
     source: tuple[str, int] | None = None,
     *,
     threads: int | None = None,
+    keep: KeepRule | None = None,
 ) -> m.StartResident:
     """Returns the message that starts a trial in a lane.
 
@@ -46,6 +50,7 @@ def start_message(
         membership: for a trial in several lanes, of which the lane is to be a member.
         source: where the checkpoints of the machine that has the trial's are served; ``None`` if it is the lane's own.
         threads: CPU threads that the trial asks for; ``None`` if it does not.
+        keep: which checkpoints of the trial outlive the run; ``None`` if none do.
     """
     checkpoint = command.checkpoint
     return m.StartResident(
@@ -58,6 +63,7 @@ def start_message(
         membership=membership,
         source=source,
         threads=threads,
+        keep=keep,
     )
 
 
@@ -70,10 +76,10 @@ def message_of(
     if isinstance(command, Pause):
         return m.PauseResident(command.trial_id, may_move=command.purpose is PausePurpose.PREEMPT)
     if isinstance(command, Save):
-        return m.SaveResident(command.trial_id, command.drop, command.durable)
+        return m.SaveResident(command.trial_id, command.drop, command.durable, command.keep)
     if isinstance(command, Call):
         return m.CallResident(command.trial_id, command.call_id, command.method, command.payload)
-    return m.ReleaseResident(command.trial_id)
+    return m.ReleaseResident(command.trial_id, command.keep)
 
 
 def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
@@ -117,6 +123,7 @@ def _saved(message: m.ResidentSaved, lane_id: int, host: str, at: float) -> Tria
         dropped=message.dropped,
         seconds=message.seconds,
         copied=message.copied,
+        kept=message.kept,
     )
 
 
@@ -159,6 +166,7 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.ResidentIterated: _iterated,
     m.ResidentPaused: _paused,
     m.ResidentSaved: _saved,
+    ResidentNotKept: lambda x, lane_id, host, at: TrialNotKept(at, x.trial_id, iteration=x.iteration, reason=x.reason),
     m.ResidentReleased: lambda x, lane_id, host, at: TrialReleased(at, x.trial_id, lane_id),
     m.ResidentFailed: _failed,
     m.ResidentCalled: _called,

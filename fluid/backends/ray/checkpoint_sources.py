@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from fluid.backends.base import CheckpointSource
@@ -10,6 +11,8 @@ from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.remote_host import RemoteHost
+from fluid.lane.fetching import fetch_checkpoint
+from fluid.lane.link_rates import LinkRates
 
 
 class CheckpointSources:
@@ -40,6 +43,29 @@ class CheckpointSources:
         if not isinstance(host, RemoteHost):
             return CheckpointSource()
         return CheckpointSource(host.checkpoints_at, is_coming=host.checkpoints_at is None)
+
+    def fetch(self, source: CheckpointSource, path: str, target: str) -> None:
+        """Copies a checkpoint from the machine that serves it.
+
+        Args:
+            source: where it is served.
+            path: its folder there.
+            target: its folder here, which appears as a whole.
+
+        Raises:
+            OSError: it cannot be fetched, or is gone there.
+        """
+        if source.address is None:
+            raise ConnectionError(f"{path} is not served by its machine")
+        name = os.path.basename(path)
+
+        def place_for(found: str, size: int) -> str:
+            if found != name:
+                raise FileNotFoundError(f"{path} is damaged or gone")
+            return target
+
+        rates = LinkRates(self._settings.session.run_folder)
+        fetch_checkpoint(source.address, self._settings.key, path, place_for, rates)
 
     def close(self) -> None:
         """Ends the driver's server."""

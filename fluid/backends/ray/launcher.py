@@ -196,6 +196,10 @@ class RayLauncher:
         with self._lock:
             return self._checkpoints.find(host)
 
+    def fetch(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine: see :class:`fluid.backends.retention.FetchingLauncher`."""
+        self._checkpoints.fetch(self.checkpoints_at(host), path, target)
+
     def forward_output(self) -> None:
         """Makes lanes that are launched from now on forward what their trials print."""
         self._forwards = True

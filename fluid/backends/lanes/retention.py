@@ -1,0 +1,57 @@
+"""Tells lanes which checkpoints are to outlive the run, and brings such checkpoints to the driver's machine."""
+
+from __future__ import annotations
+
+from fluid.backends.base import Launcher
+from fluid.backends.lanes.connections import LaneConnection, LaneConnections
+from fluid.backends.retention import FetchingLauncher
+from fluid.lane.keep_messages import DiscardKept, KeepBar
+
+
+class LaneRetention:
+    """What a backend of real lanes does of :class:`fluid.backends.retention.KeepingBackend`.
+
+    Args:
+        lanes: the connections.
+        launcher: knows where the checkpoints of other machines are served.
+    """
+
+    def __init__(self, lanes: LaneConnections, launcher: Launcher) -> None:
+        self._lanes = lanes
+        self._launcher = launcher
+        #: By group.
+        self._bars: dict[str, KeepBar] = {}
+
+    def set_bar(self, group: str, bar: float | None, room: int | None) -> None:
+        """Tells all lanes what is worth keeping."""
+        message = self._bars[group] = KeepBar(group, bar, room)
+        for lane in self._lanes:
+            if not lane.leaving:
+                self._lanes.put(lane, message)
+        self._lanes.flush()
+
+    def tell(self, lane: LaneConnection) -> None:
+        """Tells a lane that is being started what is worth keeping."""
+        for bar in self._bars.values():
+            self._lanes.put(lane, bar)
+
+    def discard(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint, if a lane runs on its machine."""
+        lane = self.one_per_host().get(host)
+        if lane is not None:
+            self._lanes.put(lane, DiscardKept(path, demote))
+            self._lanes.flush()
+
+    def fetch(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine.
+
+        Raises:
+            OSError: it cannot be fetched.
+        """
+        if not isinstance(self._launcher, FetchingLauncher):
+            raise FileNotFoundError(f"{path} is on {host}")
+        self._launcher.fetch(host, path, target)
+
+    def one_per_host(self) -> dict[str, LaneConnection]:
+        """Returns a lane of each machine, by the machine's name."""
+        return {lane.host: lane for lane in self._lanes if not lane.leaving}

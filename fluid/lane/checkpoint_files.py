@@ -1,0 +1,164 @@
+"""The folders of checkpoints: names, atomic writing and copying, locks for reading, deletion."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from fluid.lane.checkpoint_paths import checkpoints_folder, trial_folder_name
+from fluid.lane.checkpoint_seal import is_of_the_process, seal
+
+
+def checkpoints_like(path: str, roots: Iterable[str], disk: str) -> Iterator[str]:
+    """Yields a checkpoint's folder, and those of others that can replace it, the best first.
+
+    Args:
+        path: where the checkpoint was written.
+        roots: the folders in which checkpoints of its trial may be.
+        disk: the one to which those in memory move.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
+    """
+    name, iteration = os.path.basename(path), iteration_of(path)
+    roots = tuple(roots)
+    yield from dict.fromkeys((path, os.path.join(disk, name), *(os.path.join(root, name) for root in roots)))
+    others = [other for root in roots for other in entries_of(root) if os.path.basename(other)[:1].isdigit()]
+    for other in sorted(others, key=iteration_of, reverse=True):
+        if os.path.basename(other) != name and iteration_of(other) <= iteration:
+            yield from dict.fromkeys((other, os.path.join(disk, os.path.basename(other))))
+
+
+def checkpoint_name(iteration: int, lane_id: int, number: int) -> str:
+    """Returns the name of a checkpoint's folder.
+
+    Args:
+        iteration: iterations done by its state.
+        lane_id: the lane that wrote it.
+        number: how many that lane had written then, which makes names unique.
+    """
+    return f"{iteration:08d}-{lane_id}-{number}"
+
+
+@contextmanager
+def locked_for_reading(path: str) -> Iterator[bool]:
+    """Keeps a checkpoint from being moved or deleted; yields whether it exists.
+
+    Args:
+        path: its folder.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
+    """
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if is_of_the_process(error):
+            raise
+        yield False
+        return
+    try:
+        with suppress(OSError):  # A disk without locks; checkpoints on disk do not move.
+            fcntl.flock(folder, fcntl.LOCK_SH)
+        yield os.path.isdir(path)  # It may have moved before it was locked.
+    finally:
+        os.close(folder)
+
+
+def discard_kept(path: str, *, demote: bool) -> None:
+    """Removes a checkpoint from those that outlive the run.
+
+    Args:
+        path: its folder.
+        demote: whether it stays a checkpoint from which the trial can be restored.
+    """
+    kept, name = os.path.split(path)
+    if demote:
+        folder = checkpoints_folder(os.path.dirname(os.path.dirname(os.path.dirname(kept))), trial_folder_name(path))
+        with suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            os.rename(path, os.path.join(folder, name))
+    else:
+        delete_unread(path)
+    with suppress(OSError):
+        os.rmdir(kept)
+
+
+def delete_unread(path: str, first: Callable[[], None] = lambda: None) -> bool:
+    """Calls ``first`` and deletes a checkpoint, unless it is being read; returns whether it no longer exists."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return not os.path.isdir(path)  # Another lane has deleted it, or it cannot be opened at the moment.
+    try:
+        with suppress(OSError):  # A disk without locks: readers have none either.
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        first()
+    except (OSError, shutil.Error):
+        return False
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+    finally:
+        os.close(folder)
+
+
+def entries_of(root: str) -> list[str]:
+    """The paths of a folder's entries, newest first; none if the folder does not exist."""
+    try:
+        with os.scandir(root) as entries:
+            return [entry.path for entry in sorted(entries, key=_written_at, reverse=True)]
+    except OSError as error:
+        if is_of_the_process(error):
+            raise
+        return []
+
+
+def _written_at(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_mtime_ns
+    except OSError:  # It has just been deleted.
+        return 0
+
+
+def iteration_of(path: str) -> int:
+    """Returns the iteration of a checkpoint or its draft, which its name tells; 0 for anything else."""
+    number = os.path.basename(path).lstrip(".").partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def copy_atomically(checkpoint: str, target: str) -> None:
+    """Copies a checkpoint to a folder, atomically."""
+    name = os.path.basename(checkpoint)
+    os.makedirs(target, mode=0o700, exist_ok=True)
+    draft = os.path.join(target, f".{name}")
+    shutil.rmtree(draft, ignore_errors=True)  # Left by a process that was killed at this point.
+    shutil.copytree(checkpoint, draft)
+    os.rename(draft, os.path.join(target, name))
+
+
+def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
+    """Writes a checkpoint's folder, atomically; returns its path and size in bytes."""
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    path = os.path.join(root, name)
+    draft = os.path.join(root, f".{name}")
+    try:
+        os.mkdir(draft, 0o700)
+        write(draft)
+        size = seal(draft)
+        os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return path, size
+
+
+def newest_in(folder: str) -> list[str]:
+    """The checkpoints in a folder, the last that was written first."""
+    return [path for path in entries_of(folder) if not os.path.basename(path).startswith(".")]

@@ -1,0 +1,34 @@
+"""Messages between the driver and a lane about checkpoints that outlive the run; see :mod:`fluid.lane.messages`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class KeepBar(NamedTuple):
+    """What is worth keeping of a group's trials.
+
+    Attributes:
+        bar: the value that an iteration must beat for its checkpoint to outlive the run; ``None`` if any will do.
+        room: bytes that are left of the quota for such checkpoints; ``None`` if there is no quota.
+    """
+
+    group: str
+    bar: float | None
+    room: int | None
+
+
+class DiscardKept(NamedTuple):
+    """Remove a checkpoint from those that outlive the run; with ``demote``, the trial may still be restored from it."""
+
+    path: str
+    demote: bool
+
+
+class ResidentNotKept(NamedTuple):
+    """A checkpoint that was to outlive the run was not written; ``reason`` is one line."""
+
+    at: float
+    trial_id: str
+    iteration: int
+    reason: str
