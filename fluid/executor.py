@@ -74,6 +74,9 @@ class FluidExecutor:
         lane_policy: which trial a lane runs next if several have iterations left in it: ``"longest_first"``, the one
             with the longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. ``None``,
             the default, for ``"longest_first"``.
+        keep: which checkpoints outlive the session: ``"none"``, the default; ``"last"``, the newest of each trial;
+            ``"best:k"``, those of the k best trials of each group by the metric of its search (``docs/results.md``).
+        checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
 
     Attributes:
         run_dir: the run folder.
@@ -98,6 +101,8 @@ class FluidExecutor:
         run_dir: str | Path | None = None,
         verbose: int = 1,
         lane_policy: str | None = None,
+        keep: str = "none",
+        checkpoint_bytes: int | str | None = None,
         _folder: RunFolder | None = None,
     ) -> None:
         options = ExecutorOptions(
@@ -111,6 +116,8 @@ class FluidExecutor:
             process_group=process_group,
             verbose=verbose,
             lane_policy=lane_policy,
+            keep=keep,
+            checkpoint_bytes=checkpoint_bytes,
         )
         self._folder = _folder or RunFolder.create(run_dir)
         self.run_dir = self._folder.path
@@ -122,7 +129,7 @@ class FluidExecutor:
         self._closing, self._close_lock = False, threading.RLock()  # Held while the session is closed.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
         engine = options.make_engine(profile)
-        self._session = Session(engine, chosen, self._folder, options.plans.d, options.facts)
+        self._session = Session(engine, chosen, self._folder, options.plans.d, options.facts, options.retention)
         atexit.register(self.close)
         NOTICE.watch(self, self._respond_to_notice)
         self._terminal = Terminal(self.status, chosen, is_shown=bool(verbose))
@@ -171,7 +178,7 @@ class FluidExecutor:
 
         Args:
             run_dir: folder of the session; the new one appends to its files.
-            options: as for :class:`FluidExecutor`.
+            options: as for :class:`FluidExecutor`; by default, ``keep`` and ``checkpoint_bytes`` are the session's.
 
         Raises:
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
@@ -180,6 +187,7 @@ class FluidExecutor:
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)
+            options = {**left.retention, **options}
             executor = cls(profile=options.pop("profile", left.recovered.profile), _folder=folder, **options)
         except BaseException:
             folder.close()

@@ -12,6 +12,8 @@ from fluid.errors import InvalidFieldError, require_integer
 
 #: Why a checkpoint is not kept for which the session's quota has no room.
 QUOTA_USED_UP = "checkpoint_bytes is used up"
+#: The file, within a checkpoint that outlives the run, that says by which metric it was chosen.
+FACTS = "kept.json"
 #: Bytes of the units of a quota.
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", re.IGNORECASE)
@@ -24,10 +26,12 @@ class Retention(NamedTuple):
     Attributes:
         how: ``"none"``; ``"last"``, the newest of each trial; or ``"best"``, those of the best trials of each group.
         k: for ``"best"``, the number of trials.
+        quota: most bytes of all of them; ``None`` for no limit.
     """
 
     how: str = "none"
     k: int = 0
+    quota: int | None = None
 
     def __str__(self) -> str:
         return f"best:{self.k}" if self.how == "best" else self.how
@@ -39,7 +43,7 @@ class Retention(NamedTuple):
         Example:
             >>> from fluid.keeping import Retention
             >>> Retention.parse("best:3")
-            Retention(how='best', k=3)
+            Retention(how='best', k=3, quota=None)
 
         Raises:
             InvalidFieldError: it is something else.
@@ -50,6 +54,10 @@ class Retention(NamedTuple):
         if found is None:
             raise InvalidFieldError("keep", keep, "must be 'none', 'last' or 'best:k', such as 'best:1'")
         return cls("best", int(found[1]))
+
+
+#: No checkpoint outlives the session.
+NOTHING = Retention()
 
 
 def parse_bytes(name: str, value: object) -> int | None:

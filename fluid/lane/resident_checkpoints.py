@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from fluid._clock import Clock
-from fluid.keeping import QUOTA_USED_UP, Kept
+from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
 from fluid.lane.checkpoint_seal import is_of_the_process
 from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.device import MemoryMeter
@@ -30,8 +30,6 @@ from fluid.trainables.resident import NotSavableError
 _FAILED_SAVE_S = 0.05
 #: The file, within a checkpoint, with the lane's part of a trial's state.
 _LANE_STATE = "lane.pkl"
-#: The file, within a checkpoint that outlives the run, that says by which metric it was chosen.
-KEPT = "kept.json"
 #: Share of the disk, and most bytes, that checkpoints which outlive the run leave free.
 _RESERVE, _RESERVE_BYTES = 0.05, 1 << 30
 
@@ -123,7 +121,7 @@ class ResidentCheckpoints:
             with open(os.path.join(folder, _LANE_STATE), "wb") as file:
                 pickle.dump({"finished": finished, "random": random_state}, file)
             if facts:
-                with open(os.path.join(folder, KEPT), "wb") as file:
+                with open(os.path.join(folder, FACTS), "wb") as file:
                     file.write(facts)
 
         try:
@@ -177,7 +175,7 @@ class ResidentCheckpoints:
         if rule is None or rule.how != "best":
             return
         value = rule.value(result)
-        if value is None or not rule.is_better(value, rule.best):
+        if value is None or not rule.is_better(value, rule.best) or _state_at(resident) != resident.iteration:
             return
         bar = self._bars.get(rule.group)
         if bar is not None and not rule.is_better(value, bar.bar):
@@ -189,7 +187,7 @@ class ResidentCheckpoints:
     def is_to_be_kept(resident: ResidentTrial) -> bool:
         """Whether a trial that ends here has a state to save for good, which was not yet."""
         saves = resident.autosaves and (resident.member is None or resident.member.is_rank_zero)
-        return saves and resident.iteration > max(0, resident.kept_at)
+        return saves and (_state_at(resident) or 0) > max(0, resident.kept_at)
 
     def keep(self, resident: ResidentTrial, value: float | None = None) -> ResidentSaved | ResidentNotKept:
         """Saves a trial so that the checkpoint outlives the run; says why if it cannot be.
@@ -198,7 +196,7 @@ class ResidentCheckpoints:
             resident: the trial.
             value: its metric, if trials are compared.
         """
-        rule, iteration = resident.rule, resident.iteration
+        rule, iteration = resident.rule, _state_at(resident) or resident.iteration
         group, metric, mode = ("", "", "") if rule is None else (rule.group, rule.metric, rule.mode)
         facts = json.dumps({"group": group, "metric": metric, "mode": mode, "value": value}).encode()
         try:
@@ -278,6 +276,14 @@ class ResidentCheckpoints:
         """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""
         lacks = is_out_of_memory(error) or any(map(is_of_the_process, causes(error)))
         return lacks or not self._meter.is_usable()
+
+
+def _state_at(resident: ResidentTrial) -> int | None:
+    """Iterations done by the state that a save writes; ``None`` if there is none yet."""
+    try:
+        return resident.iteration - _behind(resident)
+    except NotSavableError:
+        return None
 
 
 def _behind(resident: ResidentTrial) -> int:

@@ -129,13 +129,13 @@ class Residents:
         resident.key, resident.save_cost = message.key, self.checkpoints.usual_cost(message.key)
         self._meter.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
-        resident.rule = message.keep if resident.autosaves else None
         random_state = read_random_state()
 
         def make_body() -> None:
             folder = trial_folder(self._options.run_folder, message.trial_id)
             resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
             resident.reports_states = resident.body.reports_states
+            resident.rule = message.keep if resident.autosaves or resident.reports_states else None
             joins = message.membership is not None and message.membership.takes_over
             config = self._load(message.config)
             set_up(resident.body, config, joins=joins)

@@ -15,7 +15,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NoReturn
 
 from fluid._clock import Clock, MonotonicClock
@@ -59,6 +58,7 @@ from fluid.lane.output import LaneStreams
 from fluid.lane.residents import Residents
 from fluid.lane.savability import ResidentSavability, has_changed, is_not_savable
 from fluid.lane.stack_dump import dump_stacks_at_signal
+from fluid.lane.user_code import UserCode
 from fluid.lane.work_queue import ResidentTrial
 from fluid.processes.signals import leave_to_driver
 from fluid.trainables.json_form import message_of
@@ -104,37 +104,6 @@ def _end_with_group() -> None:
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
-
-
-class _UserCode:
-    """Runs a trial's code in a ``with`` block; an exception in the block fails the trial and is not raised again.
-
-    Args:
-        resident: the trial.
-        fail: called with the trial and the exception.
-
-    Attributes:
-        failed: whether it raised.
-    """
-
-    __slots__ = ("_fail", "_resident", "failed")
-
-    def __init__(self, resident: ResidentTrial, fail: Callable[[ResidentTrial, BaseException], None]) -> None:
-        self.failed = False
-        self._resident = resident
-        self._fail = fail
-
-    def __enter__(self) -> _UserCode:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if exc is None:
-            return False
-        self.failed = True
-        self._fail(self._resident, exc)
-        return True
 
 
 class _Lane:
@@ -227,7 +196,7 @@ class _Lane:
         if message.keep:
             self._send(self._residents.checkpoints.keep(resident))
             return
-        with _UserCode(resident, self._fail_to_save) as code:
+        with UserCode(resident, self._fail_to_save) as code:
             saved = self._residents.checkpoints.save(resident, durable=message.durable)
         if code.failed:
             return
@@ -375,8 +344,8 @@ class _Lane:
 
     # -- failures ------------------------------------------------------------------------------------------
 
-    def _user_code(self, resident: ResidentTrial) -> _UserCode:
-        return _UserCode(resident, self._fail)
+    def _user_code(self, resident: ResidentTrial) -> UserCode:
+        return UserCode(resident, self._fail)
 
     def _fail(self, resident: ResidentTrial, error: BaseException, kind: str | None = None) -> None:
         """Releases a resident that raised, and reports its failure, of that kind if one is given."""

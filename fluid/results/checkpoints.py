@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_files import iteration_of
-from fluid.lane.checkpoint_paths import checkpoints_folder
+from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.run_paths import folder_name, folder_of_host, trial_folder
 from fluid.results.folder_files import PAYLOADS
@@ -42,6 +42,8 @@ class KeptCheckpoint(NamedTuple):
 def kept_checkpoints(run_dir: str | Path, trial_id: str) -> tuple[KeptCheckpoint, ...]:
     """Finds the checkpoints of a trial in a run folder, by the files alone; the newest is last.
 
+    Beside those that ``FluidExecutor(keep=)`` kept, there may be some from which the session can be resumed.
+
     Example:
         >>> from fluid import FluidExecutor, Trial, TrialGroup, kept_checkpoints
         >>> class Counter:
@@ -69,9 +71,10 @@ def kept_checkpoints(run_dir: str | Path, trial_id: str) -> tuple[KeptCheckpoint
     name = folder_name(trial_id)
     hosts = glob.glob(folder_of_host(glob.escape(str(run_dir)), "*"))
     found: dict[str, tuple[int, int, Path]] = {}
-    for base in (str(run_dir), *hosts):
+    bases = (*hosts, str(run_dir))
+    for folder in [folder_in(base, name) for folder_in in (checkpoints_folder, kept_folder) for base in bases]:
         try:
-            with os.scandir(checkpoints_folder(base, name)) as entries:
+            with os.scandir(folder) as entries:
                 for entry in entries:
                     state = Path(entry.path, STATE_FOLDER)
                     if entry.name[:1].isdigit() and state.is_dir():

@@ -10,6 +10,7 @@ from fluid.backends.base import Backend
 from fluid.elastic.messages import require_process_group
 from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
+from fluid.keeping import Retention, parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY, POLICIES
 from fluid.planners.by_name import make_planner
 from fluid.planning.planner import Planner
@@ -28,6 +29,7 @@ class ExecutorOptions:
 
     Attributes:
         plans: the planner, made for the most trials per device and the most devices per trial.
+        retention: which checkpoints outlive the session.
 
     Raises:
         InvalidFieldError: one cannot be used.
@@ -43,9 +45,14 @@ class ExecutorOptions:
     process_group: str | None = None
     verbose: int = 1
     lane_policy: str | None = None
+    keep: str = "none"
+    checkpoint_bytes: int | str | None = None
     plans: Planner = field(init=False)
+    retention: Retention = field(init=False)
 
     def __post_init__(self) -> None:
+        quota = parse_bytes("checkpoint_bytes", self.checkpoint_bytes)
+        object.__setattr__(self, "retention", Retention.parse(self.keep)._replace(quota=quota))
         require_one_of("packing", self.packing, PACKING)
         if self.lane_policy is not None:
             require_one_of("lane_policy", self.lane_policy, tuple(POLICIES))
@@ -74,6 +81,8 @@ class ExecutorOptions:
             "planner": self.planner,
             "packing": self.packing,
             "lane_policy": self.lane_policy or DEFAULT_POLICY,
+            "keep": str(self.retention),
+            "checkpoint_bytes": self.retention.quota,
         }
 
     def make_backend(self, run_dir: Path) -> Backend:

@@ -8,7 +8,6 @@ a change of the engine ends the session, as the engine and the lanes may then di
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import queue
 import threading
@@ -27,17 +26,18 @@ from fluid.engine.notices import NoteDrained
 from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.keeping import NOTHING, Retention
 from fluid.session.alerts import Alerts
 from fluid.session.autoscaling import Autoscaler, make_autoscaler
+from fluid.session.batches import apart, earlier
 from fluid.session.departures import Departures
 from fluid.session.inbox import GroupInbox
+from fluid.session.keeper import Keeper
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
 
 _log = logging.getLogger(__name__)
-#: Events of a backend that the engine may refuse.
-_CHECKED = frozenset({DeviceAdded, DeviceDraining})
 
 #: Seconds between two checks, by a thread that waits for an answer, that the pump still runs.
 _PUMP_CHECK = 1.0
@@ -51,13 +51,22 @@ class Pump:
         backend: what carries its commands out; closed with the pump.
         folder: what happens is written there; closed with the pump.
         facts: what ``session.json`` says of the session.
+        keep: which checkpoints outlive the session.
 
     Attributes:
         inboxes: the groups of the session, by id. Written by the pump's thread only.
+        keeper: follows which checkpoints outlive the session.
         began: when the session began, seconds on the clock of the events.
     """
 
-    def __init__(self, state: EngineState, backend: Backend, folder: RunFolder, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        backend: Backend,
+        folder: RunFolder,
+        facts: Mapping[str, Any],
+        keep: Retention = NOTHING,
+    ) -> None:
         self.inboxes: dict[str, GroupInbox] = {}
         self._state = state
         self._backend = backend
@@ -74,6 +83,7 @@ class Pump:
         self._drains: dict[int | None, list[Future[tuple[str, ...]]]] = {}
         self._departures = Departures(self._group_of)
         self._alerts = Alerts(state, folder.path, self.inboxes)
+        self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self._autoscaler: Autoscaler | None = None
         self.began = backend.now()
         self._facts["clock"] = {"at": self.began, "time": timestamp()}
@@ -219,6 +229,7 @@ class Pump:
             with self._ending_on_error():
                 self._autoscaler.heard(events, commands)
         self._departures.follow(events, commands)
+        self.keeper.follow(events, commands)
         self._alerts.look(commands)
         for command in commands:
             if isinstance(command, NoteDrained):
@@ -252,8 +263,12 @@ class Pump:
         if self.is_in_thread:
             answer()
         else:
-            self._calls.put((answer, Future()))
-            self._backend.wake()
+            self._post(answer)
+
+    def _post(self, call: Callable[[], None]) -> None:
+        """Has a call made in the pump's thread, from any thread; it is not waited for."""
+        self._calls.put((call, Future()))
+        self._backend.wake()
 
     def notify(self, *notifications: Callable[[], None]) -> None:
         """Makes calls of inboxes, in order; those that a listener causes while it is called come after it."""
@@ -287,6 +302,8 @@ class Pump:
                 self.handle(DeviceAdded(self._backend.now(), device))
             while not self._closing and self._broken is None:
                 self._turn()
+            if self._broken is None:
+                self.keeper.finish(lambda seconds: self._handle_all(self._backend.poll(seconds)))
         except BaseException as error:
             self._broken = error
         if self._broken is not None:
@@ -326,15 +343,12 @@ class Pump:
             return
         begun = self._backend.now()
         scale_at = None if self._autoscaler is None else self._autoscaler.act(begun)
-        until, wake_at = self._ticks.until(begun), _earlier(self._state.alarm_at, scale_at)
-        events = self._backend.poll(_earlier(until, None if wake_at is None else max(0.0, wake_at - begun)))
+        until, wake_at = self._ticks.until(begun), earlier(self._state.alarm_at, scale_at)
+        events = self._backend.poll(earlier(until, None if wake_at is None else max(0.0, wake_at - begun)))
         waited = self._backend.now() - begun
         if events:
             self._ticks.heard(events)
-            for together in _apart(events):
-                # The user may have removed a device of a node that drains.
-                used = self._state.occupancy.residents
-                self.handle(*(one for one in together if not isinstance(one, DeviceDraining) or one.device_id in used))
+            self._handle_all(events)
         settled = not events and not answered and until is not None and waited >= until
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):
             self._tick()
@@ -343,6 +357,12 @@ class Pump:
         alarm_at = self._state.alarm_at
         if self._broken is None and alarm_at is not None and begun >= alarm_at:
             self.handle(Alarm(self._backend.now()))
+
+    def _handle_all(self, events: list[Event]) -> None:
+        for together in apart(events):
+            # The user may have removed a device of a node that drains.
+            used = self._state.occupancy.residents
+            self.handle(*(one for one in together if not isinstance(one, DeviceDraining) or one.device_id in used))
 
     def _tick(self) -> None:
         began = self._backend.now()
@@ -376,16 +396,3 @@ class Pump:
         for waiting in drains.values():
             for one in waiting:
                 one.set_exception(self._closed_error())
-
-
-def _apart(events: list[Event]) -> list[list[Event]]:
-    """Splits events where devices come or drain: the engine checks those against what earlier calls have changed."""
-    if _CHECKED.isdisjoint(map(type, events)):
-        return [events]
-    kinds = itertools.groupby(events, key=lambda event: type(event) if type(event) in _CHECKED else None)
-    return [list(together) for _, together in kinds]
-
-
-def _earlier(first: float | None, second: float | None) -> float | None:
-    """The earlier of two times, or the shorter of two waits; ``None`` sets no limit."""
-    return second if first is None else first if second is None else min(first, second)

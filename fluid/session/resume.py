@@ -22,18 +22,11 @@ from fluid.engine.journal import Recovered, replay
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_files import checkpoint_name, checkpoints_like, iteration_of
+from fluid.lane.checkpoint_paths import kept_folder
 from fluid.lane.checkpoint_store import checkpoints_on_disk
-from fluid.lane.run_paths import folder_of_host
+from fluid.lane.run_paths import folder_name, folder_of_host
 from fluid.planning.profile import Profile
-from fluid.results.folder_files import (
-    JOURNAL,
-    PAYLOADS,
-    PROFILE,
-    RESULTS,
-    TRIALS,
-    json_lines,
-    read_search,
-)
+from fluid.results.folder_files import JOURNAL, PAYLOADS, PROFILE, RESULTS, TRIALS, json_lines, read_facts, read_search
 from fluid.results.payload_file import StoredTrial, read_payloads
 from fluid.session.earlier_results import EarlierResults
 from fluid.session.torn_files import cut_file, cut_torn_line
@@ -119,6 +112,12 @@ class LeftSession:
         recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
 
+    @property
+    def retention(self) -> dict[str, Any]:
+        """The options of an executor by which the session kept checkpoints."""
+        facts = read_facts(self.folder)
+        return {name: facts[name] for name in ("keep", "checkpoint_bytes") if name in facts}
+
     def lost_ends(self, at: float) -> list[ReportEnd]:
         """The ends of trials that cannot run, for the journal."""
         return [
@@ -143,9 +142,12 @@ class LeftSession:
         takes an earlier one if it is damaged.
         """
         known = history.checkpoint
-        disk = checkpoints_on_disk(str(self.folder), trial_id)
+        disk, kept = (
+            checkpoints_on_disk(str(self.folder), trial_id),
+            kept_folder(str(self.folder), folder_name(trial_id)),
+        )
         hosts = folder_of_host(glob.escape(str(self.folder)), "*")
-        roots = [disk, *(checkpoints_on_disk(host, trial_id) for host in glob.glob(hosts))]
+        roots = [disk, kept, *(checkpoints_on_disk(host, trial_id) for host in glob.glob(hosts))]
         if known is None or known.iteration > history.reported:
             path = os.path.join(disk, checkpoint_name(history.reported, 0, 0))
         else:

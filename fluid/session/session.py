@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from fluid.engine.events import (
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, require_one_of
+from fluid.keeping import NOTHING, Retention
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.session.best import BestTracker
@@ -58,10 +60,17 @@ class Session:
         folder: the run folder; closed with the session.
         max_width: most devices for a trial that sets no bound of its own.
         facts: what ``session.json`` says of the session.
+        keep: which checkpoints outlive the session.
     """
 
     def __init__(
-        self, state: EngineState, backend: Backend, folder: RunFolder, max_width: int, facts: Mapping[str, Any]
+        self,
+        state: EngineState,
+        backend: Backend,
+        folder: RunFolder,
+        max_width: int,
+        facts: Mapping[str, Any],
+        keep: Retention = NOTHING,
     ) -> None:
         self._state = state
         self._backend = backend
@@ -70,7 +79,8 @@ class Session:
         self._payloads = PayloadCache()
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
-        self._pump = Pump(state, backend, folder, facts)
+        self._pump = Pump(state, backend, folder, facts, keep)
+        self._keeper = self._pump.keeper
 
     @property
     def inboxes(self) -> list[GroupInbox]:
@@ -88,8 +98,10 @@ class Session:
         """Runs a group.
 
         Raises:
-            InvalidFieldError: a trial's id is taken, or it cannot be pickled.
+            InvalidFieldError: a trial's id is taken, or it cannot be pickled, or its best trials are to be kept and it
+                has no metric.
         """
+        self._keeper.require_goal(group.search)
         payloads, specs = self._prepare(group.active)
 
         def submit() -> GroupInbox:
@@ -148,6 +160,16 @@ class Session:
     def await_departures(self, group_id: str, timeout_s: float) -> tuple[str, ...]:
         """Waits until the stopped trials of a group were cleaned up; returns the ids of those that were not in time."""
         return self._pump.await_departures(group_id, timeout_s)
+
+    def await_kept(self, timeout_s: float) -> bool:
+        """Waits until all checkpoints that outlive the session so far are in the run folder; returns whether they are.
+
+        Raises:
+            FluidError: the session has ended, or this is its own thread.
+        """
+        if self.is_in_thread:
+            raise FluidError("a listener cannot wait for checkpoints: wait in another thread")
+        return bool(wait([self._in_thread(self._keeper.settled)], timeout=timeout_s).done)
 
     def call(self, trial_id: str, call_id: int, method: str, payload: bytes) -> None:
         """Calls a method of a trial; the group's inbox gets the answer."""
@@ -236,13 +258,16 @@ class Session:
         trackers = {group_id: _tracker_of(left, group_id) for group_id in left.groups}
 
         def register(group_id: str) -> None:
+            search = left.groups[group_id].search
             for trial, payload in payloads[group_id].items():
-                self._backend.register(trial.id, payload)
+                rule = self._keeper.admit(group_id, search, trial, recover=True)
+                self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
+            self._keeper.tell_lanes()
 
         def resume() -> None:
             now = self._backend.now()
             self._complete_files(left, payloads, now)
-            for event in left.events(now, self._spec):
+            for event in map(self._keeper.recovered, left.events(now, self._spec)):
                 group = left.groups[event.group_id]
                 trials = TrialGroup(group.trials.values(), group.name, search=group.search)
                 inbox = GroupInbox(event.group_id, trials)
@@ -358,6 +383,7 @@ class Session:
             requires=trial.requires,
             devices=trial.devices,
             gang=gang,
+            keep_last=self._keeper.retention.how == "last",
         )
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
@@ -369,7 +395,8 @@ class Session:
     def _take_in(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         """Registers trials that the engine has accepted with the backend, and writes them."""
         for trial, payload in payloads.items():
-            self._backend.register(trial.id, payload)
+            rule = self._keeper.admit(inbox.group_id, inbox.group.search, trial)
+            self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
         self._folder.write_trials(inbox.group_id, inbox.group.name, payloads, inbox.group.search)
 
 

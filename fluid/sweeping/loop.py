@@ -18,7 +18,7 @@ from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.results.metrics import value_of
+from fluid.keeping import value_of
 from fluid.results.records import Result, TrialResult
 from fluid.search.rungs import RungDecision
 from fluid.session.handle import TrialGroupHandle

@@ -10,7 +10,8 @@ from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.results.metrics import Goal, value_of
+from fluid.keeping import value_of
+from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
 from fluid.search import Sampler

@@ -1,0 +1,88 @@
+"""The registry of checkpoints that outlive the run."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from fluid.keeping import KeepRule, Retention
+from fluid.session.kept_registry import KeptEntry, KeptRegistry
+
+BEST = KeepRule("best", "g", "loss", "min")
+LAST = KeepRule("last", "g")
+
+
+def entry(trial_id: str, iteration: int, value: float | None = None, size: int = 10) -> KeptEntry:
+    return KeptEntry(
+        trial_id=trial_id, iteration=iteration, path=f"{trial_id}/{iteration}", host="here", bytes=size, value=value
+    )
+
+
+def test_a_newer_checkpoint_replaces_that_of_its_trial() -> None:
+    registry = KeptRegistry(Retention("last"))
+    first, second = entry("a", 1), entry("a", 2)
+    assert registry.take(LAST, first).discarded == []
+    assert registry.take(LAST, entry("b", 7)).discarded == []
+    assert registry.take(LAST, second).discarded == [first]
+    assert registry.of("g", "a") is second and registry.bytes == 20
+    assert registry.bar(LAST) is None
+
+
+def test_an_older_one_that_comes_late_is_discarded() -> None:
+    registry = KeptRegistry(Retention("last"))
+    registry.take(LAST, entry("a", 5))
+    late = entry("a", 4)
+    assert registry.take(LAST, late).discarded == [late]
+
+
+def test_one_that_is_told_twice_stays() -> None:
+    registry = KeptRegistry(Retention("last"))
+    registry.take(LAST, entry("a", 5))
+    assert registry.take(LAST, entry("a", 5)).discarded == []
+    assert registry.bytes == 10
+
+
+def test_the_quota_refuses_a_further_one_but_not_a_replacement() -> None:
+    registry = KeptRegistry(Retention("last", quota=20))
+    registry.take(LAST, entry("a", 1))
+    registry.take(LAST, entry("b", 1))
+    assert registry.room == 0
+    third = entry("c", 1)
+    verdict = registry.take(LAST, third)
+    assert verdict.refused and verdict.discarded == [third] and registry.of("g", "c") is None
+    assert not registry.take(LAST, entry("a", 2)).refused
+    larger = registry.take(LAST, entry("a", 3, size=11))
+    assert larger.refused and registry.of("g", "a").iteration == 2, "the earlier one stays"
+    assert not registry.take(LAST, entry("d", 1), fits=True).refused
+
+
+def test_groups_are_compared_apart() -> None:
+    registry = KeptRegistry(Retention("best", 1))
+    registry.take(BEST, entry("a", 1, 0.1))
+    assert registry.take(BEST._replace(group="h"), entry("b", 1, 0.9)).discarded == []
+
+
+@given(
+    st.integers(1, 4),
+    st.sampled_from(["min", "max"]),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(-4, 4)), max_size=40),
+)
+def test_the_best_of_the_k_best_trials_stay(k: int, mode: str, saves: list[tuple[int, int]]) -> None:
+    registry, rule = KeptRegistry(Retention("best", k)), BEST._replace(mode=mode)
+    sign = 1 if mode == "min" else -1
+    there: list[KeptEntry] = []
+    best: dict[str, float] = {}
+    for iteration, (number, value) in enumerate(saves):
+        bar, made = registry.bar(rule), entry(f"t{number}", iteration, float(value))
+        if not rule.is_better(value, best.get(made.trial_id)) or not rule.is_better(value, bar):
+            continue  # The lane would not have saved it.
+        best[made.trial_id] = value
+        there.append(made)
+        for one in registry.take(rule, made).discarded:
+            there.remove(one)
+    every: dict[str, float] = {}
+    for number, value in saves:
+        every[f"t{number}"] = min(every.get(f"t{number}", float("inf")), sign * value)
+    assert sorted(sign * one.value for one in there) == sorted(every.values())[:k]
+    assert all(sign * one.value == every[one.trial_id] for one in there), "each of its best iteration"
+    assert registry.bytes == 10 * len(there)

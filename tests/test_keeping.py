@@ -1,0 +1,91 @@
+"""What of a trial outlives the run: what users may ask for, and the rule that a lane is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fluid.errors import InvalidFieldError
+from fluid.keeping import KeepRule, Retention, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        ("none", Retention()),
+        ("last", Retention("last")),
+        ("best:1", Retention("best", 1)),
+        ("best:25", Retention("best", 25)),
+    ],
+)
+def test_what_to_keep_is_read_and_written_alike(keep: str, expected: Retention) -> None:
+    assert Retention.parse(keep) == expected
+    assert str(expected) == keep
+
+
+@pytest.mark.parametrize("keep", ["best", "best:0", "best:-1", "best:1.5", "all", "", None, 3, ["last"], "best:1 "])
+def test_other_words_are_refused(keep: Any) -> None:
+    with pytest.raises(InvalidFieldError, match=r"^keep=.*must be 'none', 'last' or 'best:k'"):
+        Retention.parse(keep)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (0, 0),
+        (1024, 1024),
+        ("10GB", 10 * 10**9),
+        ("512 MiB", 512 << 20),
+        ("1.5k", 1500),
+        ("7", 7),
+        (" 2 tb ", 2 * 10**12),
+    ],
+)
+def test_numbers_of_bytes(value: Any, expected: int | None) -> None:
+    assert parse_bytes("checkpoint_bytes", value) == expected
+
+
+@pytest.mark.parametrize("value", ["", "GB", "-1GB", "10 gigabytes", "1e9", -1, 1.5, True, [1]])
+def test_other_bytes_are_refused(value: Any) -> None:
+    with pytest.raises(InvalidFieldError, match=r"^checkpoint_bytes="):
+        parse_bytes("checkpoint_bytes", value)
+
+
+class Raises:
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"eval/loss": 0.5}, 0.5),
+        ({"eval": {"loss": 0.25}}, 0.25),
+        ({"eval/loss": 0.5, "eval": {"loss": 0.25}}, 0.5),
+        ({"eval": {"loss": 3}}, 3.0),
+        ({"eval": 0.5}, None),
+        ({"loss": 0.5}, None),
+        ({}, None),
+        ({"eval/loss": float("nan")}, None),
+        ({"eval/loss": float("-inf")}, None),
+        ({"eval/loss": None}, None),
+        ({"eval/loss": "0.5"}, None),
+        ({"eval/loss": True}, None),
+        ({"eval/loss": [1.0, 2.0]}, None),
+        ({"eval/loss": Raises()}, None),
+    ],
+)
+def test_the_value_of_a_result(metrics: dict[str, Any], expected: float | None) -> None:
+    rule = KeepRule("best", "g", "eval/loss")
+    assert rule.value(metrics) == expected
+    assert rule._replace(entry="metrics").value({"metrics": metrics}) == expected
+    assert rule._replace(entry="metrics").value(metrics) is None
+
+
+@pytest.mark.parametrize(("mode", "better"), [("min", 0.1), ("max", 0.9)])
+def test_better_is_strictly_better(mode: str, better: float) -> None:
+    rule = KeepRule("best", "g", "loss", mode)
+    assert rule.is_better(better, 0.5) and not rule.is_better(0.5, better)
+    assert not rule.is_better(0.5, 0.5) and rule.is_better(0.5, None)
