@@ -178,7 +178,7 @@ class FluidExecutor:
 
         Args:
             run_dir: folder of the session; the new one appends to its files.
-            options: as for :class:`FluidExecutor`; by default, ``keep`` and ``checkpoint_bytes`` are the session's.
+            options: as for :class:`FluidExecutor`; ``keep`` and ``checkpoint_bytes`` are the session's by default.
 
         Raises:
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
@@ -187,8 +187,7 @@ class FluidExecutor:
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)
-            options = {**left.retention, **options}
-            executor = cls(profile=options.pop("profile", left.recovered.profile), _folder=folder, **options)
+            executor = cls(_folder=folder, **{**left.options, **options})
         except BaseException:
             folder.close()
             raise

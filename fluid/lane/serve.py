@@ -292,7 +292,7 @@ class _Lane:
             done = self._residents.iterate(resident)
         if code.failed:
             return
-        self._send(done, at_once=done.seconds > _SHORT_S)
+        self._send(done, at_once=done.seconds > _SHORT_S and resident.unsent is None)
         if resident.reports_states:
             self._tell_savability(resident)
         if resident.unsent is not None:
@@ -309,7 +309,7 @@ class _Lane:
             self._save_if_due(resident)
 
     def _send_kept(self, resident: ResidentTrial) -> None:
-        """Tells of a checkpoint that outlives the run, after the report of its iteration."""
+        """Tells of a checkpoint that outlives the run, together with the report of its iteration, and after it."""
         self._send(resident.unsent)
         resident.unsent = None
 

@@ -113,10 +113,11 @@ class LeftSession:
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
 
     @property
-    def retention(self) -> dict[str, Any]:
-        """The options of an executor by which the session kept checkpoints."""
+    def options(self) -> dict[str, Any]:
+        """The options of an executor that goes on: what was measured, and which checkpoints the session kept."""
         facts = read_facts(self.folder)
-        return {name: facts[name] for name in ("keep", "checkpoint_bytes") if name in facts}
+        kept: dict[str, Any] = {name: facts[name] for name in ("keep", "checkpoint_bytes") if name in facts}
+        return {"profile": self.recovered.profile, **kept}
 
     def lost_ends(self, at: float) -> list[ReportEnd]:
         """The ends of trials that cannot run, for the journal."""
