@@ -36,11 +36,11 @@ from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
+from fluid.session.specs import spec_of
 from fluid.session.standing import Standing, standing_of
 from fluid.session.status import GroupStatus, Status, status_of
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import PayloadCache, TrialPayload
-from fluid.trainables.trainable import can_save, is_elastic
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 T = TypeVar("T")
@@ -366,25 +366,7 @@ class Session:
         return payload if trial.threads is None else replace(payload, threads=trial.threads)
 
     def _spec(self, trial: Trial) -> TrialSpec:
-        elastic = is_elastic(trial.trainable)
-        shares = trial.devices is not None and trial.devices < 1.0
-        gang = not elastic and trial.devices is not None and trial.devices >= 2
-        return TrialSpec(
-            trial_id=trial.id,
-            budget=trial.budget,
-            priority=trial.priority,
-            profile_key=f"{trial.key} on {trial.devices:g} devices" if gang and trial.devices else trial.key,
-            max_width=1 if shares or not elastic else trial.max_width or self._max_width,
-            memory=trial.memory,
-            can_save=can_save(trial.trainable),
-            retry_errors=trial.retry_errors,
-            follow_up_iterations=trial.follow_up_iterations,
-            iteration_timeout_s=trial.iteration_timeout_s,
-            requires=trial.requires,
-            devices=trial.devices,
-            gang=gang,
-            keep_last=self._keeper.retention.how == "last",
-        )
+        return spec_of(trial, self._max_width, keep_last=self._keeper.retention.how == "last")
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         """Enters a group that the engine has accepted, with its trials."""

@@ -1,0 +1,36 @@
+"""A submitted trial, as the engine knows it."""
+
+from __future__ import annotations
+
+from fluid.engine.trial_spec import TrialSpec
+from fluid.trainables.trainable import can_save, is_elastic
+from fluid.trialgroup import Trial
+
+
+def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
+    """Returns what the engine is to know of a trial.
+
+    Args:
+        trial: as the user submitted it.
+        max_width: most devices, if the trial sets no bound of its own.
+        keep_last: whether its newest checkpoint is to outlive the run.
+    """
+    elastic = is_elastic(trial.trainable)
+    shares = trial.devices is not None and trial.devices < 1.0
+    gang = not elastic and trial.devices is not None and trial.devices >= 2
+    return TrialSpec(
+        trial_id=trial.id,
+        budget=trial.budget,
+        priority=trial.priority,
+        profile_key=f"{trial.key} on {trial.devices:g} devices" if gang and trial.devices else trial.key,
+        max_width=1 if shares or not elastic else trial.max_width or max_width,
+        memory=trial.memory,
+        can_save=can_save(trial.trainable),
+        retry_errors=trial.retry_errors,
+        follow_up_iterations=trial.follow_up_iterations,
+        iteration_timeout_s=trial.iteration_timeout_s,
+        requires=trial.requires,
+        devices=trial.devices,
+        gang=gang,
+        keep_last=keep_last,
+    )
