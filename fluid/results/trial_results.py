@@ -14,7 +14,10 @@ def result_of(reported: ReportedIteration, trial: SubmittedTrial) -> Result:
     """An iteration of a submitted trial, numbered as in the trial it is shown as, with that trial's metrics."""
     metrics = reported.metrics
     if trial.inner is not None:
-        metrics = metrics.get(trial.inner) if isinstance(metrics, Mapping) else None
+        inner = metrics.get(trial.inner) if isinstance(metrics, Mapping) else None
+        metrics = inner
+        if isinstance(inner, Mapping):  # Ray Tune fills in what it knows nothing of.
+            metrics = {name: value for name, value in inner.items() if value is not None}
     return Result(
         trial_id=trial.shown_id,
         iteration=reported.number + trial.before,
