@@ -32,7 +32,8 @@ class TrialRun:
         trial_id, group_id: the trial, by the name that the user knows, and its group.
         key: its profile key; empty if unknown.
         config: its hyperparameters.
-        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"``, ``"UNFINISHED"`` or ``"UNKNOWN"``.
+        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"``, ``"PAUSED BY THE USER"``, ``"UNFINISHED"`` or
+            ``"UNKNOWN"``.
         budget: iterations it might run; ``None`` if unknown, or if a search algorithm extends it step by step.
         failure: why it failed; empty if it did not fail.
         finished: its finished iterations, in order.

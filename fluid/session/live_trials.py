@@ -19,7 +19,7 @@ from fluid.results.trial_results import files_of, result_of, trial_result
 from fluid.session.inbox import GroupInbox
 from fluid.session.session import Session
 from fluid.session.standing import Standing
-from fluid.trialgroup import Trial
+from fluid.trialgroup import Trial, TrialState
 
 #: The submitted trials by the group and the name that they are shown as.
 Parts = dict[tuple[str, str], list[SubmittedTrial]]
@@ -104,7 +104,7 @@ class LiveTrials:
             if trial.id not in standing.states:
                 continue  # It was stopped before the group was submitted, or is being submitted.
             state = ended.get(trial.id, standing.states[trial.id])
-            if state.ended:
+            if state.ended or state is TrialState.PAUSED:
                 text = shown_state(state, inbox.outcomes.get(trial.id, standing.outcomes.get(trial.id)), search)
             else:
                 text = UNFINISHED if self._session.has_ended else state.value

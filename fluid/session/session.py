@@ -41,11 +41,11 @@ from fluid.session.standing import Standing, standing_of
 from fluid.session.status import GroupStatus, Status, status_of
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import PayloadCache, TrialPayload
-from fluid.trialgroup import Trial, TrialGroup, TrialState
+from fluid.trialgroup import PAUSED_BY_USER, Trial, TrialGroup, TrialState
 
 T = TypeVar("T")
 #: States that trials keep when the session ends.
-_RESTING = frozenset(state.value for state in TrialState if state.ended or state is TrialState.PAUSED)
+_RESTING = frozenset([*(state for state in TrialState if state.ended), TrialState.PAUSED, PAUSED_BY_USER])
 
 
 class Session:

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 from engine_helpers import Hand, Known, none, only
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fluid.engine.commands import Pause, Resize, RunIteration, Save, StartTrial, StopTrial
+from fluid.engine.commands import Pause, Resize, RunIteration, Save, StartLane, StartTrial, StopTrial
 from fluid.engine.events import (
     BudgetExtended,
     Checkpoint,
     DeviceDraining,
+    GroupSubmitted,
     IterationDone,
     PauseRequested,
     ResumeRequested,
@@ -19,6 +22,7 @@ from fluid.engine.events import (
 )
 from fluid.engine.notices import NotePaused, NoteQueued
 from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
@@ -370,3 +374,70 @@ class TestNotDemand:
         hand.pause("b")
         hand.do(BudgetExtended(hand.now, "b", 2, follow_up_iterations=0))
         assert hand.states()["b"] == "PAUSED"
+
+
+_SPECS = st.lists(
+    st.tuples(
+        st.integers(1, 30),  # budget
+        st.sampled_from([1, 1, 2, 4]),  # most devices
+        st.sampled_from([1.0, 1.0, 2.0]),  # priority
+        st.sampled_from([0, 0, 9]),  # follow-up iterations
+        st.booleans(),  # whether it is paused
+        st.sampled_from([None, None, 0.5, 2]),  # devices asked for
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    specs=_SPECS,
+    devices=st.integers(1, 5),
+    planner=st.sampled_from(["portfolio", "dynamic", "static", "fifo"]),
+    packing=st.sampled_from([1, 3]),
+)
+def test_planners_give_the_others_what_they_would_get_without_the_paused_ones(
+    specs: list[tuple[int, int, float, int, bool, float | None]], devices: int, planner: str, packing: int
+) -> None:
+    def engine(*, with_paused: bool) -> Holding:
+        hand = Holding(0, planner=planner, profile=Known(packing=packing, width=4))
+        hand.state.set_most_devices(8)
+        trials = tuple(
+            TrialSpec(
+                f"t{number}",
+                budget,
+                max_width=1 if asked else width,
+                priority=priority,
+                follow_up_iterations=further,
+                devices=asked,
+                gang=asked == 2,
+            )
+            for number, (budget, width, priority, further, paused, asked) in enumerate(specs)
+            if with_paused or not paused
+        )
+        hand.do(GroupSubmitted(0.0, "g", trials))
+        for number, (_, _, _, _, paused, _) in enumerate(specs):
+            if paused and with_paused:
+                hand.pause(f"t{number}")
+        for index in range(devices):
+            for command in hand.add_device(index):
+                if isinstance(command, StartLane):
+                    hand.ready(command.lane_id)
+        hand.tick()
+        return hand
+
+    there, absent = engine(with_paused=True), engine(with_paused=False)
+    for trial_id, trial in there.state.trials.items():
+        other = absent.state.trials.get(trial_id)
+        if other is None:
+            assert trial.state is TrialState.PAUSED and trial.row not in there.state.queue
+            continue
+        held, expected = there.state.occupancy.held, absent.state.occupancy.held
+        assert (trial.state, trial.placement.width) == (other.state, other.placement.width)
+        assert held.get(trial.row) == expected.get(other.row)
+    waiting = [there.state.trials.by_row[row].trial_id for row in there.state.queue]
+    assert waiting == [absent.state.trials.by_row[row].trial_id for row in absent.state.queue]
+    assert there.state.demand.devices == absent.state.demand.devices
+    assert there.state.allocations.work.total == pytest.approx(absent.state.allocations.work.total)
+    assert there.state.reserved_devices == absent.state.reserved_devices

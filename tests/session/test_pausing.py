@@ -112,6 +112,9 @@ def test_a_session_that_is_resumed_leaves_it_paused(tmp_path: Path) -> None:
         handle = executor.submit_trialgroup(TrialGroup(trials, "first"))
         handle.pause("a")
         await_counts(executor, PAUSED_BY_THE_USER=1, DONE=1)
+        (left, _) = handle.trials
+        assert left.state == "PAUSED BY THE USER" and handle.states == {"a": "PAUSED", "b": "DONE"}
+    assert [found.state for found in handle.trials] == ["PAUSED BY THE USER", "DONE"]
     assert {found.trial_id: found.state for found in load(folder).trials} == {"a": "PAUSED BY THE USER", "b": "DONE"}
     assert load(folder).state == "UNFINISHED"
     with FluidExecutor.resume(folder, backend=simulated(), verbose=0) as executor:
