@@ -19,6 +19,7 @@ from fluid.integrations.ray_tune.loggers import loggers_apart
 from fluid.integrations.ray_tune.scheduler import FluidScheduler
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
 from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
+from fluid.integrations.ray_tune.tune_output import output_options
 from fluid.session.interrupted import SweepInterrupted
 
 #: What every lane of a sweep imports.
@@ -75,8 +76,7 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
         return ray.tune.run(run_or_experiment, **options)
     options["scheduler"] = _wrapped(options.get("scheduler"), executor)
     callbacks = options.pop("callbacks", None)
-    if _leaves_output(executor, options.get("verbose"), options.get("progress_reporter")):
-        options["verbose"] = 0
+    options |= output_options(executor, options.get("verbose"), options.get("progress_reporter"))
     with executor_scope(executor), Interruption(executor) as interruption:
         _prepare(executor, run_or_experiment)
         with loggers_apart(executor, callbacks) as options["callbacks"]:
@@ -142,22 +142,19 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         if self._executor is None:
             return super().fit()
         config = self._local_tuner._run_config
-        callbacks, verbose = config.callbacks, config.verbose
+        before = {name: getattr(config, name) for name in ("callbacks", "verbose", "progress_reporter")}
         # Ray keeps what the user passed under this name, and puts the default in its place.
-        if _leaves_output(self._executor, getattr(config, "_verbose", verbose), config.progress_reporter):
-            config.verbose = 0
+        verbose = getattr(config, "_verbose", config.verbose)
+        for name, value in output_options(self._executor, verbose, config.progress_reporter).items():
+            setattr(config, name, value)
         with executor_scope(self._executor), Interruption(self._executor) as interruption:
             _prepare(self._executor, self._local_tuner.trainable)
-            with loggers_apart(self._executor, callbacks) as config.callbacks:
+            with loggers_apart(self._executor, config.callbacks) as config.callbacks:
                 try:
                     return interruption.finish(super().fit())
                 finally:
-                    config.callbacks, config.verbose = callbacks, verbose
-
-
-def _leaves_output(executor: FluidExecutor, verbose: Any, reporter: Any) -> bool:
-    """Whether Tune is silent: Fluid's live view shows the sweep, and the user has not asked for Tune's output."""
-    return verbose is None and reporter is None and executor.is_live
+                    for name, value in before.items():
+                        setattr(config, name, value)
 
 
 def _prepare(executor: FluidExecutor, trainable: Any) -> None:

@@ -91,3 +91,34 @@ def test_ctrl_c_leaves_no_line_of_the_view(tmp_path: Path) -> None:
     assert not any(line.startswith(("Fluid", "cpu ")) for line in left), left
     assert any(line.startswith("fluid: interrupted by SIGINT") for line in left)
     assert "results in run" in left
+
+
+_CELL = """
+from fluid import FluidExecutor, tune
+
+class Climb(tune.Trainable):
+    def step(self):
+        return {"score": self.config["rate"] * (self.iteration + 1)}
+
+executor = FluidExecutor("local", devices=1, run_dir="run")
+options = {"storage_path": STORAGE, "name": "sweep", "metric": "score", "mode": "max", "executor": executor}
+space = {"rate": tune.grid_search([1.0, 2.0])}
+analysis = tune.run(Climb, config=space, stop={"training_iteration": 3}, **options)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_notebook_has_one_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from notebooks import Notebook, forms_of
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    book = Notebook([_CELL.replace("STORAGE", repr(str(tmp_path / "results")))], tmp_path)
+    (outputs,) = book.run()
+    assert not any(output.output_type == "error" for output in outputs), outputs
+    displays = [output for output in outputs if output.output_type == "display_data"]
+    assert len(displays) == 1, "Tune's widget is left out, and has not cleared the cell"
+    text = forms_of(displays[0])[1]
+    assert text.startswith("sweep  2 trials: 2 done; 6 iterations; ") and "best  score 6  " in text
+    texts = [forms_of(message["content"])[1] for message in book.displays[0]]
+    assert "Ray Tune is starting" in texts[0]

@@ -10,6 +10,7 @@ ON_PURPOSE: dict[str, tuple[str, ...]] = {
     "No actor per trial": (),
     "A paused trial stays in memory": (),
     "A process that dies": (),
+    "A function trainable": (),
     "The scheduler that Tune holds": (),
     "cleanup()": (),
     "Tune's own loggers": (),
