@@ -10,7 +10,7 @@ depends on which trial is faster. Each measurement is a process of its own. A ce
 
 * to target: seconds from the call of ``fit`` until the driver receives a result that reaches the target. The target is
   that of ``examples/tuning/scales.py`` if all systems reach it, else the worst of their best values, marked by a "*".
-* makespan: seconds from the call of ``fit`` to the end of the last iteration.
+* makespan: seconds from the call of ``fit`` to the end of the last iteration, so start-up counts.
 * busy: share of the devices' time, during the makespan, in which a trial trained.
 
 Partial runs are added to the JSON file, so the whole can be measured in pieces. Needs the environment of
@@ -84,9 +84,9 @@ def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -
         if not curve or workload.is_better(one.value, curve[-1][1]):
             curve.append((round(one.reported, 3), one.value))
     return {
-        "seconds": found.seconds,
-        "makespan": found.makespan,
-        "busy": found.utilisation,
+        "seconds": found.wall_time,
+        "makespan": found.last_end,
+        "busy": found.utilisation_since_call,
         "work": found.work,
         "trials": found.trials,
         "iterations": len(found.iterations),

@@ -80,12 +80,12 @@ def summary(sweep: Sweep, outcome: Outcome) -> str:
     reached = "not reached" if outcome.to_target is None else f"reached after {outcome.to_target:.1f} s"
     lines = [
         "",
-        f"{outcome.trials} trials, {len(outcome.iterations)} iterations on {outcome.devices} devices",
+        f"{outcome.trials} trials with results, {len(outcome.iterations)} iterations on {outcome.devices} devices",
         *cut_off,
-        f"the call, start-up included: {outcome.seconds:.1f} s; makespan {outcome.makespan:.1f} s, "
-        f"devices busy {100 * outcome.utilisation:.0f} % of that",
+        f"makespan {outcome.makespan:.1f} s, devices busy {100 * outcome.utilisation:.0f} %; "
+        f"wall time, start-up included: {outcome.wall_time:.1f} s",
         f"target {workload.metric} {sign} {outcome.target:g}: {reached}",
-        f"best: {workload.metric} {best.value:.4f}, trial {best.trial} after {best.iteration} iterations",
+        f"best: {workload.metric} {best.value:.4f}, {best.trial_id} after {best.iteration} iterations",
         *(
             f"  {name:10} {value:.4g}" if isinstance(value, float) else f"  {name:10} {value}"
             for name, value in best.config.items()

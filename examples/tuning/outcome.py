@@ -16,6 +16,7 @@ class Iteration(NamedTuple):
 
     Attributes:
         trial: the trial's number, in the order in which trials were made.
+        trial_id: the id under which Tune and ``fluid report`` show it.
         iteration: the trial's iterations so far.
         value: of the metric.
         config: the hyperparameters of this iteration.
@@ -27,6 +28,7 @@ class Iteration(NamedTuple):
     """
 
     trial: int
+    trial_id: str
     iteration: int
     value: float
     config: Mapping[str, Any]
@@ -47,7 +49,7 @@ class Outcome:
 
     Args:
         iterations: in the order in which the driver received their results.
-        seconds: how long the sweep took, from the call to its return.
+        wall_time: seconds from the call to its return, start-up included.
         devices: number of devices.
         mode: ``"max"`` or ``"min"``.
         target: the value of the metric to reach.
@@ -57,7 +59,7 @@ class Outcome:
     def __init__(
         self,
         iterations: Sequence[Iteration],
-        seconds: float,
+        wall_time: float,
         devices: int,
         mode: str,
         target: float,
@@ -65,7 +67,7 @@ class Outcome:
         cut_off: int = 0,
     ) -> None:
         self.iterations = tuple(iterations)
-        self.seconds = seconds
+        self.wall_time = wall_time
         self.devices = devices
         self.mode = mode
         self.target = target
@@ -89,9 +91,14 @@ class Outcome:
         return min((one.reported for one in self.iterations if sign * one.value >= sign * self.target), default=None)
 
     @cached_property
-    def makespan(self) -> float:
-        """Seconds from the call to the end of the last iteration."""
+    def last_end(self) -> float:
+        """Seconds from the call to the end of the last iteration: the start-up and the makespan."""
         return max(one.end for one in self.iterations)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds from the first start of an iteration to the end of the last one, as in ``fluid report``."""
+        return self.last_end - min(one.begun for one in self.iterations)
 
     @cached_property
     def work(self) -> float:
@@ -107,10 +114,15 @@ class Outcome:
             for one, device in zip(ordered, _places(ordered, self.devices), strict=True)
         )
         names = tuple(f"trial {number}" for number in range(1 + max(one.trial for one in ordered)))
-        return Timeline(tuple(map(Device, range(self.devices))), segments, names, self.makespan)
+        return Timeline(tuple(map(Device, range(self.devices))), segments, names, self.last_end)
 
     @property
     def utilisation(self) -> float:
+        """Share of the devices' time during the makespan in which a trial trained."""
+        return self.utilisation_since_call * self.last_end / self.makespan
+
+    @property
+    def utilisation_since_call(self) -> float:
         """Share of the devices' time, from the call to the end of the last iteration, in which a trial trained."""
         return self.timeline.utilisation
 

@@ -145,6 +145,7 @@ class Recorder(LoggerCallback):  # type: ignore[misc]
         return [
             Iteration(
                 trial=numbers[trial_id],
+                trial_id=trial_id,
                 iteration=result["training_iteration"],
                 value=result[self._metric],
                 config=config,

@@ -13,6 +13,7 @@ def done(trial: int, iteration: int, value: float, begun: float, seconds: float,
     config = {"lr": value}
     return Iteration(
         trial=trial,
+        trial_id=f"302fe_{trial:05}",
         iteration=iteration,
         value=value,
         config=config,
@@ -36,7 +37,8 @@ def test_the_best_and_the_target() -> None:
     assert found.best is SWEEP[2]
     assert found.to_target == 5.5
     assert found.trials == 2
-    assert found.makespan == 10.0
+    # Start-up took a second.
+    assert (found.last_end, found.makespan) == (10.0, 9.0)
     assert found.work == pytest.approx(0.9 * 12.0)
     assert outcome(*SWEEP, target=0.9).to_target is None
 
@@ -50,7 +52,8 @@ def test_where_less_is_better() -> None:
 
 def test_how_busy_devices_were() -> None:
     found = outcome(*SWEEP)
-    assert found.utilisation == pytest.approx((4.0 + 5.0 + 3.0) / 20.0)
+    assert found.utilisation_since_call == pytest.approx((4.0 + 5.0 + 3.0) / 20.0)
+    assert found.utilisation == pytest.approx((4.0 + 5.0 + 3.0) / 18.0)
     assert sorted(found.timeline.busy_fractions.values()) == pytest.approx([0.3, 0.9])
 
 
