@@ -64,17 +64,27 @@ def main(workload: Workload, arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, f"{parser.prog}: {error}\n")
     if made:
         fluid.cli.main(["report", str(made[0].run_dir)])
-    print(summary(sweep, outcome))
+    print(summary(sweep, outcome, with_times=not made))
     if interruption is not None:
         raise interruption
 
 
-def summary(sweep: Sweep, outcome: Outcome) -> str:
-    """Returns the outcome of a sweep as text."""
+def summary(sweep: Sweep, outcome: Outcome, *, with_times: bool) -> str:
+    """Returns the outcome of a sweep as text.
+
+    Args:
+        sweep: the sweep.
+        outcome: its outcome.
+        with_times: whether to tell makespan, busy share and wall time; ``fluid report`` has told those of Fluid.
+    """
     workload = sweep.workload
     cut_off = [f"interrupted: {outcome.cut_off} trials were cut off"] if outcome.cut_off else []
     if not outcome.iterations:
         return "\n".join(["", *cut_off, "no trial has reported a result"])
+    times = [
+        f"makespan {outcome.makespan:.1f} s, devices busy {100 * outcome.utilisation:.0f} %; "
+        f"wall time, start-up included: {outcome.wall_time:.1f} s"
+    ]
     best = outcome.best
     sign = ">=" if workload.mode == "max" else "<="
     reached = "not reached" if outcome.to_target is None else f"reached after {outcome.to_target:.1f} s"
@@ -82,8 +92,7 @@ def summary(sweep: Sweep, outcome: Outcome) -> str:
         "",
         f"{outcome.trials} trials with results, {len(outcome.iterations)} iterations on {outcome.devices} devices",
         *cut_off,
-        f"makespan {outcome.makespan:.1f} s, devices busy {100 * outcome.utilisation:.0f} %; "
-        f"wall time, start-up included: {outcome.wall_time:.1f} s",
+        *(times if with_times else []),
         f"target {workload.metric} {sign} {outcome.target:g}: {reached}",
         f"best: {workload.metric} {best.value:.4f}, {best.trial_id} after {best.iteration} iterations",
         *(

@@ -67,7 +67,7 @@ def importances(trials: Sequence[TrialRun], goal: Goal) -> Importances:
     whole = [trial for trial in valued if trial.state == TrialState.DONE or trial.iterations == longest]
     used = whole if len(whole) >= FEWEST_TRIALS else valued
     if len(used) < FEWEST_TRIALS:
-        note = f"needs {FEWEST_TRIALS} trials with a {goal.metric}; there are {len(used)}"
+        note = f"needs {FEWEST_TRIALS} trials that reported it; there are {len(used)}"
         return Importances(goal.metric, trials=len(used), note=note)
     values = [float(value_of(trial, goal) or 0.0) for trial in used]
     columns, left_out = _columns([flat(trial.config) for trial in used])

@@ -50,7 +50,7 @@ def test_it_runs(name: str, algorithm: str, data: str, executor: Any, tmp_path: 
     assert 0.0 < found.utilisation <= 1.0
     assert 0.0 < found.makespan < found.last_end <= found.wall_time
     assert all(math.isfinite(one.value) for one in found.iterations)
-    assert f"{found.trials} trials" in summary(run, found)
+    assert f"{found.trials} trials" in summary(run, found, with_times=True)
 
 
 @pytest.mark.parametrize(

@@ -79,14 +79,17 @@ def test_conditional_hyperparameters_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("trials", "why"),
     [
-        (grid()[:7], "needs 8 trials with a loss; there are 7"),
+        (grid()[:7], "needs 8 trials that reported it; there are 7"),
         (
             [ran(f"t{k}", {"lr": 0.1, "n": 1}, float(k)) for k in range(9)],
             "no hyperparameter differs between the trials",
         ),
         ([ran(f"t{k}", {"lr": k, "n": 1}, float(k)) for k in range(9)], "only lr differs between the trials"),
         ([ran(f"t{k}", {"lr": k, "n": -k}, 0.5) for k in range(9)], "all trials have the same loss"),
-        ([ran(f"t{k}", {"lr": k, "n": -k}, math.nan) for k in range(9)], "needs 8 trials with a loss; there are 0"),
+        (
+            [ran(f"t{k}", {"lr": k, "n": -k}, math.nan) for k in range(9)],
+            "needs 8 trials that reported it; there are 0",
+        ),
     ],
 )
 def test_it_says_why_there_are_none(trials: list[TrialRun], why: str) -> None:
@@ -96,7 +99,7 @@ def test_it_says_why_there_are_none(trials: list[TrialRun], why: str) -> None:
 
 def test_failed_trials_do_not_count() -> None:
     trials = [ran(f"t{k}", {"lr": k, "n": -k}, float(k), "FAILED" if k > 6 else "DONE") for k in range(12)]
-    assert importances(trials, LOSS).note == "needs 8 trials with a loss; there are 7"
+    assert importances(trials, LOSS).note == "needs 8 trials that reported it; there are 7"
 
 
 def test_without_the_packages_it_says_so(tmp_path: Path) -> None:
