@@ -87,14 +87,23 @@ def best_of(trials: Iterable[TrialResult], goal: Goal) -> BestTrial | None:
     """The trial with the best value at any of its iterations; ``None`` if none has reported a finite number."""
     best: tuple[float, TrialResult, Result] | None = None
     for trial in eligible(trials):
-        for result in trial.results:
-            value = goal.value_in(result.metrics)
-            if value is not None and (best is None or goal.is_better(value, best[0])):
-                best = value, trial, result
+        found = best_result(trial, goal)
+        if found is not None and (best is None or goal.is_better(found[0], best[0])):
+            best = found[0], trial, found[1]
     if best is None:
         return None
     value, trial, result = best
     return BestTrial(trial=trial, metric=goal.metric, value=value, iteration=result.iteration, metrics=result.metrics)
+
+
+def best_result(trial: TrialResult, goal: Goal) -> tuple[float, Result] | None:
+    """A trial's best value and its iteration, the first of equals; ``None`` if it has reported no finite number."""
+    best: tuple[float, Result] | None = None
+    for result in trial.results:
+        value = goal.value_in(result.metrics)
+        if value is not None and (best is None or goal.is_better(value, best[0])):
+            best = value, result
+    return best
 
 
 def eligible(trials: Iterable[TrialResult]) -> list[TrialResult]:

@@ -192,5 +192,5 @@ class TrialResult:
         """
         path = self.checkpoint if checkpoint is None else Path(checkpoint)
         if path is None or self.files is None:
-            raise FluidError(f"trial {self.trial_id!r} has no checkpoint")
+            raise FluidError(f"trial {self.trial_id!r} has no checkpoint: FluidExecutor(keep=...) says which are kept")
         return self.files.load(path)

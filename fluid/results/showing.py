@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fluid.results.best import BestTrial
+from fluid.results.best import BestTrial, best_result
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 from fluid.results.records import TrialResult, short_text
@@ -59,16 +59,10 @@ def ranked(trials: Iterable[TrialResult], goal: Goal) -> list[TrialResult]:
     """The trials, best first; then those without a value, then the failed ones."""
 
     def rank(trial: TrialResult) -> tuple[bool, bool, float]:
-        value = best_value(trial, goal)
-        return trial.state == "FAILED", value is None, 0.0 if value is None else value if goal.less else -value
+        best = best_result(trial, goal)
+        return trial.state == "FAILED", best is None, 0.0 if best is None else best[0] if goal.less else -best[0]
 
     return sorted(trials, key=rank)
-
-
-def best_value(trial: TrialResult, goal: Goal) -> float | None:
-    """A trial's best value at any of its iterations; ``None`` if it has reported no finite number."""
-    values = [value for result in trial.results if (value := goal.value_in(result.metrics)) is not None]
-    return None if not values else min(values) if goal.less else max(values)
 
 
 def _names(contents: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -78,7 +72,8 @@ def _names(contents: Iterable[Mapping[str, Any]]) -> list[str]:
 def _row(trial: TrialResult, configs: Sequence[str], metrics: Sequence[str], goal: Goal | None) -> str:
     config, last = flat(trial.config), flat(trial.metrics)
     if goal is not None:
-        last[goal.metric] = best_value(trial, goal)
+        best = best_result(trial, goal)
+        last[goal.metric] = None if best is None else best[0]
     values = [trial.trial_id, trial.state, trial.iteration]
     values += [config.get(name) for name in configs] + [last.get(name) for name in metrics]
     return "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in values) + "</tr>"

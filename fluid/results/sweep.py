@@ -153,7 +153,8 @@ class SweepResult:
 
         Columns are ``trial``, ``group`` (if there are several), ``state``, ``iteration``, ``seconds``, then
         ``config/lr`` for each hyperparameter and ``metrics/loss`` for each metric, with nested names joined by ``/``,
-        then ``checkpoint`` and ``error``.
+        then the trial's best value of the sweep's metric, ``best/loss``, and its iteration, ``best/iteration``, then
+        ``checkpoint`` and ``error``.
 
         Args:
             every: ``"trial"``, the default, for a row per trial, with the metrics of its last iteration and the seconds
@@ -163,7 +164,8 @@ class SweepResult:
             InvalidFieldError: ``every`` is neither.
             MissingDependencyError: pandas is not installed.
         """
-        return dataframe(self.trials, every)
+        goals = goals_of(self.metric, self.mode)
+        return dataframe(self.trials, every, goals[0] if len(goals) == 1 else None)
 
 
 def _points(

@@ -7,41 +7,58 @@ from typing import TYPE_CHECKING, Any
 
 from fluid._imports import try_import
 from fluid.errors import require_one_of
+from fluid.results.best import best_result
 from fluid.results.iterations import flat
+from fluid.results.metrics import Goal
 from fluid.results.records import TrialResult
 
 if TYPE_CHECKING:
     from pandas import DataFrame as DataFrame
 
 
-def dataframe(trials: Iterable[TrialResult], every: str) -> DataFrame:
-    """Makes the table: see :meth:`fluid.SweepResult.dataframe`."""
+def dataframe(trials: Iterable[TrialResult], every: str, goal: Goal | None = None) -> DataFrame:
+    """Makes the table: see :meth:`fluid.SweepResult.dataframe`.
+
+    Args:
+        trials: the trials.
+        every: ``"trial"`` or ``"iteration"``.
+        goal: what the trials' best values are of; ``None`` for none.
+    """
     require_one_of("every", every, ("trial", "iteration"))
     with try_import("pandas", extra="pandas") as imports:
         import pandas
     imports.check()
     listed = list(trials)
-    rows = list(_trial_rows(listed) if every == "trial" else _iteration_rows(listed))
+    rows = list(_trial_rows(listed, goal) if every == "trial" else _iteration_rows(listed))
     names = list(dict.fromkeys(name for row in rows for name in row))
     own = ["trial", "group", "state", "iteration", "seconds"]
     last = ["checkpoint", "error"] if every == "trial" else []
+    best = [f"best/{goal.metric}", "best/iteration"] if every == "trial" and goal is not None else []
     if len({trial.group for trial in listed}) <= 1:
         own.remove("group")
     config = [name for name in names if name.startswith("config/")]
     metrics = [name for name in names if name.startswith("metrics/")]
-    return pandas.DataFrame(rows, columns=[*own, *config, *metrics, *last])
+    return pandas.DataFrame(rows, columns=[*own, *config, *metrics, *best, *last])
 
 
-def _trial_rows(trials: Iterable[TrialResult]) -> Iterator[dict[str, Any]]:
+def _trial_rows(trials: Iterable[TrialResult], goal: Goal | None) -> Iterator[dict[str, Any]]:
     for trial in trials:
         checkpoint = trial.checkpoint
         yield {
             **_own(trial, trial.iteration, trial.seconds),
             **_prefixed("config", trial.config),
             **_prefixed("metrics", trial.metrics),
+            **_best(trial, goal),
             "checkpoint": None if checkpoint is None else str(checkpoint),
             "error": None if trial.failure is None else trial.failure.message,
         }
+
+
+def _best(trial: TrialResult, goal: Goal | None) -> dict[str, Any]:
+    best = None if goal is None else best_result(trial, goal)
+    if best is None or goal is None:
+        return {}
+    return {f"best/{goal.metric}": best[0], "best/iteration": best[1].iteration}
 
 
 def _iteration_rows(trials: Iterable[TrialResult]) -> Iterator[dict[str, Any]]:

@@ -64,6 +64,9 @@ def test_a_table_has_a_row_per_trial_or_iteration(finished: Path) -> None:
         *("metrics/loss", "metrics/eval/f1", "metrics/name", "checkpoint", "error"),
     ]
     assert list(table["error"].fillna("")) == ["", "", "ValueError: too small"]
+    known = fluid.load(finished, metric="loss").dataframe()
+    assert list(known.columns)[-4:] == ["best/loss", "best/iteration", "checkpoint", "error"]
+    assert list(known["best/loss"]) == [0.5, 0.25, -1.0] and list(known["best/iteration"]) == [2, 2, 1]
     assert list(result.dataframe("iteration")["iteration"]) == [1, 2, 3, 1, 2, 3, 1]
 
 
