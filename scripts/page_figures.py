@@ -117,7 +117,7 @@ def main() -> None:
                     page.run(f"document.querySelector('{first}').scrollIntoView(); scrollBy(0, -12)")
                     page.drawn()
                     image = Image.open(io.BytesIO(page.screenshot()))
-                    image.quantize(256).save(FIGURES / picture, optimize=True)
+                    image.convert("RGB").quantize(256, kmeans=4).save(FIGURES / picture, optimize=True)
                     print(f"wrote {FIGURES / picture}")
 
 

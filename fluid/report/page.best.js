@@ -19,7 +19,7 @@ const best = (() => {
     for (const run of data.runs) for (const note of run.notes) html(notes, "p", single ? note : `${run.name}: ${note}`, "note");
     const top = clear(byId("top"));
     if (single) { drawBest(html(top, "section", null, "card hero"), now.best); drawTiles(html(top, "div", null, "tiles"), single); }
-    else { drawRuns(html(top, "section", null, "card")); }
+    else { drawRuns(html(top, "section", null, "card")); if (now.best) drawBest(html(top, "section", null, "card hero"), now.best); }
   }
 
   function drawBest(card, trial) {
@@ -31,7 +31,7 @@ const best = (() => {
     card.id = "best";
     const left = html(card, "div", null, "verdict");
     html(left, "h2", trial.state === "failed" ? "Best trial (all failed)" : "Best trial");
-    html(left, "p", trial.id, "name");
+    html(left, "p", now.runs.length > 1 ? `${trial.id} of ${now.runs[trial.run].name}` : trial.id, "name");
     const figure = html(left, "p", null, "figure");
     html(figure, "span", model.metricName() + " ");
     html(figure, "b", format.figure(model.valueOf(trial)));

@@ -17,8 +17,9 @@ const curves = (() => {
     const usable = (value) => !now.log || value > 0;
     let across = -Infinity, low = Infinity, high = -Infinity;
     const all = [];
-    for (const [, xs, ys] of lines) ys.forEach((value, k) => {
-      if (!usable(value)) return;
+    const failed = (trial) => trial.state === "failed", every = lines.every(([trial]) => failed(trial));
+    for (const [trial, xs, ys] of lines) ys.forEach((value, k) => {
+      if (!usable(value) || (failed(trial) && !every)) return;
       all.push(value);
       low = Math.min(low, value); high = Math.max(high, value); across = Math.max(across, xs[k]);
     });

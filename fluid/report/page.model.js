@@ -95,7 +95,7 @@ const model = (() => {
     now.best = ranked[0] || (now.order.length && valueOf(now.order[0]) !== null ? now.order[0] : null);
     if (state.leaders === null) now.few = now.trials.length <= 24;
     const values = ranked.map(valueOf);
-    now.log = metric && metric.name in state.log ? state.log[metric.name] : draw.isLogarithmic(values);
+    now.log = metric && metric.name in state.log ? state.log[metric.name] && values.some((value) => value > 0) : draw.isLogarithmic(values);
     // Colours are by rank, so that they tell trials apart wherever the values crowd. Equal values have one colour.
     now.ranked = values;
     now.qualities = new Map();
@@ -183,10 +183,12 @@ const model = (() => {
   function axis(name) {
     if (name !== "") return now.parameters.find((each) => each.name === name);
     if (now.metric < 0) return null;
-    const values = now.trials.map(valueOf).filter((value) => value !== null);
-    if (!values.length) return null;
+    if (!now.ranked.length) return null;
+    const values = now.ranked.filter((value) => !now.log || value > 0);
     const scale = draw.numbers(Math.min(...values), Math.max(...values), { log: now.log, margin: 0.02 });
-    return { name: "", numeric: true, scale, value: valueOf, place: (trial) => { const value = valueOf(trial); return value === null ? NaN : scale.at(value); } };
+    // Where a failed trial got to says nothing about its hyperparameters.
+    const place = (trial) => { const value = valueOf(trial); return value === null || trial.state === "failed" ? NaN : scale.at(value); };
+    return { name: "", numeric: true, scale, value: valueOf, place };
   }
 
   const chosen = () => (state.chosen === null ? null : now.trials.find((trial) => trial.key === state.chosen) || null);

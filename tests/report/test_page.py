@@ -342,6 +342,29 @@ def test_another_metric_and_another_mode(shown: Open, sweep: Path) -> None:
         assert least[:-1] == sorted(least[:-1])
 
 
+def test_a_logarithmic_scale_leaves_out_what_is_not_positive(shown: Open, session: Sessions) -> None:
+    made = session({"g": [Trial(print, {"lr": 0.1 * k}, trial_id=f"t{k}") for k in range(4)]})
+    made.results(*((f"t{k}", 1, k, k + 1.0, 1.0, (0,), {"loss": k - 1.0}) for k in range(4)))
+    with shown(made.close()) as opened:
+        page = opened.page
+        before = page.run("model.axis('').scale.log")
+        page.click("#log")
+        assert (before, page.run("model.axis('').scale.log")) == (False, True)
+        for canvas in ("#progress", "#curves", "#parallel", "#scatters canvas"):
+            page.middle(canvas)
+            page.drawn()
+            assert opened.inked(canvas) > 0.002, canvas
+        two, three = (page.run(f"model.axis('').place(model.now.trials[{row}])") for row in (2, 3))
+        assert two < three
+
+
+def test_failed_trials_do_not_stretch_the_axes(shown: Open, sweep: Path) -> None:
+    with shown(sweep) as opened:
+        # The failed trial reported -1.
+        assert opened.page.run("model.axis('').scale.low") > -0.2
+        assert opened.page.run("model.axis('').place(model.now.trials[23])") is None
+
+
 def test_the_pareto_set(shown: Open, session: Sessions) -> None:
     made = session({})
     for metric, mode, names in (("loss", "min", "ab"), ("accuracy", "max", "cd")):
@@ -398,7 +421,7 @@ def test_newer_data_keep_what_the_reader_chose(shown: Open, session: Sessions) -
         assert rates == sorted(rates)
         assert page.text("#detail h3") == followed
         assert page.run("model.state.zoom") == zoom
-        assert page.text(".live") == "live"
+        assert page.text(".live") == "the session has ended"
         assert "20" in page.text(".tiles")
 
 
