@@ -4,7 +4,7 @@
     python examples/native_sweep.py --data DIR --workload wlm --algorithm hyperband
     python examples/native_sweep.py --data DIR --workload dcgan --algorithm random --samples 6 --time-budget 120
 
-At the end it prints the best configuration, and loads the best model from its checkpoint. See docs/examples.md.
+At the end it prints the best configuration and the folder of the best model's checkpoint. See docs/examples.md.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> fluid.SweepResult:
     task, scale = TASKS[options.workload], SCALES[options.workload][options.scale]
     folder = task.data.locate(options.data)
     fixed = {"data": folder, "seed": options.seed, **scale.fixed, **task.prepare(folder)}
-    with fluid.FluidExecutor(devices=options.devices, run_dir=options.run_dir):
+    with fluid.FluidExecutor(devices=options.devices, run_dir=options.run_dir, keep="best:1"):
         result = fluid.run(
             task.trainable,
             {**task.space, FIXED: fixed},
@@ -132,6 +132,7 @@ def summary(result: fluid.SweepResult) -> str:
         f"{len(result.trials)} trials, {iterations} iterations; fluid report {result.run_dir}",
         *result.notes,
         f"best: {result.metric} {best.value:.4f}, {best.trial_id} after {best.iteration} iterations",
+        f"its checkpoint: {best.checkpoint}",
         *(f"  {name:10} {value:.4g}" if isinstance(value, float) else f"  {name:10} {value}" for name, value in config),
     ]
     return "\n".join(lines)

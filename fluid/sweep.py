@@ -33,6 +33,8 @@ from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.plan import SweepPlan
 from fluid.trialgroup import Trial
 
+#: What a new executor keeps: the checkpoint of the best trial.
+_KEEP = "best:1"
 #: Fields of a trial that the sweep sets.
 _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
 
@@ -94,7 +96,8 @@ def run(
         points: configs, or parts of configs, to try first.
         name: of the sweep, as reports show it; ``None``, the default, for one of the trainable and the algorithm.
         executor: runs the trials; ``None``, the default, for the one in force (:func:`fluid.submit_trialgroup`), or
-            else a new one. It is closed at the end unless it is in force, as in a ``with`` block.
+            else a new one with ``keep="best:1"``. It is closed at the end unless it is in force, as in a ``with``
+            block.
         run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
         callbacks: listeners of the trials, which are called besides; their rules are those of
             :class:`fluid.TrialListener`.
@@ -152,7 +155,7 @@ def run(
 
 def _run(plan: SweepPlan, given: FluidExecutor | None, run_dir: str | Path | None) -> SweepResult:
     heard = None
-    with executor_scope(given, run_dir=run_dir) as executor:
+    with executor_scope(given, run_dir=run_dir, keep=_KEEP) as executor:
         under_way = plan.under_way or most_under_way(plan.algorithm, plan.samples, executor)
         plan = replace(plan, name=_new_name(plan.name, executor), under_way=under_way)
         loop = SweepLoop(plan, executor)

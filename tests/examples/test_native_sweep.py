@@ -38,6 +38,8 @@ def test_it_runs(workload: str, algorithm: str, data: str, tmp_path: Path) -> No
     assert (stored.metric, stored.mode) == (task.metric, task.mode)
     assert stored.best.value == result.best.value
     assert stored.best.trial_id == result.best.trial_id
+    assert stored.best.checkpoint is not None
+    assert stored.best.checkpoint_iteration == stored.best.iteration
     assert {trial.trial_id: trial.state for trial in stored.trials} == {
         trial.trial_id: trial.state for trial in result.trials
     }
