@@ -54,7 +54,7 @@ class KeptFiles:
 
     def bring(self, entry: KeptEntry, done: Callable[[], None]) -> None:
         """Copies a checkpoint to the run folder, if it is elsewhere; then calls ``done`` in the session's thread."""
-        if not entry.path.startswith(os.path.join(self._folder, "")) or not os.path.isdir(entry.path):
+        if os.path.dirname(entry.path) != self._place_of(entry) or not os.path.isdir(entry.path):
             self._submit(lambda: self._bring(entry), done)
 
     def discard(self, entry: KeptEntry, *, demote: bool, done: Callable[[], None]) -> None:
@@ -69,6 +69,9 @@ class KeptFiles:
             self._thread.join(_PATIENCE)
             if self._thread.is_alive():
                 _log.warning("checkpoints of other machines have not all come to %s", self._folder)
+
+    def _place_of(self, entry: KeptEntry) -> str:
+        return kept_folder(self._folder, folder_name(entry.trial_id))
 
     def _submit(self, job: Callable[[], None], done: Callable[[], None]) -> None:
         with self._lock:
@@ -97,7 +100,7 @@ class KeptFiles:
         if entry.gone:
             return
         name, host, source = os.path.basename(entry.path), entry.host, entry.path
-        folder = kept_folder(self._folder, folder_name(entry.trial_id))
+        folder = self._place_of(entry)
         target = os.path.join(folder, name)
         try:
             if host == _HERE:

@@ -304,6 +304,7 @@ class Pump:
                 self._turn()
             if self._broken is None:
                 self.keeper.finish(lambda seconds: self._handle_all(self._backend.poll(seconds)))
+                self._answer_calls()  # Of the thread that brings checkpoints here.
         except BaseException as error:
             self._broken = error
         if self._broken is not None:

@@ -35,6 +35,7 @@ from fluid.engine.events import (
     Alarm,
     BudgetExtended,
     CallRequested,
+    Checkpoint,
     DeviceAdded,
     DeviceDraining,
     DeviceLost,
@@ -46,12 +47,14 @@ from fluid.engine.events import (
     Tick,
     TrialForgotten,
     TrialsAdded,
+    TrialSaved,
 )
 from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
+from fluid.lane.checkpoint_seal import damage_of
 from fluid.planners.by_name import make_planner
 from fluid.resources import Device
 from fluid.trainables.driver_link import driver_link, dump_message
@@ -197,10 +200,14 @@ class Session:
         self.is_real = not isinstance(backend, SimulatedBackend)
         self.state = EngineState(make_planner("portfolio"), max_packing=1, max_failures=1)
         self.commands: list[Command] = []
+        #: The newest checkpoint of each trial that outlives the run.
+        self.kept: dict[str, Checkpoint] = {}
         self.calls = 0
         self.tell(*(DeviceAdded(backend.now(), device) for device in backend.devices()))
 
     def tell(self, *events: Event) -> list[Command]:
+        saves = [event for event in events if isinstance(event, TrialSaved) and event.kept is not None]
+        self.kept |= {event.trial_id: event.checkpoint for event in saves}
         commands = self.state.handle(*events)
         validate_state(self.state)
         self.commands += commands
@@ -216,12 +223,12 @@ class Session:
         trainable = spreading() if elastic and self.is_real else self.trainable
         self.backend.register(trial_id, payload_of(trainable, {"seconds": seconds}))
 
-    def submit(self, group_id: str, **trials: tuple[int, float]) -> None:
+    def submit(self, group_id: str, *, keep_last: bool = False, **trials: tuple[int, float]) -> None:
         """Submits trials, each of so many iterations of so many seconds."""
         for trial_id, (_, seconds) in trials.items():
             self.register(trial_id, seconds)
-        saves = can_save(self.trainable)
-        specs = tuple(TrialSpec(trial_id, budget, can_save=saves) for trial_id, (budget, _) in trials.items())
+        fields = {"can_save": can_save(self.trainable), "keep_last": keep_last}
+        specs = tuple(TrialSpec(trial_id, budget, **fields) for trial_id, (budget, _) in trials.items())
         self.tell(GroupSubmitted(self.backend.now(), group_id, specs))
 
     def run(self, until: Callable[[], bool]) -> None:
@@ -239,6 +246,9 @@ class Session:
 
     def run_to_the_end(self) -> None:
         self.run(lambda: all(trial.state.ended for trial in self.state.trials.values()))
+
+    def kept_at(self, trial_id: str) -> int:
+        return self.kept[trial_id].iteration if trial_id in self.kept else 0
 
     def iterations(self, trial_id: str) -> list[int]:
         return [c.iteration for c in self.commands if isinstance(c, Report) and c.trial_id == trial_id]
@@ -591,6 +601,23 @@ def test_trials_that_are_left_over_take_turns_and_lose_nothing(session: Session)
     ended = next(at for at, c in enumerate(session.commands) if isinstance(c, ReportEnd) and c.trial_id in "abc")
     begun = {c.trial_id for c in session.commands[:ended] if isinstance(c, Report)}
     assert begun >= set("abc"), "the third one did not wait until another one had ended"
+
+
+@in_all_forms
+def test_the_last_state_of_a_trial_is_saved_for_good(session: Session) -> None:
+    session.submit("g", keep_last=True, done=(3, 0.001), stopped=(10**6, 0.01))
+    session.run(lambda: session.kept_at("done") == 3)
+    session.run(lambda: len(session.iterations("stopped")) >= 3)
+    session.tell(StopRequested(session.backend.now(), "stopped"))
+    session.run(lambda: session.ends().get("stopped") == "STOPPED")
+    assert session.kept_at("stopped") == session.state.trials["stopped"].progress.done, "before it left its lane"
+    session.tell(BudgetExtended(session.backend.now(), "done", 2))
+    session.run(lambda: session.kept_at("done") == 5)
+    assert session.iterations("done") == [1, 2, 3, 4, 5]
+    for trial_id, checkpoint in session.kept.items():
+        assert not checkpoint.in_memory
+        if session.is_real:
+            assert f"/trials/{trial_id}/kept/" in checkpoint.path and damage_of(checkpoint.path) is None
 
 
 def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
