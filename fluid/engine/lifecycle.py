@@ -90,6 +90,8 @@ class Lifecycle:
         core.commands.append(RunIteration(trial.trial_id, lanes, trial.progress.grant(trial.limit)))
         core.set_state(trial, TrialState.RUNNING, "resumed where it was")
         core.report_start(trial)
+        if trial.progress.done >= trial.progress.budget:
+            self.finish(trial)  # it was to be restored for a call elsewhere, and could not be saved
 
     def started(self, event: TrialStarted) -> None:
         """STARTING -> RUNNING; a trial that was told to stop meanwhile stays STOPPING."""

@@ -94,7 +94,8 @@ class Placing:
     def allowed(self, trial: TrialRecord) -> Set[int] | None:
         """The devices that a trial may get now; ``None`` for any."""
         allowed = self._occupancy.eligible.of(trial.constraint)
-        if not self.reservations:
+        # A pinned trial can start nowhere else, and the state that it keeps may be what the reservation waits for.
+        if not self.reservations or trial.pinned:
             return allowed
         forbidden = self.reservations.forbidden_to(trial)
         if not forbidden:

@@ -2,7 +2,8 @@
 
 A trial that needs n devices at once waits until n are idle together. Trials behind it in the queue may use devices that
 are reserved for it only if they are predicted to end before these are expected to be idle, as in EASY backfilling
-(Lifka, The ANL/IBM SP scheduling system, 1995). That time is set once, so the trial does not wait for ever.
+(Lifka, The ANL/IBM SP scheduling system, 1995). That time is set once, so the trial does not wait for ever. A trial
+that can go on only in the lane that keeps its state starts there all the same.
 """
 
 from __future__ import annotations

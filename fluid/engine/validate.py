@@ -366,9 +366,9 @@ def _constraint(state: EngineState, trial: TrialRecord, held: tuple[int, ...]) -
         return
     if constraint.width is not None:
         residents = [row for index in held for row in occupancy.residents[index] if row != trial.row]
-        # An elastic trial that cannot be saved goes on alone in the lane that keeps its state.
-        width = constraint.width if trial.spec.can_save or asked.gang else len(held)
-        if len(held) != width or residents:
+        # An elastic trial goes on alone in the lane that keeps its state if it could not be saved there.
+        alone = not asked.gang and (len(held) == 1 or not trial.spec.can_save)
+        if (len(held) != constraint.width and not alone) or residents:
             yield f"runs on devices {held} beside rows {residents}, and asked for {asked.devices}"
     if asked.gang and (len({device.host for device in devices}) > 1 or len(trial.placement.lanes) != 1):
         yield f"is a gang, and runs in lanes {trial.placement.lanes} on {devices}"

@@ -8,10 +8,10 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import StartLane, StartTrial, StopLane
-from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneLost, LaneReady
+from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneLost, LaneReady, PauseRequested, ResumeRequested
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
-from fluid.resources import Device, Requires
+from fluid.resources import Device, MemoryNeed, Requires
 
 
 def held(hand: Hand, trial_id: str) -> tuple[int, ...]:
@@ -56,6 +56,20 @@ def test_devices_are_reserved_for_a_gang_that_others_would_pass_for_ever() -> No
     hand.stop("late")
     hand.submit("short", budget=2)
     assert hand.states()["short"] == "STARTING", "it ends before the gang can start"
+
+
+def test_a_trial_that_can_start_nowhere_else_is_not_held_up_by_a_reservation() -> None:
+    """The reservation may wait for the very state that the trial keeps there: they would wait for each other."""
+    hand = Hand(2, profile=Known(packing=1), memory=100.0)
+    hand.submit("pinned", can_save=False, budget=9, memory=MemoryNeed(30.0, 10.0))
+    hand.started("pinned")
+    hand.iterate("pinned")
+    hand.do(PauseRequested(hand.now, "pinned"))
+    hand.paused("pinned")
+    hand.submit("wide", devices=2, max_width=4, memory=MemoryNeed(40.0, 40.0), budget=3)
+    assert hand.states()["wide"] == "QUEUED" and hand.state.reserved_devices == {0, 1}
+    hand.do(ResumeRequested(hand.now, "pinned"))
+    assert hand.states() == {"pinned": "RUNNING", "wide": "QUEUED"}
 
 
 def test_a_lane_of_a_gang_is_reused_by_the_next_and_ended_for_single_trials() -> None:

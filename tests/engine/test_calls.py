@@ -19,6 +19,7 @@ from fluid.engine.commands import (
     StopTrial,
 )
 from fluid.engine.events import CallRequested, Failure, PausePurpose, TrialPaused
+from fluid.engine.savability import SavabilityChanged
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 
@@ -406,3 +407,17 @@ def test_trials_that_are_only_called_are_queued_though_none_has_work_left() -> N
     assert hand.states() == {"a": "DONE", "b": "DONE"}
     hand.do(*(CallRequested(hand.now, name, call_id=0, method="method", payload=b"") for name in "ab"))
     assert hand.states() == {"a": "STARTING", "b": "STARTING"}
+
+
+def test_a_done_trial_whose_state_turns_out_not_to_be_savable_is_called_where_it_is_and_is_done() -> None:
+    hand = Hand(resident_limit=0)
+    hand.submit("a", budget=1)
+    hand.started("a")
+    lane = hand.lane("a")
+    assert only(hand.iterate("a"), Save).drop
+    hand.call("a")
+    assert hand.states() == {"a": "STARTING"}, "it waits until it was saved"
+    hand.do(SavabilityChanged(hand.now, "a", lane, can_save=False, refuses=True))
+    assert hand.states() == {"a": "DONE"} and hand.trial("a").residence.lane == lane
+    hand.called("a", lane)
+    assert hand.answers("a") == [(0, "")] and hand.ends("a") == ["DONE"]
