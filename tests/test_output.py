@@ -123,10 +123,22 @@ def test_a_traceback_is_in_the_trials_log_and_is_not_shown_at_every_failure(run:
 def test_without_the_executors_word_nothing_is_shown(run: Callable[..., Ran]) -> None:
     ran = run(talk, verbose=0)
     assert (ran.out, ran.err) == ([], [])
-    assert b"by print\n" in next(ran.folder.glob("trials/*/output.log")).read_bytes()
-    # What belongs to no trial is in the lane's own files, and nothing else.
-    assert (ran.folder / "logs/lane-0.out").read_bytes() == b"by a library\nby a child\n"
+    # What Python does not print itself is in the lane's own files, and nothing else.
+    assert (ran.folder / "logs/lane-0.out").read_bytes() == b"by a library\nby a child\nby a fork\n"
     assert (ran.folder / "logs/lane-0.log").read_bytes() == b"its error\n"
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_the_log_of_a_trial_has_all_that_it_and_its_processes_wrote(run: Callable[..., Ran], verbose: int) -> None:
+    ran = run(talk, whisper, talk, verbose=verbose)
+    paths = sorted(ran.folder.glob("trials/*/output.log"))
+    logs = [path.read_bytes().replace(b"half a line", b"half a line\n").splitlines() for path in paths]
+    told = {b"by print", b"to stderr", b"bytes \xff", b"by a library", b"by a child", b"its error", b"by a fork"}
+    assert [sorted(lines) for lines in logs] == [
+        sorted(told | {b"half a line"}),
+        [b"a whisper"],
+        sorted(told | {b"half a line"}),
+    ]
 
 
 def test_a_flood_is_shown_in_part_and_told(run: Callable[..., Ran]) -> None:

@@ -2,7 +2,8 @@
 
 The lane's own output is two files of the run folder, one for standard output and one for standard error. C libraries
 and child processes write there too. The host reads both while they grow
-(:mod:`fluid.backends.hosts.output_tail`). Marks in them name the trainable whose trial printed what follows.
+(:mod:`fluid.backends.hosts.output_tail`). Marks in them name the trainable whose trial printed what follows. What C
+libraries and child processes wrote is copied to the trial's log at the end of an iteration.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import functools
 import io
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TextIO
 
+from fluid.lane.own_output import OwnOutput
 from fluid.lane.run_paths import trial_folder
 
 #: A mark: the trainable's name, and the lane's process.
@@ -55,6 +56,7 @@ class TrialLog:
     def __init__(self) -> None:
         self.path: str | None = None
         self._file: TextIO | None = None
+        self._abandoned: TextIO | None = None
 
     def switch(self, path: str | None) -> None:
         """Goes on with the log of another trial; ``None`` for none."""
@@ -72,11 +74,23 @@ class TrialLog:
         except (OSError, ValueError):  # Not contextlib.suppress, which takes longer than to write.
             pass  # A full disk, or a thread that prints during a switch, must not fail a trial.
 
+    def write_bytes(self, data: bytes) -> None:
+        """Writes bytes, at once."""
+        with suppress(OSError, ValueError):
+            if (file := self.open()) is not None:
+                file.flush()
+                file.buffer.write(data)
+                file.flush()
+
     def flush(self) -> None:
         """Flushes buffered text."""
         if self._file is not None:
             with suppress(OSError, ValueError):
                 self._file.flush()
+
+    def begin_in_child(self) -> None:
+        """Writes nothing in a process that the trial has forked: what that prints is copied from the lane's output."""
+        self._abandoned, self._file, self.path = self._file, None, None  # Closing it would write what is buffered.
 
     def open(self) -> TextIO | None:
         """Returns the open log; ``None`` if no trial runs, or its log cannot be opened."""
@@ -102,7 +116,7 @@ class Output(io.TextIOBase):
     """
 
     def __init__(self, own: TextIO, log: TrialLog, *, echo: bool) -> None:
-        self._own = own
+        self._own = OwnOutput(own)
         self._log = log
         self._echo = echo
         self._pid = os.getpid()
@@ -176,16 +190,21 @@ class Output(io.TextIOBase):
         with suppress(OSError, ValueError):
             self.mark()
             self.flush()
-            for stream in self._streams():
-                stream.buffer.write(data)
-                stream.flush()
+            self._log.write_bytes(data)
+            if self._echo or self._log.path is None:
+                self._own.write_bytes(data)
         return len(data)
 
-    def _streams(self) -> Iterator[TextIO]:
-        if (log := self._log.open()) is not None:
-            yield log
-        if self._echo or self._log.path is None:
-            yield self._own
+    def collect(self) -> None:
+        """Copies what C libraries and child processes have written since the last call to the log of the trial."""
+        with suppress(OSError, ValueError):
+            self._own.flush()
+        for data in self._own.pop_others():
+            self._log.write_bytes(data)
+
+    def begin_in_child(self) -> None:
+        """Begins in a process that the trial has forked."""
+        self._own.begin_in_child()
 
 
 class OutputBytes(io.RawIOBase):
@@ -241,9 +260,21 @@ class LaneStreams:
             path: its log; ``None`` if no trial runs.
             name: its trainable's.
         """
+        self.collect()
         self.log.switch(path)
         self.stdout.switch(name)
         self.stderr.switch(name)
+
+    def collect(self) -> None:
+        """Copies what C libraries and child processes have written to the log of the trial whose code ran."""
+        self.stdout.collect()
+        self.stderr.collect()
+
+    def begin_in_child(self) -> None:
+        """Goes on in a process that a trial has forked, which writes as other child processes do."""
+        self.log.begin_in_child()
+        self.stdout.begin_in_child()
+        self.stderr.begin_in_child()
 
     def mark(self) -> None:
         """Marks what C libraries and child processes write from now on as that of the trial that runs."""

@@ -99,7 +99,7 @@ class ResidentCheckpoints:
         """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk."""
         (path, in_memory, _), seconds = self._save(resident, durable=durable)
         now, trial_id = self._clock.now(), resident.trial_id
-        return ResidentSaved(now, trial_id, resident.iteration, path, in_memory, dropped=False, seconds=seconds)
+        return ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
 
     def _save(self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"") -> tuple[Stored, float]:
         """Saves a trial; with ``facts``, what is to be known of a checkpoint that outlives the run, as such a one.

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from fluid.lane.errors import is_for_want_of_space, is_out_of_memory
 from fluid.lane.work_queue import ResidentTrial
+from fluid.trainables.json_form import message_of
 from fluid.trainables.resident import NotSavableError
 
 
@@ -25,6 +26,12 @@ class ResidentSavability(NamedTuple):
 def is_not_savable(error: BaseException) -> bool:
     """Whether an exception that a save raised says that the state cannot be saved, whatever the space."""
     return isinstance(error, NotSavableError) and not is_for_want_of_space(error) and not is_out_of_memory(error)
+
+
+def refusal_of(error: BaseException, resident: ResidentTrial, now: float, *, refuses: bool) -> ResidentSavability:
+    """What to tell of a trial whose save raised that: from now on it is not saved automatically."""
+    resident.autosaves = False
+    return ResidentSavability(now, resident.trial_id, can_save=False, reason=message_of(error), refuses=refuses)
 
 
 def has_changed(resident: ResidentTrial) -> bool:

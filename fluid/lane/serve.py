@@ -56,12 +56,11 @@ from fluid.lane.messages import (
 )
 from fluid.lane.output import LaneStreams
 from fluid.lane.residents import Residents
-from fluid.lane.savability import ResidentSavability, has_changed, is_not_savable
+from fluid.lane.savability import ResidentSavability, has_changed, is_not_savable, refusal_of
 from fluid.lane.stack_dump import dump_stacks_at_signal
 from fluid.lane.user_code import UserCode
 from fluid.lane.work_queue import ResidentTrial
 from fluid.processes.signals import leave_to_driver
-from fluid.trainables.json_form import message_of
 from fluid.trainables.trainable import elastic_part
 
 #: The lane reports iterations shorter than this in batches, seconds.
@@ -84,6 +83,7 @@ def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], 
     clock = MonotonicClock()
     streams = sys.stdout, sys.stderr
     output = LaneStreams(*streams, echo=options.echo)
+    os.register_at_fork(after_in_child=output.begin_in_child)
     sys.stdout, sys.stderr = output.stdout, output.stderr
     try:
         _Lane(Channel(connection, clock, on_hangup), options, clock, output).run(own_bytes)
@@ -292,6 +292,8 @@ class _Lane:
             done = self._residents.iterate(resident)
         if code.failed:
             return
+        if done.seconds > _SHORT_S:
+            self._output.collect()
         self._send(done, at_once=done.seconds > _SHORT_S and resident.unsent is None)
         if resident.reports_states:
             self._tell_savability(resident)
@@ -303,6 +305,7 @@ class _Lane:
     def _iterate_together(self, resident: ResidentTrial, member: LaneMember) -> None:
         with self._user_code(resident) as code:
             completed = self._residents.iterate_together(resident, member)
+        self._output.collect()
         if resident.unsent is not None:
             self._send_kept(resident)
         if not code.failed and completed and resident.autosaves and member.is_rank_zero:
@@ -325,8 +328,7 @@ class _Lane:
             resident.autosaves = is_for_want_of_space(error)
             traceback.print_exc()
             if is_not_savable(error):
-                now = self._clock.now()
-                self._send(ResidentSavability(now, resident.trial_id, can_save=False, reason=message_of(error)))
+                self._send(refusal_of(error, resident, self._clock.now(), refuses=False))
             return
         self._send(saved)
 
@@ -360,9 +362,7 @@ class _Lane:
     def _fail_to_save(self, resident: ResidentTrial, error: BaseException) -> None:
         """As for any error, but that of a full disk is not the trial's, and a state may be none that can be saved."""
         if is_not_savable(error):
-            now, reason = self._clock.now(), message_of(error)
-            resident.autosaves = False
-            self._send(ResidentSavability(now, resident.trial_id, can_save=False, reason=reason, refuses=True))
+            self._send(refusal_of(error, resident, self._clock.now(), refuses=True))
             return
         self._fail(resident, error, kind="not_saved" if is_for_want_of_space(error) else None)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,6 +129,46 @@ def test_a_log_is_closed_at_the_switch_and_kept_at_the_next_visit(lane: Lane) ->
     print("again", file=lane.streams.stdout)
     assert lane.log("a") == "from a thread\nagain\n"
     assert not (lane.folder / "b").exists()  # Silent trials have no log.
+
+
+@pytest.mark.parametrize("echo", [True, False])
+def test_what_others_write_goes_to_the_log_of_the_trial_that_ran(make_lane: Callable[..., Lane], echo: bool) -> None:
+    lane = make_lane(echo=echo)
+
+    def by_another(text: str) -> None:
+        with lane.paths[0].open("a") as file:
+            file.write(text)
+
+    by_another("before\n")
+    lane.switch("a", "train")
+    for turn in range(3):
+        print("by the trial", turn, file=lane.streams.stdout)
+        by_another(f"by a child {turn}\n")
+        if turn == 1:
+            lane.streams.collect()
+    lane.switch("b", "train")
+    print("by the next", file=lane.streams.stdout)
+    lane.switch(None)
+    by_another("after\n")
+    lane.switch("b", "train")
+    lane.streams.collect()
+    assert sorted(lane.log("a").splitlines()) == [
+        f"by {who} {turn}" for who in ("a child", "the trial") for turn in range(3)
+    ]
+    assert lane.log("b") == "by the next\n"
+
+
+def test_a_forked_process_writes_as_any_child_does(lane: Lane) -> None:
+    lane.switch("a", "train")
+    lane.streams.stdout.write("half of ")
+    if (child := os.fork()) == 0:
+        lane.streams.begin_in_child()
+        print("by a fork", file=lane.streams.stdout)
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("a line", file=lane.streams.stdout)
+    lane.streams.collect()
+    assert sorted(lane.log("a").splitlines()) == ["by a fork", "half of a line"]
 
 
 def test_marks_alone_are_no_text(lane: Lane) -> None:
