@@ -40,6 +40,8 @@ class BestTracker:
         search: names the metric and the mode; may be ``None``.
     """
 
+    __slots__ = ("_best", "_best_of", "_failed", "_metric", "_mode", "_past", "_sign")
+
     def __init__(self, search: Search | None) -> None:
         self._metric = None if search is None else search.metric
         self._mode = None if search is None else search.mode
@@ -90,6 +92,8 @@ class BestTracker:
 
     def best(self) -> BestSoFar | None:
         """Returns the best so far; ``None`` before the first value."""
+        if not self._best_of and self._past is None:
+            return None
         if self._best is None:
             entries = [entry for trial_id, entry in self._best_of.items() if trial_id not in self._failed]
             entries += [] if self._past is None else [self._past]
