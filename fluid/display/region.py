@@ -113,7 +113,8 @@ class AboveRegion:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         with self._lock:
-            lines, newline, self._rest = (self._rest + text).rpartition("\n")
+            lines, newline, rest = (self._rest + text).rpartition("\n")
+            self._rest = rest[max(0, rest.rfind("\r")) :]  # What is before it is overwritten.
             if newline:
                 self._region.write(lines + newline)
         return len(text)
@@ -124,8 +125,8 @@ class AboveRegion:
             self.write(line)
 
     def flush(self) -> None:
-        """Writes the rest as a line of its own."""
-        if rest := self.rest():
+        """Writes the rest as a line of its own, unless it is a progress bar, which rewrites its line."""
+        if not self._rest.startswith("\r") and (rest := self.rest()):
             self._region.write(rest)
 
     def rest(self) -> str:

@@ -577,6 +577,26 @@ def test_the_header_tells_how_many_devices_were_asked_for() -> None:
     assert "1 more device asked for" in lines(replace(EMPTY, asked=1))[0]
 
 
+def test_a_progress_bar_is_written_once_it_is_complete() -> None:
+    written: list[str] = []
+
+    class Region:
+        def write(self, text: str) -> None:
+            written.append(text)
+
+    stream = AboveRegion(Region(), io.StringIO())  # type: ignore[arg-type]
+    for percentage in (10, 60, 100):
+        stream.write(f"\r{percentage} %")
+        stream.flush()
+    assert written == []
+    stream.write("\nasked? ")
+    stream.flush()
+    stream.writelines(["a\nb", "c\n"])
+    assert written == ["\r100 %\n", "asked? \n", "a\n", "bc\n"]
+    with pytest.raises(TypeError, match="must be str, not bytes"):
+        stream.write(b"bytes")  # type: ignore[arg-type]
+
+
 def test_what_loggers_write_stands_above(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
