@@ -362,6 +362,13 @@ class TrialGroup:
         self._trials[trial_id] = extended
         return extended
 
+    def show(self, trial_id: str, config: Mapping[str, Any]) -> Trial:
+        """Says which hyperparameters reports show of a trial, and returns the trial that says so."""
+        trial = self[trial_id]
+        shown = Shown(trial.id, config) if trial.shown is None else replace(trial.shown, config=config)
+        self._trials[trial_id] = replace(trial, shown=shown)
+        return self._trials[trial_id]
+
     def stop(self, trial_id: str) -> None:
         """Stops a trial: it stays in the group, but is no longer active. Stopping twice is harmless."""
         self._stopped.add(self[trial_id].id)

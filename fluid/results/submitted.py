@@ -111,11 +111,15 @@ class SubmittedTrials:
         }
         #: The entry of each trial in ``trials.jsonl``.
         self._entries: dict[str, Mapping[str, Any]] = {}
+        #: Configs that were told after the trial was submitted, by trial id.
+        self._told_later: dict[str, Any] = {}
         #: Name and search of each group.
         self._groups: dict[str, tuple[str, Search | None]] = {}
         for entry in entries:
             if "trial" in entry:
                 self._entries.setdefault(str(entry["trial"]), entry)
+            elif "shown" in entry:
+                self._told_later[str(entry["shown"])] = entry.get("config")
             else:
                 group = str(entry.get("group", ""))
                 self._groups.setdefault(group, (str(entry.get("name") or group), read_search(entry)))
@@ -138,7 +142,8 @@ class SubmittedTrials:
     def _trial(self, trial_id: str) -> SubmittedTrial:
         entry, known = self._entries.get(trial_id, {}), self._journaled.get(trial_id)
         group_id = str(entry.get("group", self._reported.get(trial_id, "") if known is None else known.group_id))
-        before, inner, config = entry.get("iterations"), entry.get("metrics"), entry.get("config")
+        before, inner = entry.get("iterations"), entry.get("metrics")
+        config = self._told_later.get(trial_id, entry.get("config"))
         state = self._state(trial_id, self._groups.get(group_id, ("", None))[1])
         return SubmittedTrial(
             trial_id=trial_id,

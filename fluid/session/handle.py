@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -320,6 +320,22 @@ class TrialGroupHandle:
             self._inbox.withdraw_call(call_id)
             raise
         return future
+
+    def show_config(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        """Says which hyperparameters a trial has that chose them while it ran, as objectives of Optuna do.
+
+        Reports, tables and the best trial show these in place of the trial's config.
+
+        Args:
+            trial_id: a trial of this group that was not forgotten.
+            config: the hyperparameters.
+
+        Raises:
+            InvalidFieldError: the trial is unknown, or the config is no mapping.
+            FluidError: the executor is closed.
+        """
+        self._require_known(trial_id)
+        self._session.show_config(self._group.show(trial_id, config))
 
     def forget(self, trial_id: str) -> None:
         """Drops all that is kept of a trial that has ended, so that a long session does not grow; its files stay.

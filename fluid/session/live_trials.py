@@ -134,7 +134,10 @@ class LiveTrials:
             self._results.setdefault(reported.trial_id, []).append(result_of(reported, part))
 
     def _make(self, shown: tuple[str, str], parts: Sequence[SubmittedTrial]) -> TrialResult:
-        found = [(part.trial_id, part.state, len(self._results.get(part.trial_id, ()))) for part in parts]
+        # The config in the end: one that was told later is another object.
+        found = [
+            (part.trial_id, part.state, len(self._results.get(part.trial_id, ())), id(part.config)) for part in parts
+        ]
         if shown in self._made and self._made[shown][0] == found:
             return self._made[shown][1]
         group = self._inboxes[shown[0]].group

@@ -221,7 +221,13 @@ def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -
     for line in json_lines(folder / TRIALS):
         entry = line.entry or {}
         if "trial" not in entry:
-            if "group" in entry:
+            trial_id = str(entry.get("shown", ""))
+            if "shown" in entry and is_known(trial_id):  # Its config was told later.
+                keep = line.end
+                with suppress(InvalidFieldError, KeyError):
+                    shown = written.shown.get(trial_id, Shown(trial_id))
+                    written.shown[trial_id] = replace(shown, config=entry["config"])
+            elif "group" in entry:
                 group_id = str(entry["group"])
                 started[group_id] = str(entry.get("name") or group_id), read_search(entry)
         elif is_known(str(entry["trial"])):

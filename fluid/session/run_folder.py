@@ -5,7 +5,7 @@ session.lock      locked while the session runs; who holds it
 journal.jsonl     one line per event and decision, as fluid.engine.journal encodes it, in order
 results.jsonl     one line per finished iteration: group, trial, iteration, metrics, seconds, width, devices, at
 trials.jsonl      one line per group: group, name, search; one per trial: group, trial, config (as JSON where
-                  possible), and the name by which reports show it
+                  possible), and the name by which reports show it; one per trial whose shown config was told later
 payloads.pkl      trainables and configs, pickled, for resuming
 profile.json      measured overheads and paces, written at the end
 logs/             what lanes printed outside of trials
@@ -172,6 +172,10 @@ class RunFolder:
             self._groups.add(group_id)
             entries.insert(0, {"group": group_id, "name": name, **({} if search is None else asdict(search))})
         _append(self._trials, "".join(map(_line, entries)).encode())
+
+    def write_shown_config(self, trial_id: str, config: Any) -> None:
+        """Writes the hyperparameters that reports show of a trial from now on, in their JSON form."""
+        _append(self._trials, _line({"shown": trial_id, "config": config}).encode())
 
     def has_lines_of(self, group_ids: Iterable[str]) -> None:
         """Says that an earlier session wrote the lines of these groups."""

@@ -40,6 +40,7 @@ from fluid.session.specs import spec_of
 from fluid.session.standing import Standing, standing_of
 from fluid.session.status import GroupStatus, Status, status_of
 from fluid.trainables.import_scan import imports_of
+from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import PayloadCache, TrialPayload
 from fluid.trialgroup import PAUSED_BY_USER, Trial, TrialGroup, TrialState
 
@@ -181,6 +182,11 @@ class Session:
             self._pump.handle(event)
 
         self._in_thread(call)
+
+    def show_config(self, trial: Trial) -> None:
+        """Writes which hyperparameters reports show of a trial."""
+        config = json_form(dict(trial.shown.config)) if trial.shown is not None else {}
+        self._in_thread(lambda: self._folder.write_shown_config(trial.id, config))
 
     def forget(self, trial_id: str) -> None:
         """Drops a trial that has ended."""

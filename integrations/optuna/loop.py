@@ -241,6 +241,7 @@ class OptimizeLoop(TrialListener):
         running = self._live.pop(trial_id)
         try:
             frozen = running.tell()
+            self._show(trial_id, frozen)
             if frozen.state == TrialState.COMPLETE:
                 self._log_completed(frozen)
             if running.fault is not None and not isinstance(running.fault, self._arguments.catch):
@@ -255,6 +256,12 @@ class OptimizeLoop(TrialListener):
                 self._error = error
             elif error is not running.fault:  # ``tell`` has logged the fault.
                 _log.warning("A further error: %r", error, exc_info=error)
+
+    def _show(self, trial_id: str, frozen: FrozenTrial) -> None:
+        """Tells Fluid the parameters that an objective was given while it ran, for reports."""
+        if self._handle is not None and frozen.params and not self._arguments.work.configures:
+            with suppress(FluidError):  # The executor was closed, or has refused the trial.
+                self._handle.show_config(trial_id, frozen.params)
 
     def _abort(self, error: BaseException) -> None:
         """Stops the trials under way, tells the study that they failed, and logs how many they were."""

@@ -32,12 +32,14 @@ class Work(Protocol):
         budget: iterations of a trial.
         metrics: names of the metrics in its results that are optimized; of an objective's value, if there is one.
         stops_at_once: whether a trial that the study is done with is ended in the middle of an iteration.
+        configures: whether a trial's parameters are its config; if not, they are suggested while it runs.
     """
 
     trainable: Any
     budget: int
     metrics: tuple[str, ...]
     stops_at_once: bool
+    configures: bool
 
     def ask(self, study: Study) -> Trial:
         """Asks the study for a trial."""
@@ -70,6 +72,7 @@ class TrainableWork:
     metrics: tuple[str, ...]
     budget: int
     stops_at_once: bool = False
+    configures: bool = True
 
     def ask(self, study: Study) -> Trial:
         """Asks the study for a trial, with its parameters if the space is fixed."""
@@ -101,6 +104,7 @@ class ObjectiveWork:
     budget: int = 1
     metrics: tuple[str, ...] = (VALUE,)
     stops_at_once: bool = True
+    configures: bool = False
 
     def ask(self, study: Study) -> Trial:
         """Asks the study for a trial; its parameters are suggested while it runs."""

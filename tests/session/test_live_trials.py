@@ -15,6 +15,7 @@ import pytest
 import fluid
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
+from fluid.report.loader import load_run
 from fluid.results.following import ResultsFollower
 from fluid.session.live_trials import LiveTrials
 from fluid.session.results import TrialListener
@@ -307,3 +308,26 @@ def test_the_checkpoint_of_a_function_is_its_state(tmp_path: Path) -> None:
         assert handle.load_checkpoint("a") == {"count": found.iteration}
     (tmp_path / "run/payloads.pkl").unlink()
     assert fluid.load(tmp_path / "run").trials[0].load_checkpoint() == {"count": found.iteration}
+
+
+def test_a_config_can_be_told_later(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"backend": "local", "devices": 1, "verbose": 0}
+    with FluidExecutor(run_dir=tmp_path / "run", **options) as executor:
+        handle = executor.submit_trialgroup(TrialGroup([trial("a"), trial("b")], search=Search("loss")))
+        assert handle.wait(PATIENCE)
+        assert handle.trials[0].config == {"lr": 1.0}
+        for name in "ab":
+            handle.show_config(name, {"rate": 0.5, "width": (8, 8)})
+        handle.forget("b")
+        for config in (5, [1]):
+            with pytest.raises(InvalidFieldError, match="config="):
+                handle.show_config("a", config)  # type: ignore[arg-type]
+        with pytest.raises(InvalidFieldError, match="trial_id='b'"):
+            handle.show_config("b", {})
+        assert [found.config for found in handle.trials] == [{"rate": 0.5, "width": (8, 8)}] * 2
+        assert [found.config for found in fluid.load(executor.run_dir).trials] == [{"rate": 0.5, "width": [8, 8]}] * 2
+    assert [one.config for one in load_run(tmp_path / "run").trials] == [{"rate": 0.5, "width": [8, 8]}] * 2
+    for _ in range(2):
+        with FluidExecutor.resume(tmp_path / "run", **options) as resumed:
+            assert resumed.handles[0].best("loss").config == {"rate": 0.5, "width": [8, 8]}
+            assert resumed.handles[0].name == handle.name

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import fluid
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.integrations.optuna import optimize
@@ -167,6 +168,17 @@ def test_exceptions_fail_their_trial_and_end_the_study_unless_caught() -> None:
     assert "in objective" in str(caught.value.__cause__)
     assert states(study) == ["COMPLETE", "FAIL"]
     assert_same(lambda: optuna.create_study(sampler=SAMPLERS["random"]()), objective, 4, catch=(LookupError,))
+
+
+def test_a_table_has_the_parameters_that_were_suggested(tmp_path: Path) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1), direction="maximize")
+    with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
+        optimize(study, branching, n_trials=4, executor=executor)
+        found = executor.handles[0].trials
+    assert [dict(trial.config) for trial in found] == [trial.params for trial in study.trials]
+    loaded = fluid.load(tmp_path / "run")
+    assert [trial.config for trial in loaded.trials] == [trial.params for trial in study.trials]
+    assert (loaded.best.value, loaded.best.config) == (study.best_value, study.best_params)
 
 
 def test_callbacks_stop_and_the_limit_of_trials() -> None:
