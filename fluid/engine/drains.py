@@ -119,9 +119,14 @@ class Drains:
         """A lane has copied a checkpoint to disk, or could not."""
         trial = self._core.trials.get(event.trial_id)
         for drain in (*self._of_device.values(), self._of_session):
-            asked = None if drain is None else drain.asked.pop(event.trial_id, None)
+            asked = None if drain is None else drain.asked.get(event.trial_id)
             if drain is None or asked is None:
                 continue
+            if asked[0].iteration != event.checkpoint.iteration:
+                continue  # It was asked for before.
+            if event.checkpoint.in_memory and event.lane_id != asked[1]:
+                continue  # It could not be copied there, and another lane was asked since.
+            del drain.asked[event.trial_id]
             drain.looked = False
             if event.checkpoint.in_memory:
                 drain.failed.add(asked[0].path)
@@ -159,7 +164,8 @@ class Drains:
         lost = [name for name, (_, lane_id) in drain.asked.items() if lane_id not in core.lanes]
         for name in lost:
             del drain.asked[name]
-        if lost or core.changed or not drain.looked or not (drain.unsaved or drain.asked):
+        busy = any(core.lanes[lane_id].trial_id is not None for _, lane_id in drain.asked.values())
+        if lost or busy or core.changed or not drain.looked or not (drain.unsaved or drain.asked):
             drain.looked = True
             self._copy_checkpoints(drain, devices)
         return drain.is_due or not (drain.unsaved or drain.asked)
@@ -227,10 +233,13 @@ class Drains:
         idle, busy = self._lanes_for_copies() if hosts else ({}, {})
         for trial in core.trials.values() if idle or busy else ():
             checkpoint = trial.residence.checkpoint
-            if checkpoint is None or trial.trial_id in drain.asked or checkpoint.path in drain.failed:
+            if checkpoint is None or checkpoint.path in drain.failed or not is_only_in_memory(trial, hosts):
                 continue
-            if not is_only_in_memory(trial, hosts):
-                continue
+            if trial.trial_id in drain.asked:
+                # The trial in the lane that was asked may hang; one that has fallen idle since copies at once.
+                _, asked = drain.asked[trial.trial_id]
+                if core.lanes[asked].trial_id is None or checkpoint.host not in idle:
+                    continue
             # A trial that is about to be saved in its own lane waits for an idle one.
             at_rest = not trial.state.holds_devices and trial.residence.lane is None
             lane = idle.get(checkpoint.host) or (busy.get(checkpoint.host) if at_rest else None)

@@ -15,6 +15,7 @@ from fluid.engine.commands import (
     Report,
     RunIteration,
     Save,
+    StartLane,
     StartTrial,
     StopTrial,
 )
@@ -227,6 +228,19 @@ def test_a_copy_is_made_by_another_lane_if_its_lane_is_lost() -> None:
     hand.do(TrialSaved(hand.now, "a", of_b, Checkpoint(1, "disk/a/1"), copied=True))
     hand.now = 100.0
     assert only(hand.do(Alarm(100.0)), NoteDrained).unsaved == ("b",)
+
+
+def test_a_copy_is_made_by_a_lane_that_falls_idle_rather_than_behind_a_trial_that_may_hang() -> None:
+    hand, of_b, idle = in_memory_beside_a_trial(can_save=False)
+    drain_all(hand)
+    commands = hand.lose(idle)
+    assert only(commands, Persist).lane_id == of_b
+    new = only(commands, StartLane).lane_id
+    assert only(hand.ready(new), Persist).lane_id == new
+    hand.do(TrialSaved(hand.now, "a", of_b, Checkpoint(1, "a/1", in_memory=True), copied=True))
+    assert hand.trial("a").residence.durable is None, "the other lane may still copy it"
+    hand.do(TrialSaved(hand.now, "a", new, Checkpoint(1, "disk/a/1"), copied=True))
+    assert hand.trial("a").residence.durable == Checkpoint(1, "disk/a/1")
 
 
 def test_a_copy_waits_for_a_lane_whose_trial_pauses() -> None:
