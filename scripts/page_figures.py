@@ -15,7 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.metrics import log_loss
+from sklearn.neural_network import MLPClassifier
 
 import fluid
 from fluid.report.html import html_page
@@ -41,11 +45,6 @@ SPACE = {
 
 def train(config: Mapping[str, Any]) -> Iterator[dict[str, float]]:
     """Trains a network of one hidden layer on noisy digits, an epoch at a time."""
-    import numpy as np
-    from sklearn.datasets import load_digits
-    from sklearn.metrics import log_loss
-    from sklearn.neural_network import MLPClassifier
-
     random = np.random.default_rng(0)
     images, digits = load_digits(return_X_y=True)
     images = images / 16.0
@@ -107,9 +106,9 @@ def main() -> None:
         several.write_text(html_page(runs, importances=importances), encoding="utf-8")
         with running_browser() as browser:
             pictures = (
-                (one, "report_page.png", 1480, "header", False),
+                (one, "report_page.png", 1580, "header", False),
                 (one, "report_page_dark.png", 1000, "#trials-card", True),
-                (several, "report_comparison.png", 1060, "header", False),
+                (several, "report_comparison.png", 1130, "header", False),
             )
             for page_file, picture, height, first, dark in pictures:
                 with browser.page(1400, height, dark=dark) as page:

@@ -5,13 +5,17 @@ const parallel = (() => {
   const TOP = 34, TALL = 250, BOTTOM = 24, SIDE = 46;
   //: Most lines that are drawn: of more, no eye tells one from the others.
   const MOST = 400;
+  //: Most axes: canvases have a largest width. The most important hyperparameters are kept.
+  const MOST_AXES = 40;
   let axes = [], marks = [], drag = null, wide = 0;
 
   function drawParallel() {
-    const differing = now.parameters.filter((each) => !each.constant);
+    const differing = scatter.byImportance(now.parameters.filter((each) => !each.constant));
     const goal = model.axis("");
     if (byId("parallel-card").hidden) return;
-    axes = [...(differing.length ? differing : now.parameters.slice(0, 12)), ...(goal ? [goal] : [])];
+    const chosen = differing.length ? differing : now.parameters, kept = chosen.slice(0, MOST_AXES);
+    kept.sort((a, b) => a.position - b.position);
+    axes = [...kept, ...(goal ? [goal] : [])];
     const room = canvas.parentNode.clientWidth, least = SIDE * 2 + (axes.length - 1) * 78;
     const { pen, width } = draw.begin(canvas, TOP + TALL + BOTTOM, Math.max(room, least));
     wide = width;
@@ -31,7 +35,8 @@ const parallel = (() => {
     // From the worst to the best, so that the best lie on top; those that are filtered out lie below all.
     const shown = now.order.filter((trial) => now.shown[trial.row]), drawn = model.sample(shown, MOST);
     const hidden = model.sample(now.order.filter((trial) => !now.shown[trial.row]), MOST / 4);
-    byId("parallel-note").textContent = drawn.length < shown.length ? `${drawn.length.toLocaleString("en-US")} of ${shown.length.toLocaleString("en-US")} lines` : "";
+    const missing = now.parameters.filter((each) => !each.constant).length - axes.filter((axis) => axis.name !== "").length;
+    byId("parallel-note").textContent = missing > 0 ? `${missing} hyperparameters of little importance have no axis` : drawn.length < shown.length ? `${drawn.length.toLocaleString("en-US")} lines and at most ${scatter.MOST_DOTS.toLocaleString("en-US")} dots, from the best to the worst of ${shown.length.toLocaleString("en-US")}` : "";
     const order = [...hidden.reverse(), ...drawn.slice().reverse().filter((trial) => trial !== chosen), ...drawn.filter((trial) => trial === chosen)];
     for (const trial of order) {
       const passes = now.shown[trial.row], strong = passes && model.stands(trial), leader = now.leaders.has(trial.row);

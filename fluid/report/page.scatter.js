@@ -4,14 +4,14 @@ const scatter = (() => {
   const { byId, clear, html } = draw, { state, now } = model;
   //: Most scatters that are drawn at once; a button shows the others.
   const MOST = 24;
+  //: Most dots of one scatter.
+  const MOST_DOTS = 1000;
   let every = false;
   const panels = new Map();
 
   function drawScatters() {
     const box = byId("scatters"), goal = model.axis("");
-    const wanted = goal ? now.parameters.filter((each) => !each.constant) : [];
-    const shares = importancesNow(), order = Array.isArray(shares) ? new Map(shares.map(([name], k) => [name, k])) : new Map();
-    wanted.sort((a, b) => (order.has(a.name) ? order.get(a.name) : 1e9) - (order.has(b.name) ? order.get(b.name) : 1e9) || a.position - b.position);
+    const wanted = goal ? byImportance(now.parameters.filter((each) => !each.constant)) : [];
     const kept = every ? wanted : wanted.slice(0, MOST), names = kept.map((each) => each.name).join("\n");
     if (box.dataset.names !== names) {
       clear(box);
@@ -21,6 +21,12 @@ const scatter = (() => {
       box.dataset.names = names;
     }
     for (const each of kept) drawScatter(panels.get(each.name), each, goal);
+  }
+  // Hyperparameters, the most important first; those of which it is not known in their order.
+  function byImportance(parameters) {
+    const shares = importancesNow(), order = Array.isArray(shares) ? new Map(shares.map(([name], k) => [name, k])) : new Map();
+    const place = (each) => (order.has(each.name) ? order.get(each.name) : Infinity);
+    return parameters.sort((a, b) => (place(a) === place(b) ? a.position - b.position : place(a) - place(b)));
   }
   function panel(box, name) {
     const figure = html(box, "figure");
@@ -65,11 +71,8 @@ const scatter = (() => {
     draw.line(pen, left, height - bottom, width - right, height - bottom, "rule");
     found.marks = [];
     const chosen = model.chosen(), many = now.trials.length > 300;
-    for (let k = now.order.length - 1; k >= 0; k--) {
-      const trial = now.order[k];
-      if (!now.shown[trial.row] || trial === chosen) continue;
-      mark(pen, found, trial, parameter, goal, x, y, inner, many);
-    }
+    const drawn = model.sample(now.order.filter((trial) => now.shown[trial.row]), MOST_DOTS);
+    for (let k = drawn.length - 1; k >= 0; k--) if (drawn[k] !== chosen) mark(pen, found, drawn[k], parameter, goal, x, y, inner, many);
     if (chosen && now.shown[chosen.row]) mark(pen, found, chosen, parameter, goal, x, y, inner, many);
     pen.globalAlpha = 1;
   }
@@ -171,5 +174,5 @@ const scatter = (() => {
   }
   for (const [position, id] of ["pareto-x", "pareto-y"].entries()) byId(id).onchange = (event) => { state.pareto[position] = event.target.value; drawPareto(); };
 
-  return { hide, drawScatters, drawImportances, drawPareto };
+  return { MOST_DOTS, hide, byImportance, drawScatters, drawImportances, drawPareto };
 })();

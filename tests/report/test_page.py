@@ -470,6 +470,22 @@ def test_a_session_that_has_only_begun(shown: Open, session: Sessions) -> None:
         assert "No trial has been submitted." in opened.page.text("#trials")
 
 
+def test_a_hundred_hyperparameters(shown: Open, session: Sessions) -> None:
+    configs = [{f"p{k}": (k * 7 + row) % 11 for k in range(100)} for row in range(12)]
+    made = session({"g": [Trial(print, config, trial_id=f"t{row}") for row, config in enumerate(configs)]})
+    made.results(*((f"t{row}", 1, row, row + 1.0, 1.0, (0,), {"loss": row + 1.0}) for row in range(12)))
+    with shown(made.close()) as opened:
+        page = opened.page
+        page.middle("#parallel")
+        page.drawn()
+        assert opened.inked("#parallel") > 0.002
+        assert page.text("#parallel-note") == "60 hyperparameters of little importance have no axis"
+        assert {f"p{k}" for k in range(100)} <= set(opened.heads())
+        assert page.run("document.querySelectorAll('#scatters figure').length") == 24
+        page.click("#scatters > button")
+        assert page.run("document.querySelectorAll('#scatters figure').length") == 100
+
+
 def test_two_thousand_trials(shown: Open, session: Sessions) -> None:
     path = write_sweep(session, "large", 2000, devices=8, failed=40)
     with shown(path) as opened:
