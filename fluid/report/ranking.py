@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fluid.errors import InvalidFieldError, require_one_of
 from fluid.report.run import RecordedRun, TrialRun
 from fluid.results.iterations import FinishedIteration
-from fluid.results.metrics import Goal, is_number
+from fluid.results.metrics import Goal, is_bookkeeping, is_number
 from fluid.trialgroup import TrialState
 
 
@@ -34,11 +34,12 @@ class RankedTrial:
 
 
 def goal_of(run: RecordedRun, metric: str | None = None, mode: str | None = None) -> Goal | None:
-    """What a run is judged by: the given metric, else the first one of the run; ``None`` if no trial reported a number.
+    """What a run is judged by: the given metric, else the first one of the run that is not bookkeeping.
 
     Args:
         run: the run.
         metric: the name of a metric; ``None`` for the one that the run's search optimises, else the first reported.
+            Without any, the result is ``None``.
         mode: ``"min"`` or ``"max"``; ``None`` for the search's, else by the metric's name.
 
     Raises:
@@ -47,9 +48,10 @@ def goal_of(run: RecordedRun, metric: str | None = None, mode: str | None = None
     if mode is not None:
         require_one_of("mode", mode, ("min", "max"))
     if metric is None:
-        if not run.metrics:
+        goals = {goal.metric for goal in run.goals}
+        metric = next((name for name in run.metrics if name in goals or not is_bookkeeping(name)), None)
+        if metric is None:
             return None
-        metric = run.metrics[0]
     elif metric not in run.metrics:
         known = ", ".join(run.metrics) or "none"
         raise InvalidFieldError("metric", metric, f"is not a metric of {run.path}; its numeric metrics: {known}")

@@ -151,9 +151,11 @@ def as_json(comparison: RunComparison) -> dict[str, Any]:
 
 def _goal(runs: Sequence[RecordedRun], metric: str | None, mode: str | None) -> Goal | None:
     if metric is None:
-        numbers = [name for run in runs for name in run.metrics[:1]]
+        numbers = [own.metric for run in runs if (own := goal_of(run)) is not None]
         shared = [name for name in numbers if all(name in run.metrics for run in runs if run.metrics)]
         metric = next(iter(shared or numbers), None)
+        if metric is None:
+            return None
     # The first run that has the metric tells the mode.
     having = next((run for run in runs if metric in run.metrics), runs[0])
     return goal_of(having, metric, mode)

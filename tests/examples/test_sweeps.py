@@ -78,7 +78,7 @@ def test_from_the_command_line(data: str, cluster: None, tmp_path: Path, capsys:
     arguments = ["--algo", "random", "--scale", "tiny", "--samples", "2", "--data", data, "--devices", "2"]
     main(WORKLOADS["dcgan"], [*arguments, "--run-dir", str(tmp_path)])
     said = capsys.readouterr().out
-    assert "2 trials, 6 iterations" in said
+    assert "2 trials with results, 6 iterations" in said
     assert "the best so far" in said
     assert "netG_lr" in said
     assert (tmp_path / "fluid" / "report.html").is_file()

@@ -117,6 +117,16 @@ def test_another_metric_judges(small_run: Path, capsys: Captured) -> None:
     assert report(capsys, str(small_run), "--mode", "max")[1].startswith("best loss 0.9: a, at iteration 1")
 
 
+def test_a_metric_that_only_counts_is_not_judged_by(session: Callable[..., Any], capsys: Captured) -> None:
+    made = session({"g": [trial("a", 2), trial("b", 2)]})
+    made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {"step": 1}), ("b", 1, 0.0, 1.0, 1.0, (1,), {"step": 5}))
+    path = str(made.close())
+    lines = report(capsys, path)
+    assert not [line for line in lines if line.startswith(("best", "importance"))]
+    assert [line for line in lines if line.startswith(("a ", "b "))] == ["a unfinished 1/2 1 s", "b unfinished 1/2 1 s"]
+    assert report(capsys, path, "--metric", "step")[1].startswith("best step 5: b")
+
+
 def test_a_damaged_file_is_told_first(small_run: Path, capsys: Captured) -> None:
     (small_run / "results.jsonl").write_bytes(b"\x00\xff\x01\n" * 45)
     lines = report(capsys, str(small_run))
