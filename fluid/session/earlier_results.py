@@ -11,7 +11,7 @@ from typing import Any
 
 from fluid.errors import FluidError
 from fluid.results.folder_files import RESULTS, TRIALS, json_lines
-from fluid.results.iterations import CLOCK_RESET_S
+from fluid.results.iterations import CLOCK_RESET_S, read_reported
 from fluid.results.records import Result
 
 _log = logging.getLogger(__name__)
@@ -49,20 +49,20 @@ class GroupResults:
             raise FluidError(f"the results of the sessions before are gone: {self.folder / RESULTS} was deleted")
         forgotten: dict[str, Mapping[str, Any]] | None = None
         for line in json_lines(self.folder / RESULTS, self.start, self.end):
-            if line.entry is None or line.entry.get("group") != self.group_id or _times(line.entry) is None:
+            reported = read_reported(line.entry or {})
+            if reported is None or reported.group_id != self.group_id:
                 continue
-            trial_id = line.entry["trial"]
-            config = config_of(trial_id)
+            config = config_of(reported.trial_id)
             if config is None:
                 forgotten = self._configs() if forgotten is None else forgotten
-                config = forgotten.get(trial_id, {})
+                config = forgotten.get(reported.trial_id, {})
             yield Result(
-                trial_id=trial_id,
-                iteration=line.entry["iteration"],
-                metrics=line.entry.get("metrics"),
-                seconds=float(line.entry["seconds"]),
-                width=float(line.entry.get("width", 1.0)),
-                device_ids=tuple(line.entry.get("devices", ())),
+                trial_id=reported.trial_id,
+                iteration=reported.number,
+                metrics=reported.metrics,
+                seconds=reported.seconds,
+                width=reported.width,
+                device_ids=reported.devices,
                 config=config,
             )
 
@@ -98,13 +98,13 @@ class EarlierResults:
         """Reads a run folder's results, and keeps where they are. Lines that are no results are skipped."""
         found, skipped = cls(), 0
         for line in json_lines(folder / RESULTS):
-            times = None if line.entry is None else _times(line.entry)
-            if line.entry is None or times is None:
+            reported = read_reported(line.entry or {})
+            if reported is None:
                 skipped += 1
                 continue
-            trial_id, group_id, iteration = line.entry["trial"], line.entry["group"], line.entry["iteration"]
-            found.reported[trial_id] = max(iteration, found.reported.get(trial_id, 0))
-            start, end = found._on_axis(*times)
+            trial_id, group_id = reported.trial_id, reported.group_id
+            found.reported[trial_id] = max(reported.number, found.reported.get(trial_id, 0))
+            start, end = found._on_axis(reported.at - reported.seconds, reported.at)
             if group_id not in found.groups:
                 found.groups[group_id] = GroupResults(folder, group_id, line.start, line.end)
             group = found.groups[group_id]
@@ -125,14 +125,3 @@ class EarlierResults:
         start, end = start + self.offset, end + self.offset
         self.latest = max(self.latest, end)
         return start, end
-
-
-def _times(entry: Mapping[str, Any]) -> tuple[float, float] | None:
-    """When the iteration of an entry started and ended; ``None`` if the entry is no result."""
-    trial, group, iteration = entry.get("trial"), entry.get("group"), entry.get("iteration")
-    seconds, at = entry.get("seconds"), entry.get("at")
-    if not isinstance(trial, str) or not isinstance(group, str) or not isinstance(iteration, int):
-        return None
-    if not isinstance(seconds, (int, float)) or not isinstance(at, (int, float)):
-        return None
-    return at - seconds, at

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fluid
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
 
 
 def train(config: dict[str, Any]) -> Any:
@@ -78,3 +80,18 @@ def test_what_is_not_known_is_said(finished: Path) -> None:
         result.best_by("accuracy")
     with pytest.raises(InvalidFieldError, match="mode="):
         result.best_by("loss", "least")
+
+
+def test_a_table_without_pandas_names_what_to_install(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependencyError, match=r"needs pandas.* to install it: pip install .*pandas"):
+        fluid.load(finished).dataframe()
+
+
+def test_a_table_of_nothing_has_its_columns(finished: Path) -> None:
+    pytest.importorskip("pandas")
+    empty = replace(fluid.load(finished), trials=())
+    assert list(empty.dataframe().columns) == ["trial", "state", "iteration", "seconds", "checkpoint", "error"]
+    assert len(empty.dataframe("iteration")) == 0
+    with pytest.raises(InvalidFieldError, match="every="):
+        empty.dataframe("step")
