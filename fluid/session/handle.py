@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ from fluid.trialgroup import Search, Trial, TrialState
 
 if TYPE_CHECKING:
     from fluid.results.tables import DataFrame
+
+#: Most seconds to wait for checkpoints that are still being saved.
+_PATIENCE = 60.0
 
 
 class TrialGroupHandle:
@@ -179,10 +183,14 @@ class TrialGroupHandle:
     def load_checkpoint(self, trial_id: str) -> Any:
         """Loads the newest checkpoint of a trial that is kept on disk: see :meth:`fluid.TrialResult.load_checkpoint`.
 
+        Waits for checkpoints that are still being saved.
+
         Raises:
             InvalidFieldError: the trial is unknown.
             FluidError: no checkpoint is kept, or it is damaged.
         """
+        with contextlib.suppress(FluidError):  # The session has ended, or a listener calls: what is there counts.
+            self._session.await_kept(_PATIENCE)
         found = next((trial for trial in self.trials if trial.trial_id == trial_id), None)
         if found is None:
             raise InvalidFieldError("trial_id", trial_id, f"is unknown in group {self.name!r}")

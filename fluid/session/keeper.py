@@ -96,7 +96,7 @@ class Keeper:
             return None
         if not _may_be_saved(trial.trainable):
             name = profile_name(trial.trainable)
-            self._warn(name, "no checkpoint of %s is kept: it cannot be saved (docs/running.md has the ways)", name)
+            self._warn(name, "no checkpoint of %s is kept: it cannot be saved; docs/results.md tells what can", name)
             return None
         rule = KeepRule(self.retention.how, group_id)
         if rule.how == "best" and search is not None and search.metric:

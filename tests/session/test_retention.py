@@ -164,6 +164,13 @@ def test_closing_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
     assert kept(tmp_path, "a") == [4], "its process would have had two seconds to end"
 
 
+def test_loading_waits_for_what_is_being_saved(tmp_path: Path) -> None:
+    with executor(tmp_path, "last", devices=1) as session:
+        handle = session.submit_trialgroup(TrialGroup([valley("a", slow_save=1.0)]))
+        assert handle.wait(PATIENCE)
+        assert handle.load_checkpoint("a").done == 4
+
+
 def test_a_group_without_a_metric_is_refused(tmp_path: Path) -> None:
     with executor(tmp_path, "best:1", devices=1) as session:
         for search in (None, Search(), Search("", "min")):
