@@ -57,7 +57,7 @@ const model = (() => {
     const found = { name, position, numeric, constant: texts.size < 2, value: (trial) => trial.config[position] };
     if (numeric) {
       const low = Math.min(...known), high = Math.max(...known), few = Array.from(new Set(known)).sort((a, b) => a - b);
-      found.scale = draw.numbers(low, high, { log: draw.isLogarithmic(known), margin: low === high ? 0 : 0.03, values: few.length <= 10 ? few : null });
+      found.scale = draw.numbers(low, high, { log: draw.isLogarithmic(known), margin: low === high ? 0 : 0.03, values: few.length <= 10 && (few.every(Number.isInteger) || few.length * 2 <= known.length) ? few : null });
       found.place = (trial) => found.scale.at(trial.config[position]);
     } else {
       const places = Array.from(texts).sort((a, b) => a.localeCompare(b, "en", { numeric: true }));

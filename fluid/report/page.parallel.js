@@ -70,8 +70,12 @@ const parallel = (() => {
       draw.text(pen, name, x, 14 + (gap < 120 && k % 2 ? 12 : 0), { align: "center", colour: "text", most: gap < 120 ? gap * 1.7 : gap - 8 });
       pen.font = pen.font.replace("bold ", "");
       if (axis.scale.log) draw.text(pen, "log", x, TOP + TALL + 18, { align: "center" });
-      for (const value of axis.scale.marks(6)) {
-        const y = yOf(axis.scale.at(value)), label = draw.fitted(pen, axis.scale.label(value), gap - 16);
+      let free = Infinity;
+      for (const value of axis.scale.marks(axis.numeric ? 6 : 14)) {
+        const y = yOf(axis.scale.at(value));
+        if (y > free) continue;
+        free = y - 13;
+        const label = draw.fitted(pen, axis.scale.label(value), gap - 16);
         draw.line(pen, x - 3, y, x + 3, y, "text");
         // A plate below the label keeps it legible above the lines.
         const size = pen.measureText(label).width, left = k === axes.length - 1 && axes.length > 1 ? x - 8 - size : x + 7;

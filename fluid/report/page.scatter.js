@@ -62,11 +62,14 @@ const scatter = (() => {
       draw.text(pen, goal.scale.label(value), left - 6, y(goal.scale.at(value)) + 4, { align: "right", most: left - 8 });
     }
     const inner = parameter.numeric ? 0 : Math.min(30, wide / (2 * parameter.scale.names.length)), x = (share) => left + share * wide;
-    const labels = parameter.scale.marks(parameter.numeric ? Math.max(2, wide / 70) : 8), each = wide / Math.max(1, labels.length);
+    const labels = parameter.scale.marks(parameter.numeric ? Math.max(3, wide / 40) : 8), each = wide / Math.max(1, labels.length);
+    let free = 0;
     for (const value of labels) {
       const at = parameter.scale.at(value), label = draw.fitted(pen, parameter.scale.label(value), parameter.numeric ? 60 : each - 4);
-      const half = pen.measureText(label).width / 2;
-      draw.text(pen, label, Math.max(left + half - 8, Math.min(width - half - 1, x(at))), height - bottom + 16, { align: "center" });
+      const half = pen.measureText(label).width / 2, middle = Math.max(left + half - 8, Math.min(width - half - 1, x(at)));
+      if (middle - half < free) continue;
+      free = middle + half + 6;
+      draw.text(pen, label, middle, height - bottom + 16, { align: "center" });
     }
     draw.line(pen, left, height - bottom, width - right, height - bottom, "rule");
     found.marks = [];
