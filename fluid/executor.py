@@ -179,11 +179,15 @@ class FluidExecutor:
         Args:
             run_dir: folder of the session; the new one appends to its files.
             options: as for :class:`FluidExecutor`; ``keep`` and ``checkpoint_bytes`` are the session's by default.
+                Also ``listeners``, by name of a group: they get what its trials report from now on.
 
         Raises:
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
                 its files cannot be read.
         """
+        listeners = options.pop("listeners", {})
+        for listener in listeners.values():
+            require_listener(listener)
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)
@@ -192,7 +196,7 @@ class FluidExecutor:
             folder.close()
             raise
         try:
-            executor._session.resume(left)
+            executor._session.resume(left, listeners)
         except BaseException:
             executor.close()
             raise
@@ -384,12 +388,7 @@ def executor_in_force() -> FluidExecutor | None:
 
 @contextlib.contextmanager
 def executor_scope(given: FluidExecutor | None, **options: Any) -> Iterator[FluidExecutor]:
-    """The executor to run on: the one given, that in force or a new one; closed at the end unless it is in force.
-
-    Args:
-        given: by the user; ``None`` if none was.
-        options: of a new one.
-    """
+    """The one given, that in force, or a new one with these options; closed at the end unless it is in force."""
     executor = given or executor_in_force() or FluidExecutor(**options)
     try:
         yield executor

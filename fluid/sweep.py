@@ -13,6 +13,7 @@ from typing import Any
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
+from fluid.results.folder_files import is_used
 from fluid.results.metrics import Goal, goals_of
 from fluid.results.sweep import SweepResult
 from fluid.search import make_sampler, make_space
@@ -25,12 +26,12 @@ from fluid.sweeping.algorithms import (
     ALGORITHMS,
     HALVING,
     make_scheduler,
-    most_under_way,
     require_concurrency,
     samples_of,
 )
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.plan import SweepPlan
+from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 
 #: What a new executor keeps: the checkpoint of the best trial.
@@ -55,6 +56,7 @@ def run(
     name: str | None = None,
     executor: FluidExecutor | None = None,
     run_dir: str | Path | None = None,
+    resume: bool = False,
     callbacks: Sequence[TrialListener] = (),
     on_oom: str = "fail",
     eta: int = 3,
@@ -99,6 +101,8 @@ def run(
             else a new one with ``keep="best:1"``. It is closed at the end unless it is in force, as in a ``with``
             block.
         run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
+        resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
+            ``False`` by default.
         callbacks: listeners of the trials, which are called besides; their rules are those of
             :class:`fluid.TrialListener`.
         on_oom: what a trial that ran out of memory counts as: ``"fail"``, the default, as failed; ``"worst"`` as one
@@ -120,6 +124,12 @@ def run(
     """
     require_one_of("algorithm", algorithm, ALGORITHMS)
     goals = _checked_goals(metric, mode, algorithm)
+    name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
+    earlier = _earlier_sweep(resume, run_dir, name)
+    if earlier is not None and algorithm == "tpe":
+        if callable(space):
+            raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
+        points = [trial.config for trial in earlier.trials]  # What it suggested followed from what was done by then.
     sampler = make_sampler(
         algorithm if algorithm in ("grid", "tpe") else "random",
         make_space(space),
@@ -136,7 +146,7 @@ def run(
     number = samples_of(algorithm, samples, sampler, is_limited=is_limited, rungs=rungs, eta=eta)
     plan = SweepPlan(
         trainable=trainable,
-        name=_name_of(trainable, algorithm) if name is None else require_text("name", name),
+        name=name,
         algorithm=algorithm,
         sampler=sampler,
         scheduler=make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number),
@@ -150,38 +160,46 @@ def run(
         trial_options=_checked_options(trainable, trial_options),
         callbacks=_checked_callbacks(callbacks),
     )
-    return _run(plan, _checked_executor(executor, run_dir), run_dir)
+    given = _checked_executor(executor, run_dir)
+    if earlier is not None:
+        assert run_dir is not None
+        loop = SweepLoop(plan)
+        resumed = FluidExecutor.resume(run_dir, listeners={plan.name: loop})
+        with executor_scope(resumed):
+            return _run(loop, resumed, earlier)
+    with executor_scope(given, run_dir=run_dir, keep=_KEEP) as chosen:
+        plan = replace(plan, name=_new_name(plan.name, chosen))
+        return _run(SweepLoop(plan), chosen, None)
 
 
-def _run(plan: SweepPlan, given: FluidExecutor | None, run_dir: str | Path | None) -> SweepResult:
+def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None) -> SweepResult:
     heard = None
-    with executor_scope(given, run_dir=run_dir, keep=_KEEP) as executor:
-        under_way = plan.under_way or most_under_way(plan.algorithm, plan.samples, executor)
-        plan = replace(plan, name=_new_name(plan.name, executor), under_way=under_way)
-        loop = SweepLoop(plan, executor)
-        try:
-            loop.run()
-        except KeyboardInterrupt:
-            heard = int(signal.SIGINT)
-        except SystemExit:
-            heard = NOTICE.heard
-            if heard is None:
-                raise
-        finally:
-            if IN_FORCE.has(executor) and not executor.closed and (heard is None or heard == signal.SIGINT):
-                loop.abandon()  # The executor is used further, or closed by the block; then this changes little.
-    result = _result(loop, plan, executor.run_dir)
+    try:
+        loop.run(executor, earlier)
+    except KeyboardInterrupt:
+        heard = int(signal.SIGINT)
+    except SystemExit:
+        heard = NOTICE.heard
+        if heard is None:
+            raise
+    finally:
+        stays_open = IN_FORCE.has(executor) and not executor.closed
+        if stays_open and heard in (None, signal.SIGINT):
+            loop.abandon()  # Others may use the executor further.
+    result = _result(loop, executor.run_dir)
     if heard is not None:
-        cut_off = loop.unfinished
-        counted = f"{len(cut_off)} of {len(result.trials)} trials had not ended"
+        counted = f"{len(loop.unfinished)} of {len(result.trials)} trials had not ended"
         call = f"fluid.load({str(result.run_dir)!r}) has what there is"
+        if not stays_open:
+            call += f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
         print(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}", file=sys.stderr, flush=True)
-        raise SweepInterrupted(128 + heard, result, cut_off)
+        raise SweepInterrupted(128 + heard, result, loop.unfinished)
     loop.raise_if_all_failed(result)
     return result
 
 
-def _result(loop: SweepLoop, plan: SweepPlan, run_dir: Path) -> SweepResult:
+def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
+    plan = loop.plan
     metrics, modes = tuple(goal.metric for goal in plan.goals), tuple(goal.mode for goal in plan.goals)
     return SweepResult(
         trials=loop.trials,
@@ -234,6 +252,17 @@ def _checked_callbacks(callbacks: Any) -> tuple[TrialListener, ...]:
     for listener in listeners:
         require_listener(listener)
     return listeners
+
+
+def _earlier_sweep(resume: Any, run_dir: Any, name: str) -> EarlierSweep | None:
+    """Returns what there is to go on with; ``None`` if the folder is still empty."""
+    if not isinstance(resume, bool):
+        raise InvalidFieldError("resume", resume, "must be True or False")
+    if not resume:
+        return None
+    if run_dir is None:
+        raise InvalidFieldError("resume", resume, "needs run_dir, the folder of the sweep")
+    return read_sweep(run_dir, name) if is_used(Path(run_dir).expanduser()) else None
 
 
 def _name_of(trainable: Any, algorithm: str) -> str:

@@ -254,8 +254,8 @@ class Session:
 
     # -- the session itself --------------------------------------------------------------------------------
 
-    def resume(self, left: LeftSession) -> None:
-        """Goes on with the groups of an earlier session."""
+    def resume(self, left: LeftSession, listeners: Mapping[str, TrialListener]) -> None:
+        """Goes on with the groups of an earlier session; ``listeners`` has those of groups, by name."""
         payloads = {
             group_id: {trial: self._payload_of(trial) for trial in group.trials.values()}
             for group_id, group in left.groups.items()
@@ -276,7 +276,7 @@ class Session:
             for event in map(self._keeper.recovered, left.events(now, self._spec)):
                 group = left.groups[event.group_id]
                 trials = TrialGroup(group.trials.values(), group.name, search=group.search)
-                inbox = GroupInbox(event.group_id, trials)
+                inbox = GroupInbox(event.group_id, trials, listeners.get(group.name))
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 results = left.results.groups.get(event.group_id)
                 offset = left.results.offset_at(now)

@@ -8,7 +8,6 @@ devices is under way then.
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 from collections.abc import Callable
 from functools import partial
@@ -20,14 +19,17 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.keeping import value_of
 from fluid.results.records import Result, TrialResult
+from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
+from fluid.sweeping.algorithms import most_under_way
+from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.plan import SweepFailedError, SweepPlan, SweepTrial
+from fluid.sweeping.resuming import EarlierSweep, is_same_config
 from fluid.sweeping.serial import SerialWork
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
-_log = logging.getLogger(__name__)
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
 _CHUNK = 1024
 
@@ -37,22 +39,24 @@ class SweepLoop(TrialListener):
 
     Args:
         plan: what to do.
-        executor: runs the trials.
 
     Attributes:
+        plan: what to do.
         handle: of the sweep's group; ``None`` before it is submitted.
         reason: what ended the sweep before its trials were done; ``None`` if nothing did.
     """
 
-    def __init__(self, plan: SweepPlan, executor: FluidExecutor) -> None:
-        self._plan = plan
-        self._executor = executor
+    def __init__(self, plan: SweepPlan) -> None:
+        self.plan = plan
+        self._under_way = plan.under_way
         self._clock = MonotonicClock()
         self._began = self._clock.now()
         self.handle: TrialGroupHandle | None = None
         self.reason: str | None = None
-        self.tells_failures = any(callback.tells_failures for callback in plan.callbacks)
+        self._callbacks = Callbacks(plan.callbacks, plan.name)
+        self.tells_failures = self._callbacks.tells_failures
         self._work = SerialWork()
+        self._executor: FluidExecutor
         #: Wakes the caller's thread.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._by_id: dict[str, SweepTrial] = {}
@@ -64,15 +68,26 @@ class SweepLoop(TrialListener):
         self._worst: list[float] = []
         self._error: BaseException | None = None
         self._is_over = False
+        #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
+        self._replayed: dict[str, str] | None = None
 
-    def run(self) -> None:
+    def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> None:
         """Runs until all trials have ended, or a rule ends the sweep.
+
+        Args:
+            executor: runs the trials.
+            earlier: what an earlier session has left of the sweep, whose group goes on with this listener; ``None`` to
+                begin.
 
         Raises:
             Exception: what ended the sweep.
         """
-        self._do(self._fill)
-        budget = self._plan.time_budget_s
+        self._executor = executor
+        if self._under_way is None:
+            self._under_way = most_under_way(self.plan.algorithm, self.plan.samples, executor)
+        first = self._fill if earlier is None else partial(self._go_on, earlier)
+        self._work.start(partial(self._guard, first))
+        budget = self.plan.time_budget_s
         while not self._is_over:
             left = None if budget is None else max(0.0, self._began + budget - self._clock.now())
             with contextlib.suppress(queue.Empty):
@@ -92,7 +107,7 @@ class SweepLoop(TrialListener):
     @property
     def trials(self) -> tuple[TrialResult, ...]:
         """The trials that have been started, in that order."""
-        return tuple(trial.result(self._plan.name, self._executor.run_dir) for trial in list(self._by_id.values()))
+        return tuple(trial.result(self.plan.name, self._executor.run_dir) for trial in list(self._by_id.values()))
 
     def raise_if_all_failed(self, result: Any) -> None:
         """Raises an error if no trial has come to anything.
@@ -117,39 +132,31 @@ class SweepLoop(TrialListener):
     # -- events, in the session's thread -------------------------------------------------------------------
 
     def on_start(self, trial_id: str) -> None:
-        for callback in self._plan.callbacks:
-            self._call(callback.on_start, trial_id)
+        self._callbacks.on_start(trial_id)
 
     def on_result(self, result: Result) -> None:
+        self._callbacks.on_result(result)
         self._take(partial(self._record, result))
-        for callback in self._plan.callbacks:
-            self._call(callback.on_result, result)
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
+        self._callbacks.on_end(trial_id, state, failure)  # First: the last one may end the sweep.
         self._take(partial(self._record_end, trial_id, state, failure))
-        for callback in self._plan.callbacks:
-            self._call(callback.on_end, trial_id, state, failure)
 
     def on_request(self, request: TrialRequest) -> None:
-        for callback in self._plan.callbacks:
-            if type(callback).on_request is not TrialListener.on_request:
-                callback.on_request(request)
-                return
-        super().on_request(request)
+        self._callbacks.on_request(request)
 
     def on_broken(self, error: BaseException) -> None:
         problem = FluidError(f"the executor ended before the sweep: {error}")
         problem.__cause__ = error
+        self._callbacks.on_broken(error)
         self._take(partial(self._fail, problem))
-        for callback in self._plan.callbacks:
-            self._call(callback.on_broken, error)
 
     def _take(self, piece: Callable[[], None]) -> None:
         """Takes an event: does it here, or wakes the caller's thread to do it."""
         self._work.add(partial(self._guard, piece))
-        if not self._plan.learns:
+        if not self.plan.learns:
             self._work.do()
-        if self._plan.learns or self._is_over:
+        if self.plan.learns or self._is_over:
             self._wakes.put(None)
 
     def _do(self, piece: Callable[[], None]) -> None:
@@ -166,16 +173,12 @@ class SweepLoop(TrialListener):
         except Exception as error:
             self._fail(error)
 
-    def _call(self, method: Callable[..., None], *facts: Any) -> None:
-        try:
-            method(*facts)
-        except Exception:
-            _log.exception("a callback of the sweep %r raised", self._plan.name)
-
     # -- starting trials -----------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Starts trials while there is room for them."""
+        if self._replayed is not None:
+            return
         while not self._is_exhausted and self.reason is None:
             fresh: list[Trial] = []
             while len(fresh) < _CHUNK and self._has_room and (trial := self._next()) is not None:
@@ -187,22 +190,23 @@ class SweepLoop(TrialListener):
 
     @property
     def _has_room(self) -> bool:
-        return self._plan.under_way is None or self._open < self._plan.under_way
+        return self._under_way is None or self._open < self._under_way
 
     def _next(self) -> Trial | None:
         """Makes the next trial; ``None`` if there are no more."""
-        start = self._plan.scheduler.start()
-        suggestion = None if start is None else self._plan.sampler.ask()
+        start = self.plan.scheduler.start()
+        suggestion = None if start is None else self.plan.sampler.ask()
         if start is None or suggestion is None:
             self._is_exhausted = True
             return None
-        trial_id = f"{self._plan.name}-{start.trial:05d}"
+        trial_id = f"{self.plan.name}-{start.trial:05d}"
         trial = SweepTrial(
             number=start.trial,
             trial_id=trial_id,
             token=suggestion.token,
             config=suggestion.config,
             budget=start.budget,
+            granted=start.budget,
         )
         return self._enter(trial, start.follow_up_iterations)
 
@@ -211,17 +215,17 @@ class SweepLoop(TrialListener):
         self._by_id[trial.trial_id] = self._by_number[trial.number] = trial
         self._open += 1
         return Trial(
-            self._plan.trainable,
+            self.plan.trainable,
             trial.config,
             budget=trial.budget,
             trial_id=trial.trial_id,
             follow_up_iterations=follow_up_iterations,
-            **self._plan.trial_options,
+            **self.plan.trial_options,
         )
 
     def _submit(self, trials: list[Trial]) -> None:
         if self.handle is None:
-            group = TrialGroup(trials, self._plan.name, search=self._plan.search)
+            group = TrialGroup(trials, self.plan.name, search=self.plan.search)
             self.handle = self._executor.submit_trialgroup(group, self)
         else:
             self.handle.add(*trials)
@@ -229,7 +233,7 @@ class SweepLoop(TrialListener):
     # -- what trials report --------------------------------------------------------------------------------
 
     def _record(self, result: Result) -> None:
-        trial, plan = self._by_id.get(result.trial_id), self._plan
+        trial, plan = self._by_id.get(result.trial_id), self.plan
         if trial is None:
             return
         values = plan.values_of(result.trial_id, result.metrics)
@@ -246,7 +250,7 @@ class SweepLoop(TrialListener):
             self._end(plan.rules.reason)
 
     def _record_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
-        trial, plan = self._by_id.get(trial_id), self._plan
+        trial, plan = self._by_id.get(trial_id), self.plan
         if trial is None or not trial.is_open:
             return
         trial.is_open = False
@@ -264,11 +268,11 @@ class SweepLoop(TrialListener):
 
     def _record_failure(self, trial: SweepTrial, failure: Failure) -> None:
         trial.state, trial.failure = TrialState.FAILED.value, failure
-        is_worst = self._plan.oom_is_worst and failure.kind == "out_of_memory"
+        is_worst = self.plan.oom_is_worst and failure.kind == "out_of_memory"
         del self._by_number[trial.number]
-        self._plan.sampler.tell(trial.token, self._worst or None if is_worst else None, failed=not is_worst)
+        self.plan.sampler.tell(trial.token, self._worst or None if is_worst else None, failed=not is_worst)
         if self.reason is None:
-            self._decide(trial, self._plan.scheduler.ended(trial.number, is_worst=is_worst))
+            self._decide(trial, self.plan.scheduler.ended(trial.number, is_worst=is_worst))
 
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
@@ -277,27 +281,32 @@ class SweepLoop(TrialListener):
             self._extend(promoted, promotion.budget, promotion.follow_up_iterations)
         for number in decision.ended:
             ended = self._by_number[number]
-            outcome = TrialState.DONE if ended.iteration >= self._plan.budget else TrialState.STOPPED
+            outcome = TrialState.DONE if ended.iteration >= self.plan.budget else TrialState.STOPPED
             self._let_go(ended, outcome.value)
-        self._plan.rules.decided(trial.number, is_over=trial.number not in self._by_number)
-        if self._plan.rules.reason is not None:
-            self._end(self._plan.rules.reason)
+        self.plan.rules.decided(trial.number, is_over=trial.number not in self._by_number)
+        if self.plan.rules.reason is not None:
+            self._end(self.plan.rules.reason)
 
     def _extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int) -> None:
+        trial.budget, trial.is_open = budget, True
+        self._open += 1
+        if self._replayed is None:
+            self._grant(trial, follow_up_iterations)
+
+    def _grant(self, trial: SweepTrial, follow_up_iterations: int) -> None:
+        """Grants a trial the iterations up to its budget."""
         assert self.handle is not None
-        further, trial.budget = budget - trial.iteration, budget
+        further, trial.granted = trial.budget - trial.granted, trial.budget
         try:
             self.handle.extend(trial.trial_id, further, follow_up_iterations=follow_up_iterations)
         except InvalidFieldError:
             # Its state was dropped to make room, as it cannot be saved: it begins again, as another trial.
             self._stop(trial, TrialState.STOPPED.value)
             del self._by_id[trial.trial_id]
-            trial.trial_id, trial.iteration, trial.is_open = f"{trial.trial_id}-again", 0, True
+            trial.trial_id, trial.iteration = f"{trial.trial_id}-again", 0
             trial.results.clear()
+            self._open -= 1
             self._submit([self._enter(trial, follow_up_iterations)])
-        else:
-            trial.is_open = True
-            self._open += 1
 
     def _let_go(self, trial: SweepTrial, outcome: str | None) -> None:
         """Lets a trial go that will not continue, and tells the sampler what it came to.
@@ -308,21 +317,58 @@ class SweepLoop(TrialListener):
         """
         del self._by_number[trial.number]
         trial.state = outcome or trial.stop or TrialState.STOPPED.value
-        self._plan.sampler.tell(trial.token, trial.values, failed=trial.values is None)
+        self.plan.sampler.tell(trial.token, trial.values, failed=trial.values is None)
         if outcome is not None:
             self._stop(trial, outcome)
 
     def _stop(self, trial: SweepTrial, outcome: str) -> None:
         assert self.handle is not None
+        if self._replayed is not None:
+            self._replayed[trial.trial_id] = outcome
+            return
         self.handle.stop(trial.trial_id, outcome)
 
     def _note_worst(self, values: tuple[float, ...]) -> None:
         worst = self._worst
-        for number, (value, goal) in enumerate(zip(values, self._plan.goals, strict=True)):
+        for number, (value, goal) in enumerate(zip(values, self.plan.goals, strict=True)):
             if number == len(worst):
                 worst.append(value)
             elif worst[number] != worst[number] or goal.is_better(worst[number], value):
                 worst[number] = value
+
+    # -- going on ------------------------------------------------------------------------------------------
+
+    def _go_on(self, earlier: EarlierSweep) -> None:
+        """Takes what an earlier session reported, does what it had no time for, and starts further trials."""
+        self.handle = next(handle for handle in self._executor.handles if handle.name == self.plan.name)
+        self._replayed = {}
+        for past in earlier.trials:
+            if (
+                (made := self._next()) is None
+                or made.id != past.trial_id
+                or not is_same_config(made.config, past.config)
+            ):
+                raise _other_arguments(past.trial_id)
+        for result in earlier.results:
+            self._record(result)
+            trial = self._by_id[result.trial_id]
+            if trial.iteration >= trial.budget and trial.stop is None:
+                self._record_end(trial.trial_id, TrialState.DONE.value, None)
+        for past in earlier.trials:
+            trial = self._by_id[past.trial_id]
+            if past.budget > trial.budget and trial.state == UNFINISHED:
+                raise _other_arguments(past.trial_id)
+            if past.ended is not None and (past.ended is not TrialState.DONE or past.budget >= trial.budget):
+                self._record_end(past.trial_id, past.ended.value, past.failure)
+        stops, self._replayed = self._replayed, None
+        for past in earlier.trials:
+            trial = self._by_id[past.trial_id]
+            trial.granted = past.budget
+            if past.trial_id in stops:
+                self.handle.stop(past.trial_id, stops[past.trial_id])
+            elif trial.is_open and trial.budget > past.budget:
+                self._grant(trial, self.plan.budget - trial.budget)
+        self._fill()
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -346,3 +392,7 @@ class SweepLoop(TrialListener):
     def _finish_if_done(self) -> None:
         if not self._open and (self._is_exhausted or self.reason is not None):
             self._is_over = True
+
+
+def _other_arguments(trial_id: str) -> InvalidFieldError:
+    return InvalidFieldError("resume", True, f"trial {trial_id!r} of the folder does not follow from these arguments")

@@ -105,6 +105,7 @@ class SweepTrial:
         token: the sampler's.
         config: its hyperparameters.
         budget: iterations after which it waits for a decision.
+        granted: iterations that the engine lets it run; less than ``budget`` only where a session goes on.
         iteration: iterations done.
         values: of the metrics at its last iteration; ``None`` before.
         is_open: whether it runs, or waits for a device.
@@ -119,6 +120,7 @@ class SweepTrial:
     token: int
     config: Mapping[str, Any]
     budget: int
+    granted: int
     iteration: int = 0
     values: tuple[float, ...] | None = None
     is_open: bool = True

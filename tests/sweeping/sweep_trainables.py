@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,17 @@ class Counter:
 
     def cleanup(self) -> None:
         pass
+
+
+class SlowCounter(Counter):
+    """Waits at each iteration for a ticket: a file in ``folder`` that nobody has taken before."""
+
+    def step(self) -> dict[str, Any]:
+        while True:
+            for ticket in Path(self.config["folder"]).glob("ticket-*"):
+                try:
+                    ticket.unlink()
+                except FileNotFoundError:
+                    continue
+                return super().step()
+            time.sleep(0.01)

@@ -9,6 +9,7 @@ from fluid.sweeping.serial import SerialWork
 
 def test_work_is_done_once_and_never_two_pieces_at_a_time() -> None:
     work, done, at_work = SerialWork(), [], []
+    work.start(lambda: None)
 
     def piece(number: int) -> None:
         at_work.append(number)
@@ -42,17 +43,16 @@ def test_a_thread_that_works_takes_what_others_bring_meanwhile() -> None:
         other.join()
         assert not done, "the other thread does not wait, and does not work"
 
-    work.add(outer)
-    work.do()
+    work.start(outer)
     assert done == [threading.current_thread()]
 
 
 def test_an_error_leaves_the_rest_for_later() -> None:
     work, done = SerialWork(), []
-    work.add(lambda: done.append(1 / 0))
     work.add(lambda: done.append(1))
     try:
-        work.do()
+        work.start(lambda: done.append(1 / 0))
     except ZeroDivisionError:
+        assert not done
         work.do()
     assert done == [1]

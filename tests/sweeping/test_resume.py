@@ -1,0 +1,108 @@
+"""Sweeps that go on in another session, with the same decisions as one that was not interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_trainables import Counter, curve
+from waiting import eventually
+
+import fluid
+from fluid import FluidExecutor, InvalidFieldError, SweepResult
+from fluid.search import uniform
+
+SPACE = {"x": uniform(0.0, 1.0)}
+
+DRIVER = """
+import sys
+import fluid
+from fluid.search import uniform
+from sweep_trainables import SlowCounter
+
+run_dir, algorithm, samples = sys.argv[1], sys.argv[2], int(sys.argv[3])
+fluid.run(SlowCounter, {"x": uniform(0.0, 1.0), "folder": run_dir + "-gate"}, metric="loss", mode="min",
+          samples=samples, budget=9, algorithm=algorithm, run_dir=run_dir, name="sweep")
+"""
+
+
+def resume(run_dir: Path, trainable: Any, space: Any, **options: Any) -> SweepResult:
+    arguments = {"metric": "loss", "mode": "min", "samples": 9, "budget": 9, "name": "sweep", **options}
+    return fluid.run(trainable, space, run_dir=run_dir, resume=True, **arguments)
+
+
+def outcome(result: SweepResult) -> list[Any]:
+    return [(trial.trial_id, trial.iteration, trial.config["x"]) for trial in result.trials]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "samples"), [("sha", 9), ("hyperband", 17), ("random", 5), ("asha", 9), ("tpe", 5)]
+)
+@pytest.mark.parametrize("after", [3, 8])
+def test_a_killed_sweep_goes_on(algorithm: str, samples: int, after: int, tmp_path: Path) -> None:
+    if algorithm == "tpe":
+        pytest.importorskip("optuna")
+    from sweep_trainables import SlowCounter
+
+    run_dir, gate = tmp_path / "run", tmp_path / "run-gate"
+    gate.mkdir()
+    (tmp_path / "driver.py").write_text(DRIVER, encoding="utf-8")
+    places = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""), str(Path(fluid.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    # The trials stop and wait after so many iterations in all.
+    for number in range(after):
+        (gate / f"ticket-{number}").touch()
+    command = [sys.executable, str(tmp_path / "driver.py"), str(run_dir), algorithm, str(samples)]
+    driver = subprocess.Popen(command, env=environment)
+    results = run_dir / "results.jsonl"
+    eventually(lambda: results.is_file() and results.read_text().count("\n") >= after)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    for number in range(2000):
+        (gate / f"ticket-{number}").touch()
+    result = resume(run_dir, SlowCounter, {**SPACE, "folder": str(gate)}, samples=samples, algorithm=algorithm)
+    assert len(result.trials) == samples
+    assert result.state == "DONE"
+    for trial in result.trials:
+        assert [one.iteration for one in trial.results] == list(range(1, trial.iteration + 1)), "none repeated or lost"
+        assert [one.metrics["count"] for one in trial.results] == list(range(1, trial.iteration + 1))
+    if algorithm in ("sha", "hyperband", "random"):
+        with FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "whole", verbose=0):
+            options = {"metric": "loss", "mode": "min", "samples": samples, "budget": 9, "algorithm": algorithm}
+            whole = fluid.run(Counter, SPACE, name="sweep", **options)
+        assert outcome(result) == outcome(whole)
+    assert max(trial.iteration for trial in result.trials) == 9
+
+
+def test_a_sweep_that_was_done_is_given_as_it_is(tmp_path: Path) -> None:
+    first = resume(tmp_path / "run", curve, SPACE)
+    again = resume(tmp_path / "run", curve, SPACE)
+    assert outcome(again) == outcome(first)
+    assert [trial.state for trial in again.trials] == [trial.state for trial in first.trials]
+    assert again.best.value == first.best.value
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"seed": 7}, "resume=True: trial 'sweep-00000' of the folder does not follow from these arguments"),
+        ({"name": "other"}, "name='other': is no sweep of .*, which has sweep"),
+        ({"samples": 3}, "does not follow from these arguments"),
+    ],
+)
+def test_other_arguments_are_refused(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    resume(tmp_path / "run", curve, SPACE)
+    with pytest.raises(InvalidFieldError, match=problem):
+        resume(tmp_path / "run", curve, SPACE, **options)
+
+
+def test_resume_needs_a_folder() -> None:
+    with pytest.raises(InvalidFieldError, match="resume=True: needs run_dir"):
+        fluid.run(curve, SPACE, metric="loss", resume=True)
+    with pytest.raises(InvalidFieldError, match="resume=3: must be True or False"):
+        fluid.run(curve, SPACE, metric="loss", resume=3)  # type: ignore[arg-type]
