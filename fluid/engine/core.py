@@ -240,8 +240,7 @@ class SessionState:
         self.commands.append(
             NotePaused(trial.trial_id, at=self.now, iteration=done, why=why, kind=kind, failures=failures)
         )
-        if trial.residence.device is not None:
-            self.memory.request_check(trial.residence.device)  # its state may leave now
+        self.lanes.check_memory(trial.residence.lane)  # its state may leave now
 
     def _set_queued(self, trial: TrialRecord, why: str, kind: str | None = None) -> None:
         if trial.state is TrialState.QUEUED:  # a new trial, or one that is sorted in again
@@ -252,8 +251,7 @@ class SessionState:
             self.commands.append(
                 NoteQueued(trial.trial_id, at=self.now, iteration=done, why=why, kind=kind, failures=failures)
             )
-        if trial.residence.device is not None:
-            self.memory.request_check(trial.residence.device)  # its state may leave now
+        self.lanes.check_memory(trial.residence.lane)  # its state may leave now
 
     def unqueue(self, trial: TrialRecord) -> None:
         """Takes a queued trial out of the queue."""

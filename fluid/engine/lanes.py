@@ -211,6 +211,11 @@ class Lanes:
         """Removes a resident that was told to leave; its memory stays reserved until the lane reports that it left."""
         self._lanes[lane_id].residents.pop(trial_id, None)
 
+    def check_memory(self, lane_id: int | None) -> None:
+        """Looks after this instant whether all still fits on a lane's devices; there is none for ``None``."""
+        for device in () if lane_id is None else self[lane_id].device_ids:
+            self._memory.request_check(device)
+
     def kept_on(self, device_id: int) -> list[tuple[int, str]]:
         """(lane, trial) for each state that a device keeps."""
         on_device = self._by_device.get(device_id, {})

@@ -58,7 +58,7 @@ class Residency:
         device = trial.residence.device
         if device is not None:
             self._core.changed = True
-            self._core.memory.request_check(device)
+            self._core.lanes.check_memory(trial.residence.lane)
             self._trim_residents(device)
 
     def _trim_residents(self, device: int) -> None:

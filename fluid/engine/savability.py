@@ -95,6 +95,5 @@ class Savability:
         if trial.state is TrialState.STARTING:
             core.release(trial)
             core.enqueue(trial, "goes on where its state is, which cannot be saved")
-        if trial.residence.device is not None:
-            core.memory.request_check(trial.residence.device)
+        core.lanes.check_memory(trial.residence.lane)
         self._calls.deliver(trial)

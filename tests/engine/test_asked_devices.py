@@ -87,6 +87,21 @@ def test_a_lane_of_a_gang_is_reused_by_the_next_and_ended_for_single_trials() ->
     assert only(commands, StopLane).lane_id == lane.lane_id
 
 
+def test_memory_is_looked_after_on_all_devices_of_a_gang_that_waits_again() -> None:
+    """Its state could leave now, and so could others beside it."""
+    hand = Hand(2, memory=100.0)
+    lane = only(gang(hand, "a", 2, budget=1, memory=MemoryNeed(10.0, 10.0)), StartLane)
+    hand.ready(lane.lane_id)
+    hand.started("a")
+    hand.iterate("a")
+    assert hand.trial("a").residence.lane == lane.lane_id
+    hand.state.memory.pop_grown()
+    hand.state._core.lanes.check_memory(lane.lane_id)
+    assert hand.state.memory.pop_grown() == [0, 1]
+    hand.state._core.lanes.check_memory(None)
+    assert hand.state.memory.pop_grown() == []
+
+
 def test_a_gang_whose_lane_is_lost_starts_again_in_another() -> None:
     hand = Hand(2)
     lane = only(gang(hand, "a", 2), StartLane)
