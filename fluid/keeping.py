@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,17 +102,23 @@ class KeepRule(NamedTuple):
     def value(self, result: Mapping[str, Any]) -> float | None:
         """Returns the metric of a result; ``None`` if it is missing or no finite number."""
         found = value_of(result if self.entry is None else result.get(self.entry), self.metric)
-        if found is None or isinstance(found, (str, bytes, bool)):
-            return None
-        try:
-            value = float(found)
-        except Exception:  # A value of the user's own class may raise anything.
-            return None
-        return value if math.isfinite(value) else None
+        return finite_number(found)
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value is strictly better than another one; any is better than ``None``."""
         return than is None or (value < than if self.mode == "min" else value > than)
+
+
+def finite_number(value: Any) -> float | None:
+    """A metric's value as a float, also a scalar of NumPy or PyTorch; ``None`` for what cannot be compared."""
+    if type(value) is not float:
+        if value is None or isinstance(value, (bool, str, bytes)) or getattr(value, "ndim", 0) != 0:
+            return None
+        try:
+            value = float(value)
+        except Exception:  # A value of the user's own class may raise anything.
+            return None
+    return value if value - value == 0.0 else None  # Neither NaN nor infinite.
 
 
 def value_of(metrics: object, name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
 from fluid.errors import InvalidFieldError, require_one_of, require_text
-from fluid.keeping import value_of
+from fluid.keeping import finite_number, value_of
 
 #: Words in the names of metrics for which less is better.
 _LESS_IS_BETTER = frozenset(
@@ -63,8 +63,7 @@ class Goal(NamedTuple):
 
     def value_in(self, metrics: object) -> float | None:
         """The metric's value in what a trial reported; ``None`` if that is no finite number."""
-        value = value_of(metrics, self.metric)
-        return value if is_number(value) else None
+        return finite_number(value_of(metrics, self.metric))
 
     def is_better(self, value: float, other: float) -> bool:
         """Whether one value is better than another."""

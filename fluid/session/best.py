@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluid.keeping import value_of
-from fluid.results.metrics import is_bookkeeping, is_number, less_is_better
+from fluid.keeping import finite_number, value_of
+from fluid.results.metrics import is_bookkeeping, less_is_better
 from fluid.trialgroup import Search, Trial
 
 
@@ -122,9 +122,7 @@ class BestTracker:
         value = metrics.get(self._metric)
         if value is None:
             value = value_of(metrics, self._metric)
-        if type(value) is not float:
-            value = _number(value)
-        return value if value is not None and value - value == 0.0 else None  # Neither NaN nor infinite.
+        return finite_number(value)
 
     def _find_sign(self) -> float:
         assert self._metric is not None
@@ -138,14 +136,4 @@ def _value_of(entry: tuple[float, int, Trial]) -> float:
 
 
 def _is_metric(name: object, value: object) -> bool:
-    return isinstance(name, str) and not is_bookkeeping(name) and is_number(_number(value))
-
-
-def _number(value: Any) -> float | None:
-    """A number, also one of NumPy or PyTorch, as a float; ``None`` for anything else."""
-    if isinstance(value, (bool, str, bytes)) or value is None or getattr(value, "ndim", 0) != 0:
-        return None
-    try:
-        return float(value)
-    except Exception:  # The class is the user's.
-        return None
+    return isinstance(name, str) and not is_bookkeeping(name) and finite_number(value) is not None
