@@ -36,6 +36,8 @@ from fluid.trialgroup import Trial
 
 #: What a new executor keeps: the checkpoint of the best trial.
 _KEEP = "best:1"
+#: Seconds to wait at most, at the end, for checkpoints that outlive the session.
+_KEPT_S = 60.0
 #: Fields of a trial that the sweep sets.
 _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
 
@@ -176,6 +178,8 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None)
     heard = None
     try:
         loop.run(executor, earlier)
+        if IN_FORCE.has(executor):  # Else they are brought when the executor is closed.
+            executor.session.await_kept(_KEPT_S)
     except KeyboardInterrupt:
         heard = int(signal.SIGINT)
     except SystemExit:

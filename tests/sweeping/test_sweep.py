@@ -259,7 +259,7 @@ def test_a_lane_that_dies_loses_nothing(executor: FluidExecutor, tmp_path: Path)
 def test_the_best_trials_checkpoint_outlives_the_sweep(executor: FluidExecutor, tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "run", verbose=0, keep="best:1") as keeping:
         result = run(keeping, Counter)
-    assert result.best.checkpoint is not None
+        assert result.best.checkpoint is not None, "also while the executor is open"
     assert result.best.checkpoint_iteration == result.best.iteration == 9
     assert result.best.load_checkpoint().count == 9
 
