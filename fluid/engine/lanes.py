@@ -23,6 +23,8 @@ class Lanes:
         self._memory = memory
         #: The most bytes that a lane was measured to take for itself: the estimate for lanes that are not warm yet.
         self.usual_bytes = 0.0
+        #: Whether a gang's lane with memory of its own was ended since :meth:`pop_freed` was called.
+        self._has_freed = False
         #: Devices on which lanes were ended to make room, which takes them a moment.
         self._retired: set[int] = set()
         self._lanes: dict[int, LaneRecord] = {}
@@ -167,8 +169,14 @@ class Lanes:
         for device_id in device_ids:
             for lane in self.on(device_id):
                 if lane.others and lane is not but and lane.ready and lane.is_empty:
+                    self._has_freed = self._has_freed or lane.own_bytes > 0.0
                     self.lose(lane.lane_id)
                     commands.append(StopLane(lane.lane_id))
+
+    def pop_freed(self) -> bool:
+        """Whether a gang's lane was ended since the last call: memory of all its devices is free then."""
+        freed, self._has_freed = self._has_freed, False
+        return freed
 
     def release(self, lane_ids: Iterable[int]) -> None:
         """Makes lanes idle; lost ones are ignored."""

@@ -386,10 +386,14 @@ class EngineState:
             for trial in self._residency.make_room():
                 if self._core.scheduling.start_where_kept(trial):
                     self._lifecycle.start(trial)
-            if len(self.lanes) < lanes:  # empty ones were ended, which made room
+            if len(self.lanes) < lanes or self.lanes.pop_freed():  # empty ones were ended, which made room
                 self._start_what_fits()
 
     def _start_what_fits(self) -> None:
-        for trial in self._core.scheduling.dispatch():
-            if trial.state is TrialState.QUEUED:
-                self._lifecycle.start(trial)
+        while True:
+            for trial in self._core.scheduling.dispatch():
+                if trial.state is TrialState.QUEUED:
+                    self._lifecycle.start(trial)
+            # A start on one device of a gang's idle lane ends that lane, which frees memory on its other devices.
+            if not self.lanes.pop_freed() or not self.queue:
+                break

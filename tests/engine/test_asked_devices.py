@@ -87,6 +87,20 @@ def test_a_lane_of_a_gang_is_reused_by_the_next_and_ended_for_single_trials() ->
     assert only(commands, StopLane).lane_id == lane.lane_id
 
 
+def test_memory_that_an_ended_gang_lane_frees_on_its_other_devices_is_used_at_once() -> None:
+    hand = Hand(2, memory=100.0, ready=False)
+    lane = only(gang(hand, "a", 2, budget=1), StartLane)
+    for each in [command for command in hand.log if isinstance(command, StartLane)]:
+        hand.do(LaneReady(hand.now, each.lane_id, own_bytes=40.0))
+    hand.stop("a")
+    hand.released("a", lane.lane_id)
+    small, large = MemoryNeed(10.0, 10.0), MemoryNeed(30.0, 30.0)
+    specs = (TrialSpec("small", 3, memory=small, devices=1), TrialSpec("large", 3, memory=large, devices=1))
+    commands = hand.do(GroupSubmitted(hand.now, "g", specs))
+    assert only(commands, StopLane).lane_id == lane.lane_id
+    assert hand.states() == {"a": "STOPPED", "small": "STARTING", "large": "STARTING"}
+
+
 def test_memory_is_looked_after_on_all_devices_of_a_gang_that_waits_again() -> None:
     """Its state could leave now, and so could others beside it."""
     hand = Hand(2, memory=100.0)
