@@ -390,10 +390,11 @@ class EngineState:
                 self._start_what_fits()
 
     def _start_what_fits(self) -> None:
-        while True:
-            for trial in self._core.scheduling.dispatch():
+        again = True
+        while again:
+            started = self._core.scheduling.dispatch()
+            for trial in started:
                 if trial.state is TrialState.QUEUED:
                     self._lifecycle.start(trial)
-            # A start on one device of a gang's idle lane ends that lane, which frees memory on its other devices.
-            if not self.lanes.pop_freed() or not self.queue:
-                break
+            # A start may end a gang's idle lane, which frees memory; a trial restored for a call may leave at once.
+            again = self.lanes.pop_freed() or any(trial.state.ended for trial in started)
