@@ -21,7 +21,7 @@ from fluid.search.rungs import rungs_of
 from fluid.search.stop_rules import StopArgument, StopRules
 from fluid.session.interrupted import SweepInterrupted
 from fluid.session.notice import NOTICE
-from fluid.session.results import TrialListener, require_listener
+from fluid.session.results import TrialFailedError, TrialListener, require_listener
 from fluid.sweeping.algorithms import (
     ALGORITHMS,
     HALVING,
@@ -30,7 +30,7 @@ from fluid.sweeping.algorithms import (
     samples_of,
 )
 from fluid.sweeping.loop import SweepLoop
-from fluid.sweeping.plan import SweepPlan
+from fluid.sweeping.plan import SweepFailedError, SweepPlan
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 
@@ -198,8 +198,16 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None)
             call += f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
         print(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}", file=sys.stderr, flush=True)
         raise SweepInterrupted(128 + heard, result, loop.unfinished)
-    loop.raise_if_all_failed(result)
+    _raise_if_all_failed(result)
     return result
+
+
+def _raise_if_all_failed(result: SweepResult) -> None:
+    failures = result.failures
+    if failures and len(failures) == len(result.trials):
+        trial_id, failure = next(iter(failures.items()))
+        text = f"all {len(failures)} trials failed; the first one: {failure.message}"
+        raise SweepFailedError(text, result) from TrialFailedError(trial_id, failure)
 
 
 def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:

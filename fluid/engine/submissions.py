@@ -23,6 +23,10 @@ from fluid.trialgroup import TrialState, require_devices, require_timeout
 _ENDS = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
 
 
+class NothingLeftError(InvalidFieldError):
+    """A trial was to be extended that has ended by itself."""
+
+
 class Submissions:
     """Checks and carries out requests of submitters."""
 
@@ -128,7 +132,7 @@ class Submissions:
         require_integer("follow_up_iterations", event.follow_up_iterations, at_least=0)
         trial = self._core.require_alive(event.trial_id, "extended")
         if trial.progress.finished_early:
-            raise InvalidFieldError("trial_id", event.trial_id, "has said that it has no more to do")
+            raise NothingLeftError("trial_id", event.trial_id, "has ended by itself and cannot be extended")
 
     def budget_extended(self, event: BudgetExtended) -> None:
         """Gives a trial more iterations; one that was done is queued."""

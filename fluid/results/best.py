@@ -84,15 +84,22 @@ class BestTrial:
 
 
 def best_of(trials: Iterable[TrialResult], goal: Goal) -> BestTrial | None:
-    """The trial with the best value at any of its iterations; ``None`` if none has reported a finite number."""
-    best: tuple[float, TrialResult, Result] | None = None
+    """The trial with the best value at any of its iterations; ``None`` if none has reported a finite number.
+
+    Of trials with equal values, the first one whose checkpoint is kept; else the first one.
+    """
+    best: list[tuple[float, TrialResult, Result]] = []
     for trial in eligible(trials):
         found = best_result(trial, goal)
-        if found is not None and (best is None or goal.is_better(found[0], best[0])):
-            best = found[0], trial, found[1]
-    if best is None:
+        if found is None or (best and goal.is_better(best[0][0], found[0])):
+            continue
+        if best and goal.is_better(found[0], best[0][0]):
+            best = []
+        best.append((found[0], trial, found[1]))
+    if not best:
         return None
-    value, trial, result = best
+    kept = (one for one in best if any(checkpoint.iteration == one[2].iteration for checkpoint in one[1].checkpoints))
+    value, trial, result = best[0] if len(best) == 1 else next(kept, best[0])
     return BestTrial(trial=trial, metric=goal.metric, value=value, iteration=result.iteration, metrics=result.metrics)
 
 

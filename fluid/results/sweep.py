@@ -89,7 +89,9 @@ class SweepResult:
 
     @property
     def best(self) -> BestTrial:
-        """The trial with the best value of the metric at any of its iterations; the first of equals.
+        """The trial with the best value of the metric at any of its iterations.
+
+        Of equal trials, the first one whose checkpoint is kept; else the first one.
 
         A failed trial is best only if all have failed. A value that is not a finite number does not count.
 

@@ -11,10 +11,10 @@ import contextlib
 import queue
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
+from fluid.engine.submissions import NothingLeftError
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.keeping import value_of
@@ -22,11 +22,11 @@ from fluid.results.records import Result, TrialResult
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
+from fluid.session.results import TrialListener, TrialRequest
 from fluid.sweeping.algorithms import most_under_way
 from fluid.sweeping.callbacks import Callbacks
-from fluid.sweeping.plan import SweepFailedError, SweepPlan, SweepTrial
-from fluid.sweeping.resuming import EarlierSweep, is_same_config
+from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues
+from fluid.sweeping.resuming import AGAIN, EarlierEnd, EarlierSweep, is_same_config, other_arguments
 from fluid.sweeping.serial import SerialWork
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
@@ -64,8 +64,7 @@ class SweepLoop(TrialListener):
         self._open = 0
         #: Whether there are no more trials to start.
         self._is_exhausted = False
-        #: The worst value of each metric so far.
-        self._worst: list[float] = []
+        self._worst = WorstValues(plan.goals)
         self._error: BaseException | None = None
         self._is_over = False
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
@@ -108,18 +107,6 @@ class SweepLoop(TrialListener):
     def trials(self) -> tuple[TrialResult, ...]:
         """The trials that have been started, in that order."""
         return tuple(trial.result(self.plan.name, self._executor.run_dir) for trial in list(self._by_id.values()))
-
-    def raise_if_all_failed(self, result: Any) -> None:
-        """Raises an error if no trial has come to anything.
-
-        Raises:
-            SweepFailedError: all trials have failed.
-        """
-        failures = [(trial.trial_id, trial.failure) for trial in self._by_id.values() if trial.failure is not None]
-        if failures and len(failures) == len(self._by_id):
-            trial_id, failure = failures[0]
-            text = f"all {len(failures)} trials failed; the first one: {failure.message}"
-            raise SweepFailedError(text, result) from TrialFailedError(trial_id, failure)
 
     def abandon(self) -> None:
         """Stops what is under way, without waiting for it: the executor is used further."""
@@ -239,7 +226,7 @@ class SweepLoop(TrialListener):
         values = plan.values_of(result.trial_id, result.metrics)
         trial.iteration, trial.values = result.iteration, values
         trial.results.append(result)
-        self._note_worst(values)
+        self._worst.add(values)
         if trial.stop is not None or self.reason is not None:
             return
         stop = plan.rules.result(trial.number, plan.score(values), partial(value_of, result.metrics))
@@ -270,7 +257,7 @@ class SweepLoop(TrialListener):
         trial.state, trial.failure = TrialState.FAILED.value, failure
         is_worst = self.plan.oom_is_worst and failure.kind == "out_of_memory"
         del self._by_number[trial.number]
-        self.plan.sampler.tell(trial.token, self._worst or None if is_worst else None, failed=not is_worst)
+        self.plan.sampler.tell(trial.token, self._worst.values if is_worst else None, failed=not is_worst)
         if self.reason is None:
             self._decide(trial, self.plan.scheduler.ended(trial.number, is_worst=is_worst))
 
@@ -299,14 +286,22 @@ class SweepLoop(TrialListener):
         further, trial.granted = trial.budget - trial.granted, trial.budget
         try:
             self.handle.extend(trial.trial_id, further, follow_up_iterations=follow_up_iterations)
+        except NothingLeftError:
+            # Later, as other decisions may be under way: this one may promote others.
+            self._work.add(partial(self._guard, partial(self._record_end, trial.trial_id, TrialState.DONE.value, None)))
         except InvalidFieldError:
-            # Its state was dropped to make room, as it cannot be saved: it begins again, as another trial.
+            # Its state was dropped to make room, as it cannot be saved.
             self._stop(trial, TrialState.STOPPED.value)
-            del self._by_id[trial.trial_id]
-            trial.trial_id, trial.iteration = f"{trial.trial_id}-again", 0
-            trial.results.clear()
+            self._begin_again(trial)
             self._open -= 1
             self._submit([self._enter(trial, follow_up_iterations)])
+
+    def _begin_again(self, trial: SweepTrial) -> None:
+        """Lets a trial begin again, under another id."""
+        del self._by_id[trial.trial_id]
+        trial.trial_id, trial.iteration = trial.trial_id + AGAIN, 0
+        trial.results.clear()
+        self._by_id[trial.trial_id] = trial
 
     def _let_go(self, trial: SweepTrial, outcome: str | None) -> None:
         """Lets a trial go that will not continue, and tells the sampler what it came to.
@@ -328,14 +323,6 @@ class SweepLoop(TrialListener):
             return
         self.handle.stop(trial.trial_id, outcome)
 
-    def _note_worst(self, values: tuple[float, ...]) -> None:
-        worst = self._worst
-        for number, (value, goal) in enumerate(zip(values, self.plan.goals, strict=True)):
-            if number == len(worst):
-                worst.append(value)
-            elif worst[number] != worst[number] or goal.is_better(worst[number], value):
-                worst[number] = value
-
     # -- going on ------------------------------------------------------------------------------------------
 
     def _go_on(self, earlier: EarlierSweep) -> None:
@@ -343,25 +330,30 @@ class SweepLoop(TrialListener):
         self.handle = next(handle for handle in self._executor.handles if handle.name == self.plan.name)
         self._replayed = {}
         for past in earlier.trials:
+            if past.trial_id.endswith(AGAIN):
+                continue
             if (
                 (made := self._next()) is None
                 or made.id != past.trial_id
                 or not is_same_config(made.config, past.config)
             ):
-                raise _other_arguments(past.trial_id)
-        for result in earlier.results:
-            self._record(result)
-            trial = self._by_id[result.trial_id]
-            if trial.iteration >= trial.budget and trial.stop is None:
+                raise other_arguments(past.trial_id)
+        for event in earlier.events:
+            self._replay(event)
+        newest = [past for past in earlier.trials if past.trial_id in self._by_id]
+        for past in newest:
+            trial = self._by_id[past.trial_id]
+            if trial.is_open and trial.iteration >= trial.budget and trial.stop is None:
                 self._record_end(trial.trial_id, TrialState.DONE.value, None)
-        for past in earlier.trials:
+        for past in newest:
             trial = self._by_id[past.trial_id]
             if past.budget > trial.budget and trial.state == UNFINISHED:
-                raise _other_arguments(past.trial_id)
-            if past.ended is not None and (past.ended is not TrialState.DONE or past.budget >= trial.budget):
+                raise other_arguments(past.trial_id)
+            if past.is_over:
+                assert past.ended is not None
                 self._record_end(past.trial_id, past.ended.value, past.failure)
         stops, self._replayed = self._replayed, None
-        for past in earlier.trials:
+        for past in newest:
             trial = self._by_id[past.trial_id]
             trial.granted = past.budget
             if past.trial_id in stops:
@@ -369,6 +361,17 @@ class SweepLoop(TrialListener):
             elif trial.is_open and trial.budget > past.budget:
                 self._grant(trial, self.plan.budget - trial.budget)
         self._fill()
+
+    def _replay(self, event: Result | EarlierEnd) -> None:
+        if isinstance(event, Result):
+            self._record(event)
+        elif (trial := self._by_id.get(event.trial_id)) is None:
+            return
+        elif event.begins_again and event.by_sweep:
+            self._begin_again(trial)
+        elif not event.by_sweep or (event.state is TrialState.DONE and trial.stop is None):
+            # A trial that the sweep says is done, though it may run further, had ended by itself.
+            self._record_end(event.trial_id, event.state.value, event.failure)
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -392,7 +395,3 @@ class SweepLoop(TrialListener):
     def _finish_if_done(self) -> None:
         if not self._open and (self._is_exhausted or self.reason is not None):
             self._is_over = True
-
-
-def _other_arguments(trial_id: str) -> InvalidFieldError:
-    return InvalidFieldError("resume", True, f"trial {trial_id!r} of the folder does not follow from these arguments")

@@ -170,3 +170,24 @@ class SweepFailedError(FluidError):
     def __init__(self, text: str, result: Any = None) -> None:
         super().__init__(text)
         self.result = result
+
+
+class WorstValues:
+    """The worst value of each metric so far; NaN is replaced by any number.
+
+    Args:
+        goals: the metrics.
+    """
+
+    def __init__(self, goals: tuple[Goal, ...]) -> None:
+        self._goals = goals
+        #: The values; ``None`` before the first ones.
+        self.values: tuple[float, ...] | None = None
+
+    def add(self, values: tuple[float, ...]) -> None:
+        """Takes the values of an iteration."""
+        if self.values is None:
+            self.values = values
+            return
+        triples = zip(self.values, values, self._goals, strict=True)
+        self.values = tuple(new if old != old or goal.is_better(old, new) else old for old, new, goal in triples)

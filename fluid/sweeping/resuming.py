@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fluid.engine.events import Failure
+from fluid.engine.commands import ReportEnd
+from fluid.engine.events import Failure, StopRequested
+from fluid.engine.journal import IterationReported
 from fluid.errors import InvalidFieldError
 from fluid.results.loading import load
-from fluid.results.records import Result
+from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.trialgroup import TrialState
+
+#: Follows the id of a trial that begins again, as its state could not be saved.
+AGAIN = "-again"
+_OVER = {TrialState.DONE.value, TrialState.STOPPED.value, TrialState.FAILED.value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +31,7 @@ class EarlierTrial:
         config: its hyperparameters, as JSON has them.
         budget: iterations that it may run in all.
         ended: ``DONE``, ``STOPPED`` or ``FAILED``; ``None`` if it had not ended.
+        is_over: whether it had ended for good, and did not wait for a decision.
         failure: why it failed.
     """
 
@@ -32,7 +39,27 @@ class EarlierTrial:
     config: Mapping[str, Any]
     budget: int
     ended: TrialState | None
+    is_over: bool
     failure: Failure | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierEnd:
+    """A trial ended, or the sweep stopped it.
+
+    Attributes:
+        trial_id: its id.
+        state: ``DONE``, ``STOPPED`` or ``FAILED``.
+        failure: why it failed.
+        by_sweep: whether the sweep stopped it.
+        begins_again: whether it then began again under another id.
+    """
+
+    trial_id: str
+    state: TrialState
+    failure: Failure | None = None
+    by_sweep: bool = False
+    begins_again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +68,11 @@ class EarlierSweep:
 
     Attributes:
         trials: in the order in which they were started.
-        results: in the order in which they were reported.
+        events: results and ends of trials, in the order in which the sweep heard of them.
     """
 
     trials: tuple[EarlierTrial, ...]
-    results: tuple[Result, ...]
+    events: tuple[Result | EarlierEnd, ...]
 
 
 def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
@@ -61,21 +88,42 @@ def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
         there = sorted({trial.group for trial in found.trials})
         raise InvalidFieldError("name", name, f"is no sweep of {files.path}, which has {', '.join(there) or 'none'}")
     known = {trial_id: history for group in files.journal().groups.values() for trial_id, history in group.items()}
-    iterations = {(one.trial_id, one.iteration): one for trial in trials.values() for one in trial.results}
-    reported = ((entry.get("trial"), entry.get("iteration")) for entry in files.results())
     return EarlierSweep(
         trials=tuple(
             EarlierTrial(
                 trial_id=trial_id,
                 config=trial.config,
                 budget=max(known[trial_id].budget, trial.iteration) if trial_id in known else max(1, trial.iteration),
-                ended=known[trial_id].ended if trial_id in known else None,
+                ended=TrialState(trial.state) if trial.state in _OVER else getattr(known.get(trial_id), "ended", None),
+                is_over=trial.state in _OVER,
                 failure=trial.failure,
             )
             for trial_id, trial in sorted(trials.items())
         ),
-        results=tuple(iterations[key] for key in dict.fromkeys(reported) if key in iterations),
+        events=tuple(_events(files, trials)),
     )
+
+
+def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Result | EarlierEnd]:
+    """The events of the journal, then results that it does not have as the session was killed."""
+    left = {(one.trial_id, one.iteration): one for trial in trials.values() for one in trial.results}
+    for entry in files.entries():
+        what, trial_id = entry.get("what"), str(entry.get("trial_id"))
+        if trial_id not in trials:
+            continue
+        if what == IterationReported.__name__:
+            if (result := left.pop((trial_id, entry.get("iteration", 0)), None)) is not None:
+                yield result
+        elif what == ReportEnd.__name__:
+            state = TrialState(entry["state"])
+            failure = trials[trial_id].failure if state is TrialState.FAILED else None
+            yield EarlierEnd(trial_id=trial_id, state=state, failure=failure)
+        elif what == StopRequested.__name__:
+            state = TrialState(entry.get("outcome") or TrialState.STOPPED)
+            begins_again = trial_id + AGAIN in trials
+            yield EarlierEnd(trial_id=trial_id, state=state, by_sweep=True, begins_again=begins_again)
+    reported = [(entry.get("trial"), entry.get("iteration")) for entry in files.results()]
+    yield from (left[key] for key in dict.fromkeys(reported) if key in left)
 
 
 def is_same_config(config: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
@@ -84,3 +132,8 @@ def is_same_config(config: Mapping[str, Any], stored: Mapping[str, Any]) -> bool
         return bool(json.loads(json.dumps(config)) == json.loads(json.dumps(stored)))
     except (TypeError, ValueError):
         return True
+
+
+def other_arguments(trial_id: str) -> InvalidFieldError:
+    """Makes the error about a trial that the sampler or the scheduler would not have started, or not have extended."""
+    return InvalidFieldError("resume", True, f"trial {trial_id!r} of the folder does not follow from these arguments")

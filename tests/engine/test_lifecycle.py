@@ -58,7 +58,7 @@ def test_a_trial_that_says_it_has_finished_is_done_and_cannot_be_extended() -> N
     hand.iterate("a")
     hand.iterate("a", finished=True)
     assert (hand.end("a"), hand.reports("a")) == ("DONE", [1, 2])
-    with pytest.raises(InvalidFieldError, match="no more to do"):
+    with pytest.raises(InvalidFieldError, match="has ended by itself"):
         hand.extend("a")
 
 

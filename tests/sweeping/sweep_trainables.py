@@ -25,11 +25,32 @@ def short(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"loss": float(iteration)}
 
 
+def once(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns its metrics, and notes each call."""
+    with Path(config["calls"]).open("a", encoding="utf-8") as calls:
+        calls.write("called\n")
+    return {"loss": config["x"]}
+
+
+def perfect(config: dict[str, Any], state: int | None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Has the same accuracy from the third iteration on, whatever its config."""
+    for iteration in range(state or 0, 100):
+        yield {"accuracy": min(1.0, iteration / 2)}, iteration + 1
+
+
 def fail_above_one(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for iteration in range(100):
         if config["x"] > 1.0 and iteration == 1:
             raise ValueError(f"{config['x']} is too much")
         yield {"loss": config["x"]}
+
+
+def fail_or_end(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Fails at once above 1, and ends by itself after up to 9 iterations below."""
+    if config["x"] > 1.0:
+        raise ValueError(f"{config['x']} is too much")
+    for iteration in range(int(config["x"] * 10)):
+        yield {"loss": config["x"] / (iteration + 1)}
 
 
 def out_of_memory_above_one(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -84,3 +105,11 @@ class SlowCounter(Counter):
                     continue
                 return super().step()
             time.sleep(0.01)
+
+
+def slow_curve(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A function without a state that waits as :class:`SlowCounter` does."""
+    counter = SlowCounter()
+    counter.setup(config)
+    while True:
+        yield counter.step()

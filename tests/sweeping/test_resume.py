@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_trainables import Counter, curve
+from sweep_trainables import Counter, curve, fail_above_one, fail_or_end, once
 from waiting import eventually
 
 import fluid
@@ -22,13 +22,30 @@ SPACE = {"x": uniform(0.0, 1.0)}
 DRIVER = """
 import sys
 import fluid
+import sweep_trainables
 from fluid.search import uniform
-from sweep_trainables import SlowCounter
 
 run_dir, algorithm, samples = sys.argv[1], sys.argv[2], int(sys.argv[3])
-fluid.run(SlowCounter, {"x": uniform(0.0, 1.0), "folder": run_dir + "-gate"}, metric="loss", mode="min",
-          samples=samples, budget=9, algorithm=algorithm, run_dir=run_dir, name="sweep")
+trainable = getattr(sweep_trainables, sys.argv[4])
+fluid.run(trainable, {"x": uniform(0.0, 1.0), "folder": run_dir + "-gate"}, metric="loss", mode="min",
+          samples=samples, budget=9, algorithm=algorithm, run_dir=run_dir, name="sweep", resume=True)
 """
+
+
+def run_and_kill(run_dir: Path, algorithm: str, samples: int, trainable: str, after: int) -> None:
+    """Runs the sweep, or goes on with it, until so many further iterations in all were reported; then kills it."""
+    script, gate, results = run_dir.parent / "driver.py", Path(f"{run_dir}-gate"), run_dir / "results.jsonl"
+    script.write_text(DRIVER, encoding="utf-8")
+    places = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""), str(Path(fluid.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    # The trials stop and wait after so many iterations in all.
+    for number in range(after):
+        (gate / f"ticket-{number}").touch()
+    goal = after + (results.read_text().count("\n") if results.is_file() else 0)
+    driver = subprocess.Popen([sys.executable, script, run_dir, algorithm, str(samples), trainable], env=environment)
+    eventually(lambda: results.is_file() and results.read_text().count("\n") >= goal)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
 
 
 def resume(run_dir: Path, trainable: Any, space: Any, **options: Any) -> SweepResult:
@@ -51,18 +68,7 @@ def test_a_killed_sweep_goes_on(algorithm: str, samples: int, after: int, tmp_pa
 
     run_dir, gate = tmp_path / "run", tmp_path / "run-gate"
     gate.mkdir()
-    (tmp_path / "driver.py").write_text(DRIVER, encoding="utf-8")
-    places = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""), str(Path(fluid.__file__).parents[1])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    # The trials stop and wait after so many iterations in all.
-    for number in range(after):
-        (gate / f"ticket-{number}").touch()
-    command = [sys.executable, str(tmp_path / "driver.py"), str(run_dir), algorithm, str(samples)]
-    driver = subprocess.Popen(command, env=environment)
-    results = run_dir / "results.jsonl"
-    eventually(lambda: results.is_file() and results.read_text().count("\n") >= after)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
+    run_and_kill(run_dir, algorithm, samples, "SlowCounter", after)
     for number in range(2000):
         (gate / f"ticket-{number}").touch()
     result = resume(run_dir, SlowCounter, {**SPACE, "folder": str(gate)}, samples=samples, algorithm=algorithm)
@@ -85,6 +91,49 @@ def test_a_sweep_that_was_done_is_given_as_it_is(tmp_path: Path) -> None:
     assert outcome(again) == outcome(first)
     assert [trial.state for trial in again.trials] == [trial.state for trial in first.trials]
     assert again.best.value == first.best.value
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "sha", "random"])
+def test_a_function_that_returned_its_metrics_is_not_called_again(algorithm: str, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    space = {**SPACE, "calls": str(calls)}
+    first = resume(tmp_path / "run", once, space, algorithm=algorithm)
+    again = resume(tmp_path / "run", once, space, algorithm=algorithm)
+    assert calls.read_text(encoding="utf-8").count("called") == 9
+    assert outcome(again) == outcome(first)
+    assert [trial.state for trial in again.trials] == [trial.state for trial in first.trials]
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "sha", "hyperband", "random"])
+def test_a_sweep_goes_on_though_trials_failed_or_ended_by_themselves(algorithm: str, tmp_path: Path) -> None:
+    space = {"x": uniform(0.0, 2.0)}
+    for trainable in (fail_or_end, fail_above_one):
+        folder = tmp_path / trainable.__name__
+        first = resume(folder, trainable, space, algorithm=algorithm)
+        again = resume(folder, trainable, space, algorithm=algorithm)
+        assert outcome(again) == outcome(first)
+        assert [trial.state for trial in again.trials] == [trial.state for trial in first.trials]
+        assert again.failures.keys() == first.failures.keys()
+        assert {trial.state for trial in first.trials if trial.iteration < 1 and trial.config["x"] > 1.0} <= {"FAILED"}
+
+
+def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> None:
+    from sweep_trainables import slow_curve
+
+    run_dir, gate = tmp_path / "run", tmp_path / "run-gate"
+    gate.mkdir()
+    for after in (5, 6):  # The second time, trials without a state have to begin again for their second rung.
+        run_and_kill(run_dir, "sha", 4, "slow_curve", after)
+    for number in range(200):
+        (gate / f"ticket-{number}").touch()
+    space = {**SPACE, "folder": str(gate)}
+    result = resume(run_dir, slow_curve, space, samples=4, algorithm="sha")
+    assert sorted(trial.iteration for trial in result.trials) == [1, 1, 1, 9]
+    best = result.best.trial
+    assert best.config["x"] == min(trial.config["x"] for trial in result.trials)
+    assert best.trial_id.endswith("-again")
+    assert [one.iteration for one in best.results] == list(range(1, 10))
+    assert outcome(resume(run_dir, slow_curve, space, samples=4, algorithm="sha")) == outcome(result)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from sweep_trainables import (
     curve,
     fail_above_one,
     nan_below_zero,
+    once,
     out_of_memory_above_one,
+    perfect,
     short,
 )
 
@@ -53,6 +55,27 @@ def test_synchronous_algorithms(executor: FluidExecutor, algorithm: str, expecte
     assert result.best.trial.config["x"] == min(trial.config["x"] for trial in result.trials if trial.iteration == 9)
     assert result.state == "DONE"
     assert result.notes == ()
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "sha", "hyperband", "random"])
+def test_a_function_that_returns_its_metrics_runs_once(executor: FluidExecutor, algorithm: str, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    result = run(executor, once, {**SPACE, "calls": str(calls)}, algorithm=algorithm)
+    assert calls.read_text(encoding="utf-8").count("called") == 9
+    assert lengths(result) == [1] * 9
+    assert [trial.trial_id for trial in result.trials] == [f"{result.name}-{number:05d}" for number in range(9)]
+    assert result.best.value == min(trial.config["x"] for trial in result.trials)
+    assert result.best.trial.state == "DONE"
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "random"])
+def test_of_equal_trials_the_best_is_one_whose_checkpoint_is_kept(algorithm: str, tmp_path: Path) -> None:
+    with FluidExecutor(backend="local", devices=2, run_dir=tmp_path, verbose=0, keep="best:1"):
+        options = {"metric": "accuracy", "mode": "max", "algorithm": algorithm, "samples": 12}
+        results = [run(None, perfect, **options, name=f"sweep-{number}") for number in range(3)]
+    for result in [*results, *(fluid.load(tmp_path) for _ in range(1))]:
+        assert (result.best.value, result.best.iteration, result.best.checkpoint_iteration) == (1.0, 3, 3)
+        assert result.best.load_checkpoint() == 3
 
 
 def test_sha_promotes_the_best(executor: FluidExecutor) -> None:
