@@ -225,31 +225,32 @@ def replay(lines: Iterable[str | bytes]) -> Recovered:
     Raises:
         InvalidFieldError: a line but the last is not JSON, or an entry's version, class or fields are wrong.
     """
-    replayed, bad = _Replay(), None
+    replayed = Replay()
     for number, line in enumerate(lines, start=1):
         text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
         if not text.strip():
             continue
-        if bad is not None:
-            raise bad
         try:
             entry = json.loads(text)
         except ValueError:
-            bad = InvalidFieldError("journal", text[:80], f"line {number} is not JSON")
-            continue
-        replayed.take(entry, number)
-    replayed.result.torn = bad is not None
+            replayed.take_broken(number, text[:80])
+        else:
+            replayed.take(entry, number)
     return replayed.result
 
 
-class _Replay:
+class Replay:
     """Follows a session entry by entry.
 
     The engine refuses requests about unknown trials after they were written: entries about them change nothing.
+
+    Attributes:
+        result: the session as the entries so far tell it.
     """
 
     def __init__(self) -> None:
         self.result = Recovered()
+        self._bad: InvalidFieldError | None = None
         self._group_of: dict[str, str] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             GroupSubmitted: self._submitted,
@@ -270,8 +271,25 @@ class _Replay:
             ProfileSaved: self._measured,
         }
 
+    def take_broken(self, number: int, text: str = "") -> None:
+        """Takes line ``number``, which is not JSON: only the last line may be so, which is then cut off.
+
+        Raises:
+            InvalidFieldError: a line before was not JSON.
+        """
+        if self._bad is not None:
+            raise self._bad
+        self._bad = InvalidFieldError("journal", text, f"line {number} is not JSON")
+        self.result.torn = True
+
     def take(self, entry: object, number: int) -> None:
-        """Takes the entry of line ``number``."""
+        """Takes the entry of line ``number``.
+
+        Raises:
+            InvalidFieldError: the entry's version, class or fields are wrong, or the line before was not JSON.
+        """
+        if self._bad is not None:
+            raise self._bad
         if not isinstance(entry, Mapping):
             raise InvalidFieldError("journal", entry, f"line {number} is not an object")
         if entry.get("v") != VERSION:

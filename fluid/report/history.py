@@ -103,7 +103,6 @@ class RunHistory:
     """Follows a journal entry by entry.
 
     Args:
-        entries: the journal's entries, in the order written.
         done: the finished iterations of the run, which give the time axis.
 
     Attributes:
@@ -119,7 +118,7 @@ class RunHistory:
         tells: whether the journal has notes about starts; journals of older versions have none.
     """
 
-    def __init__(self, entries: Iterable[Mapping[str, Any]], done: FinishedIterations) -> None:
+    def __init__(self, done: FinishedIterations) -> None:
         self.of_trial: dict[str, list[Entry]] = {}
         self.stays: dict[str, list[Stay]] = {}
         self.waits: dict[str, list[Wait]] = {}
@@ -160,22 +159,38 @@ class RunHistory:
             "SessionDraining": self._draining,
             "ReportEnd": self._ended,
         }
-        self._read(entries, done)
+        self._clock = done.clock() if done.by_trial else None
+        self.zero = done.origin
+        self._begun = False
 
-    def _read(self, entries: Iterable[Mapping[str, Any]], done: FinishedIterations) -> None:
-        raw = [found for entry in entries if (found := _entry(entry)) is not None]
-        self.zero = done.origin if done.by_trial else raw[0].at if raw else 0.0
-        timed = list(done.with_run_times(raw)) if done.by_trial else [(each, each.at - self.zero) for each in raw]
-        for entry, at in timed:
+    def extend(self, entries: Iterable[Mapping[str, Any]]) -> set[str]:
+        """Takes further entries, in the order written; returns the trials that they name."""
+        named = set[str]()
+        for fields in entries:
+            entry = _entry(fields)
+            if entry is None:
+                continue
+            if not self._begun and self._clock is None:
+                self.zero = entry.at
+            at = entry.at - self.zero if self._clock is None else self._clock.seconds(entry.at)
+            if not self._begun:
+                self.start = self.end = at
+                self._begun = True
+            self.end = max(self.end, at)
             entry = entry._replace(at=at)
             if isinstance(trial := entry.fields.get("trial_id"), str):
                 self.of_trial.setdefault(trial, []).append(entry)
+                named.add(trial)
             handler = self._handlers.get(entry.what)
             if handler is not None:
                 with contextlib.suppress(KeyError, TypeError, ValueError):  # An entry that is not as it should be.
                     handler(entry)
-        self.start = timed[0][1] if timed else 0.0
-        self.end = max((at for _, at in timed), default=0.0)
+        self._index()
+        return named
+
+    def _index(self) -> None:
+        """Orders the stays on each device by time."""
+        self._on_device, self._latest_ends = {}, {}
         for stays in self.stays.values():
             for stay in stays:
                 for device in stay.devices:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ from fluid.report.story_words import StoryLine
 from fluid.report.timeline import DeviceChange, Timeline
 from fluid.resources import Device
 from fluid.results.folder_files import is_locked
-from fluid.results.iterations import FinishedIterations, finished_iterations, reported_lines, shown_iterations
+from fluid.results.iterations import FinishedIterations, ReportedIteration, ReportedLines, shown_iterations
+from fluid.results.json_lines import ReplacedError, without_surrogates
 from fluid.results.metrics import is_number
-from fluid.results.run_files import RunFiles, device_from, without_surrogates
+from fluid.results.run_files import RunFiles, device_from
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
 from fluid.results.trial_results import files_of
 
@@ -40,54 +43,181 @@ def load_run(path: str | Path) -> RecordedRun:
     Raises:
         InvalidFieldError: the path is not a run folder, or cannot be read; the message names the path.
     """
-    files = RunFiles(path)
-    session, journal, done = files.session(), files.journal(), finished_iterations(reported_lines(files))
-    entries = files.trials()
-    _note_shared(files, entries, journal, done)
-    submitted = SubmittedTrials(entries, journal, done.group_of).groups()
-    groups = tuple(_group_run(files.path, group, done) for group in submitted)
-    shown_as = {
-        part.trial_id: (group.group_id, name)
-        for group in submitted
-        for name, parts in group.trials.items()
-        for part in parts
-    }
-    trials = [trial for group in groups for trial in group.trials]
-    rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
-    row_of = {trial_id: rows[shown] for trial_id, shown in shown_as.items()}
-    changes, resized = _device_events(journal, done, row_of)
-    segments = with_pauses(segments_of([trial.finished for trial in trials]), resized)
-    timeline = Timeline(
-        _devices(session, journal, segments),
-        tuple(segments),
-        tuple(trial.trial_id for trial in trials),
-        max((segment.end for segment in segments), default=0.0),
-        changes=tuple(changes),
-    )
-    history = RunHistory(files.entries(), done)
-    return RecordedRun(
-        files.path,
-        session,
-        groups,
-        timeline,
-        _key_measurements(files.profile()),
-        tuple(files.notes),
-        stories=_stories(history, files, submitted, done),
-        submitted={
-            (group.group_id, name): [part.trial_id for part in parts]
-            for group in submitted
+    return RunReader(path).read()
+
+
+class RunReader:
+    """Loads a run folder, and reads on while its session writes it: each reading takes the lines that are new.
+
+    If a file was truncated or replaced, the folder is read anew.
+
+    Args:
+        path: the run folder.
+
+    Raises:
+        InvalidFieldError: the path is not a run folder; the message names it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._content = _Content(path)
+
+    def read(self) -> RecordedRun:
+        """The run as it stands.
+
+        Raises:
+            InvalidFieldError: the folder cannot be read; the message names the path.
+        """
+        try:
+            self._content.take()
+        except ReplacedError:
+            self._content = _Content(self._path)
+            self._content.take()
+        return self._content.run()
+
+    def read_on(self) -> RecordedRun | None:
+        """The run as it stands, at a cost that depends on what is new.
+
+        The timeline, the idle time and the stories of trials that have no new lines are those of the reading before.
+
+        Returns:
+            ``None`` if these can no longer be used, as times or rows of trials have changed: call :meth:`read`.
+
+        Raises:
+            InvalidFieldError: the folder cannot be read; the message names the path.
+        """
+        try:
+            self._content.take()
+        except ReplacedError:
+            return None
+        return self._content.run_on()
+
+
+class _Content:
+    """What was read of a run folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._files = RunFiles(path)
+        self._reported = ReportedLines(self._files)
+        self._all_reported: list[ReportedIteration] = []
+        self._done = FinishedIterations()
+        self._history, self._heard = RunHistory(self._done), 0
+        #: Trials by group and shown name, with what they were made of.
+        self._made: dict[tuple[str, str], tuple[object, TrialRun]] = {}
+        #: Submitted trials that had new lines since the run was made.
+        self._changed: set[str] = set()
+        #: The run as it was made last; ``None`` if its times no longer hold.
+        self._run: RecordedRun | None = None
+
+    def take(self) -> None:
+        """Reads the new lines."""
+        files = self._files
+        files.notes.clear()
+        self._session, self._journal, reported = files.session(), files.journal(), self._reported.new()
+        self._entries = files.trials()
+        self._keys = _key_measurements(files.profile())
+        self._all_reported += reported
+        had_times, stays = bool(self._done.by_trial), self._done.extend(reported)
+        if not stays:
+            self._done = FinishedIterations()
+            self._done.extend(self._all_reported)
+        if not stays or had_times != bool(self._done.by_trial):
+            self._history, self._heard = RunHistory(self._done), 0
+            self._made.clear()
+            self._run = None
+        self._changed.update(one.trial_id for one in reported)
+        heard = files.entries()
+        self._changed |= self._history.extend(heard[self._heard :])
+        self._heard = len(heard)
+        _note_shared(files, self._entries, self._journal, self._done)
+        self._submitted = SubmittedTrials(self._entries, self._journal, self._done.group_of).groups()
+        self._groups = tuple(
+            GroupRun(
+                group.group_id,
+                group.name,
+                tuple(self._trial((group.group_id, name), parts) for name, parts in group.trials.items()),
+                group.search,
+            )
+            for group in self._submitted
+        )
+
+    def run(self) -> RecordedRun:
+        """The run, made of all that was read."""
+        files, done, history = self._files, self._done, self._history
+        trials = [trial for group in self._groups for trial in group.trials]
+        rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
+        row_of = {
+            part.trial_id: rows[group.group_id, name]
+            for group in self._submitted
             for name, parts in group.trials.items()
-        },
-        idle=idle_time(history, timeline),
-        clock=_clock(session, done, history.zero),
-        wall=_wall(session, done, history, timeline.makespan),
-        is_running=is_locked(files.path),
-    )
+            for part in parts
+        }
+        changes, resized = _device_events(self._journal, done, row_of)
+        segments = with_pauses(segments_of([trial.finished for trial in trials]), resized)
+        timeline = Timeline(
+            _devices(self._session, self._journal, segments),
+            tuple(segments),
+            tuple(trial.trial_id for trial in trials),
+            max((segment.end for segment in segments), default=0.0),
+            changes=tuple(changes),
+        )
+        self._run = RecordedRun(
+            files.path,
+            self._session,
+            self._groups,
+            timeline,
+            self._keys,
+            tuple(files.notes),
+            stories=_stories(history, files, self._submitted, done),
+            submitted=self._names(),
+            idle=idle_time(history, timeline),
+            clock=_clock(self._session, done, history.zero),
+            wall=_wall(self._session, done, history, timeline.makespan),
+            is_running=is_locked(files.path),
+            makespan=timeline.makespan,
+        )
+        self._changed.clear()
+        return self._run
 
+    def run_on(self) -> RecordedRun | None:
+        """The run, of which only trials that changed are made anew; ``None`` if more is to be."""
+        if self._run is None:
+            return None
+        trials = [trial for group in self._groups for trial in group.trials]
+        before = [(trial.group_id, trial.trial_id) for trial in self._run.trials]
+        if before != [(trial.group_id, trial.trial_id) for trial in trials[: len(before)]]:
+            return None
+        files, done, history = self._files, self._done, self._history
+        told = _stories(history, files, self._submitted, done, self._changed)
+        self._run = replace(
+            self._run,
+            session=self._session,
+            groups=self._groups,
+            keys=self._keys,
+            notes=tuple(files.notes),
+            stories={**self._run.stories, **told},
+            submitted=self._names(),
+            clock=_clock(self._session, done, history.zero),
+            wall=_wall(self._session, done, history, done.end),
+            is_running=is_locked(files.path),
+            makespan=done.end,
+        )
+        self._changed.clear()
+        return self._run
 
-def _group_run(path: Path, group: SubmittedGroup, done: FinishedIterations) -> GroupRun:
-    trials = tuple(_trial_run(path, name, parts, done) for name, parts in group.trials.items())
-    return GroupRun(group.group_id, group.name, trials, group.search)
+    def _trial(self, shown: tuple[str, str], parts: Sequence[SubmittedTrial]) -> TrialRun:
+        made_of = parts, [len(self._done.by_trial.get(part.trial_id, ())) for part in parts]
+        known = self._made.get(shown)
+        if known is None or known[0] != made_of:
+            known = self._made[shown] = made_of, _trial_run(self._files.path, shown[1], parts, self._done)
+        return known[1]
+
+    def _names(self) -> dict[tuple[str, str], list[str]]:
+        return {
+            (group.group_id, name): [part.trial_id for part in parts]
+            for group in self._submitted
+            for name, parts in group.trials.items()
+        }
 
 
 def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:
@@ -108,9 +238,21 @@ def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: Fin
 
 
 def _stories(
-    history: RunHistory, files: RunFiles, groups: Iterable[SubmittedGroup], done: FinishedIterations
+    history: RunHistory,
+    files: RunFiles,
+    groups: Sequence[SubmittedGroup],
+    done: FinishedIterations,
+    only: AbstractSet[str] | None = None,
 ) -> dict[tuple[str, str], list[StoryLine]]:
-    """What happened to each trial, by group and shown name; submitted trials that are shown as one are told as one."""
+    """What happened to each trial, by group and shown name; submitted trials that are shown as one are told as one.
+
+    Args:
+        history: the run's journal.
+        files: the run's files.
+        groups: the trials.
+        done: their iterations.
+        only: the submitted trials of which the stories are wanted; ``None`` for all.
+    """
     shown_as = {part.trial_id: (group, part) for group in groups for parts in group.trials.values() for part in parts}
     teller = Storyteller(
         history,
@@ -119,7 +261,12 @@ def _stories(
         searched=lambda trial: trial in shown_as and shown_as[trial][0].search is not None,
     )
     found: dict[tuple[str, str], list[StoryLine]] = {}
-    for trial, (group, part) in shown_as.items():
+    wanted = [
+        (trial, group, part)
+        for trial, (group, part) in shown_as.items()
+        if only is None or any(each.trial_id in only for each in group.trials[part.shown_id])
+    ]
+    for trial, group, part in wanted:
         lines = teller.tell(trial, tuple(shown_iterations(part, done)))
         found.setdefault((group.group_id, part.shown_id), []).extend(lines)
     return {shown: sorted(lines, key=lambda line: line.at) for shown, lines in found.items()}
@@ -152,17 +299,14 @@ def _note_shared(
 ) -> None:
     """Adds a note if two sessions wrote the folder, which older versions of Fluid allowed."""
     listed = [entry["trial"] for entry in entries if "trial" in entry]
-    twice = sum(
-        len(iterations) - len({iteration.number for iteration in iterations}) for iterations in done.by_trial.values()
-    )
     if journal.mixed or len(set(map(str, listed))) < len(listed):
         files.notes.append(
             "Two sessions of an older Fluid wrote this folder. Trials of one id are shown as one: their configs, "
             "states and results may be those of either session."
         )
-    elif twice:
+    elif done.repeated:
         files.notes.append(
-            f"{count(twice, 'iteration')} were reported more than once: two drivers of an older Fluid ran this "
+            f"{count(done.repeated, 'iteration')} were reported more than once: two drivers of an older Fluid ran this "
             "session at the same time."
         )
 

@@ -16,7 +16,7 @@ from fluid.display.format import count, duration, percent, placement_name
 from fluid.display.states import states_text
 from fluid.errors import InvalidFieldError
 from fluid.report.idle import WAITED
-from fluid.report.page_trials import best_so_far, pareto_set, rounded, trials_data
+from fluid.report.page_trials import best_points, pareto_set, progress_data, rounded, trials_data
 from fluid.report.run import RecordedRun, run_names
 from fluid.results.metrics import Goal, is_bookkeeping
 
@@ -46,21 +46,12 @@ def page_data(
     """
     if not runs:
         raise InvalidFieldError("runs", list(runs), "there must be at least one")
-    metrics, names = _metrics(runs, goal), run_names(runs)
-    goals = {goal.metric for run in runs for goal in run.goals}
-    trials, parameters, texts = trials_data(runs, metrics)
+    metrics, names = metrics_of(runs, goal), run_names(runs)
+    trials, parameters, texts = trials_data(runs, [metric["name"] for metric in metrics])
     return {
         "title": " vs. ".join(names),
         "live": live,
-        "metrics": [
-            {
-                "name": name,
-                "less": _less_is_better(runs, name, goal),
-                "goal": name in goals,
-                "counts": is_bookkeeping(name),
-            }
-            for name in metrics
-        ],
+        "metrics": metrics,
         "parameters": parameters,
         "trials": trials,
         "texts": texts,
@@ -71,11 +62,19 @@ def page_data(
     }
 
 
-def _metrics(runs: Sequence[RecordedRun], goal: Goal | None) -> list[str]:
+def metrics_of(runs: Sequence[RecordedRun], goal: Goal | None = None) -> list[dict[str, Any]]:
     """The metrics of all runs: the given goal first, then those of the searches, each run's order otherwise."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     goals = {goal.metric for run in runs for goal in run.goals}
-    return sorted(names, key=lambda name: (goal is None or name != goal.metric, name not in goals))
+    return [
+        {
+            "name": name,
+            "less": _less_is_better(runs, name, goal),
+            "goal": name in goals,
+            "counts": is_bookkeeping(name),
+        }
+        for name in sorted(names, key=lambda name: (goal is None or name != goal.metric, name not in goals))
+    ]
 
 
 def _less_is_better(runs: Sequence[RecordedRun], metric: str, goal: Goal | None) -> bool:
@@ -84,8 +83,29 @@ def _less_is_better(runs: Sequence[RecordedRun], metric: str, goal: Goal | None)
     return next(run.less_is_better(metric) for run in runs if metric in run.metrics)
 
 
-def _run_data(run: RecordedRun, name: str, metrics: Sequence[str], importances: Importances) -> dict[str, Any]:
-    timeline = run.timeline
+def _run_data(
+    run: RecordedRun, name: str, metrics: Sequence[Mapping[str, Any]], importances: Importances
+) -> dict[str, Any]:
+    known = [metric["name"] if metric["name"] in run.metrics else None for metric in metrics]
+    return {
+        **run_summary(run, name),
+        "progress": [None if metric is None else progress_data(best_points(run, metric)) for metric in known],
+        "pareto": pareto_set(run) if len(run.goals) > 1 else [],
+        "importances": importances_data(importances),
+        **_timeline_data(run),
+    }
+
+
+def importances_data(importances: Importances) -> dict[str, Any]:
+    """The importances of the hyperparameters of one run."""
+    return {
+        metric: found if isinstance(found, str) else [[parameter, rounded(share)] for parameter, share in found]
+        for metric, found in importances.items()
+    }
+
+
+def run_summary(run: RecordedRun, name: str) -> dict[str, Any]:
+    """What the page says of a run as a whole, apart from its timeline."""
     facts = [(key, run.session.get(key)) for key in ("began", "planner")]
     facts += [("GPUs shared by", run.sharing)]
     facts += [("backend", run.session.get("backend")), ("Fluid", run.session.get("fluid")), ("folder", str(run.path))]
@@ -97,23 +117,13 @@ def _run_data(run: RecordedRun, name: str, metrics: Sequence[str], importances: 
         "trials": len(run.trials),
         "states": states_text(Counter(trial.state for trial in run.trials)),
         "running": run.is_running,
-        "iterations": sum(group.iterations for group in run.groups),
+        "iterations": run.iterations,
         "resizes": count(run.resizes, "resize"),
-        "makespan": timeline.makespan,
+        "makespan": run.makespan,
         "wall": run.wall,
-        "busy_share": timeline.utilisation,
-        "busy_text": percent(timeline.utilisation),
-        "devices_text": run.devices_held,
-        "idle": _idle_figures(run),
         "clocked": run.clock is not None,
         "one_search": run.is_one_search,
         "goals": [goal.metric for goal in run.goals],
-        "progress": [best_so_far(run, metric) if metric in run.metrics else None for metric in metrics],
-        "pareto": pareto_set(run) if len(run.goals) > 1 else [],
-        "importances": {
-            metric: found if isinstance(found, str) else [[parameter, rounded(share)] for parameter, share in found]
-            for metric, found in importances.items()
-        },
         "groups": [
             {
                 "name": group.name,
@@ -128,7 +138,6 @@ def _run_data(run: RecordedRun, name: str, metrics: Sequence[str], importances: 
             {"key": k.key, "seconds": k.seconds, "alpha": k.alpha, "c": k.c, "beta": k.beta, "packed": k.packing > 1}
             for k in run.keys
         ],
-        **_timeline_data(run),
     }
 
 
@@ -144,6 +153,11 @@ def _timeline_data(run: RecordedRun) -> dict[str, Any]:
         segments.append([segment.row, *map(rounded, (segment.start, segment.end)), placement, rounded(segment.pause)])
     lanes = {device.index: lane for lane, device in enumerate(timeline.devices)}
     return {
+        "drawn": timeline.makespan,
+        "busy_share": timeline.utilisation,
+        "busy_text": percent(timeline.utilisation),
+        "devices_text": run.devices_held,
+        "idle": _idle_figures(run),
         "lanes": [f"{device.kind} {device.index}" for device in timeline.devices],
         "hosts": [device.host for device in timeline.devices],
         "placements": list(placements),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fluid.display.format import count, duration, durations, short_names, shortened, width_name, widths_name
@@ -24,6 +25,69 @@ _LONGEST_VALUE, _LONGEST_METRIC = 2000, 60
 _MOST_LOGS, _LONGEST_LOG, _LONGEST_TRACEBACK = 100, 2000, 8000
 
 
+@dataclass(frozen=True)
+class TrialsFrame:
+    """What the entries of trials have in common.
+
+    Attributes:
+        metrics: the names of the metrics, in the order of ``curves``, ``best`` and ``last``.
+        parameters: the names of the hyperparameters, in the order of ``config``.
+        points: most points of a curve.
+        lines: most lines of a story.
+    """
+
+    metrics: Sequence[str]
+    parameters: Sequence[str]
+    points: int
+    lines: int
+
+    @classmethod
+    def of(cls, metrics: Sequence[str], parameters: Sequence[str], trials: int) -> TrialsFrame:
+        """For so many trials."""
+        total = max(1, trials)
+        points = min(max(_POINTS // (total * max(1, len(metrics))), _LEAST_POINTS), _MOST_POINTS)
+        return cls(metrics, parameters, points, min(max(_STORY_LINES // total, _LEAST_LINES), _MOST_LINES))
+
+    def entry(self, run: RecordedRun, number: int, row: int, logs: Logs) -> dict[str, Any]:
+        """The data of one trial, without its short name.
+
+        Args:
+            run: the run.
+            number: its position among the runs.
+            row: the trial's position in the run.
+            logs: reads the ends of outputs.
+        """
+        trial = run.trials[row]
+        config = flat(trial.config)
+        names = {group.group_id: group.name for group in run.groups}
+        entry = {
+            "run": number,
+            "id": trial.trial_id,
+            "colour": colour(row),
+            "group": names.get(trial.group_id, trial.group_id),
+            "state": trial.state.lower(),
+            "iterations": trial.iterations,
+            "budget": trial.budget,
+            "seconds": rounded(trial.seconds),
+            "widths": widths_name(trial.widths),
+            "widest": max(trial.widths, default=0.0),
+            "facts": _facts(trial),
+            "story": _story(run, trial, self.lines),
+            "config": [_plain(config.get(name)) for name in self.parameters],
+            "curves": _curves(trial, self.metrics, self.points),
+            "best": [_extremes(trial, metric) for metric in self.metrics],
+            "last": [_shown(trial.last.get(metric)) for metric in self.metrics],
+        }
+        if any(isinstance(value, (Mapping, list)) for value in trial.config.values()):
+            entry["nested"] = _plain(trial.config)
+        if trial.files is not None and (kept := trial.files.checkpoints):
+            entry["checkpoints"] = [[found.iteration, str(found.path)] for found in kept]
+        if trial.failure:
+            texts = trial.traceback[-_LONGEST_TRACEBACK:], logs.end_of(trial)
+            entry["failure"] = [trial.failure, *(text or None for text in texts)]
+        return entry
+
+
 def trials_data(
     runs: Sequence[RecordedRun], metrics: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[str], list[str]]:
@@ -33,74 +97,66 @@ def trials_data(
         the trials; the names of their hyperparameters, in the order of ``config`` of each trial; and the tracebacks and
         outputs, which trials name by position.
     """
-    flattened = [[flat(trial.config) for trial in run.trials] for run in runs]
-    parameters = list(dict.fromkeys(name for configs in flattened for config in configs for name in config))
-    total = max(1, sum(len(run.trials) for run in runs))
-    most = min(max(_POINTS // (total * max(1, len(metrics))), _LEAST_POINTS), _MOST_POINTS)
-    most_lines = min(max(_STORY_LINES // total, _LEAST_LINES), _MOST_LINES)
+    names = (name for run in runs for trial in run.trials for name in flat(trial.config))
+    frame = TrialsFrame.of(metrics, list(dict.fromkeys(names)), sum(len(run.trials) for run in runs))
     texts: dict[str, int] = {}
     found = []
-    for number, (run, configs) in enumerate(zip(runs, flattened, strict=True)):
-        short = short_names([trial.trial_id for trial in run.trials])
-        names = {group.group_id: group.name for group in run.groups}
-        logs = _Logs()
-        for row, (trial, config) in enumerate(zip(run.trials, configs, strict=True)):
-            entry = {
-                "run": number,
-                "id": trial.trial_id,
-                "short": short[row],
-                "colour": colour(row),
-                "group": names.get(trial.group_id, trial.group_id),
-                "state": trial.state.lower(),
-                "iterations": trial.iterations,
-                "budget": trial.budget,
-                "seconds": rounded(trial.seconds),
-                "widths": widths_name(trial.widths),
-                "widest": max(trial.widths, default=0.0),
-                "facts": _facts(trial),
-                "story": _story(run, trial, most_lines),
-                "config": [_plain(config.get(name)) for name in parameters],
-                "curves": _curves(trial, metrics, most),
-                "best": [_extremes(trial, metric) for metric in metrics],
-                "last": [_shown(trial.last.get(metric)) for metric in metrics],
-            }
-            if any(isinstance(value, (Mapping, list)) for value in trial.config.values()):
-                entry["nested"] = _plain(trial.config)
-            if trial.files is not None and (kept := trial.files.checkpoints):
-                entry["checkpoints"] = [[found.iteration, str(found.path)] for found in kept]
-            if trial.failure:
-                entry["failure"] = [
-                    trial.failure,
-                    *(
-                        texts.setdefault(text, len(texts)) if text else None
-                        for text in (trial.traceback[-_LONGEST_TRACEBACK:], logs.end_of(trial))
-                    ),
-                ]
+    for number, run in enumerate(runs):
+        logs = Logs()
+        for row, short in enumerate(short_names([trial.trial_id for trial in run.trials])):
+            entry = {**frame.entry(run, number, row, logs), "short": short}
+            if "failure" in entry:
+                message, *told = entry["failure"]
+                entry["failure"] = [message, *(text and texts.setdefault(text, len(texts)) for text in told)]
             found.append(entry)
-    return found, parameters, list(texts)
+    return found, list(frame.parameters), list(texts)
 
 
-def best_so_far(run: RecordedRun, metric: str) -> dict[str, list[list[float]]]:
-    """The steps of the best value so far, for either mode: times, values, rows of the trials and iterations.
+#: When an iteration ended, its value, the row of its trial and its number.
+Point = tuple[float, float, int, int]
+
+
+def points_of(run: RecordedRun, metric: str, rows: Iterable[int]) -> list[Point]:
+    """The values of a metric in the trials of some rows."""
+    return [
+        (each.end, each.metrics[metric], row, each.number)
+        for row in rows
+        for each in run.trials[row].finished
+        if is_number(each.metrics.get(metric))
+    ]
+
+
+def best_points(run: RecordedRun, metric: str) -> dict[str, list[Point]]:
+    """The values that were the best when they came, for either mode.
 
     Values of failed trials do not count, unless no other trial has one.
     """
-    points = [
-        (each.end, each.metrics[metric], row, each.number)
-        for row, trial in enumerate(run.trials)
-        for each in trial.finished
-        if is_number(each.metrics.get(metric))
-    ]
-    points = sorted(point for point in points if run.trials[point[2]].state != TrialState.FAILED) or sorted(points)
-    found = {}
-    for mode, sign in (("min", 1.0), ("max", -1.0)):
-        steps: list[list[float]] = [[], [], [], []]
-        for point in points:
-            if not steps[1] or sign * point[1] < sign * steps[1][-1]:
-                for column, value in zip(steps, point, strict=True):
-                    column.append(rounded(value) if column is steps[0] else value)
-        found[mode] = steps
+    points = points_of(run, metric, range(len(run.trials)))
+    points = [point for point in points if run.trials[point[2]].state != TrialState.FAILED] or points
+    return {mode: best_among(points, mode) for mode in ("min", "max")}
+
+
+def best_among(points: Iterable[Point], mode: str) -> list[Point]:
+    """Those of the values that were the best when they came, in order of time."""
+    sign = 1.0 if mode == "min" else -1.0
+    found: list[Point] = []
+    for point in sorted(points):
+        if not found or sign * point[1] < sign * found[-1][1]:
+            found.append(point)
     return found
+
+
+def progress_data(best: Mapping[str, Sequence[Point]]) -> dict[str, list[list[float]]]:
+    """The steps of the best value so far, for either mode: times, values, rows of the trials and iterations."""
+    return {
+        mode: [
+            [rounded(point[0]) for point in points],
+            [point[1] for point in points],
+            [point[2] for point in points],
+            [point[3] for point in points],
+        ]
+        for mode, points in best.items()
+    }
 
 
 def pareto_set(run: RecordedRun) -> list[list[float]]:
@@ -185,7 +241,7 @@ def _story(run: RecordedRun, trial: TrialRun, most: int) -> list[list[str]]:
     return found
 
 
-class _Logs:
+class Logs:
     """Reads the ends of the outputs of the first failed trials of a run."""
 
     def __init__(self) -> None:

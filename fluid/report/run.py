@@ -52,12 +52,12 @@ class TrialRun:
     traceback: str = ""
     files: TrialFiles | None = None
 
-    @property
+    @cached_property
     def iterations(self) -> int:
         """Number of finished iterations."""
         return max((iteration.number for iteration in self.finished), default=0)
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """Total wall time of its iterations."""
         return math.fsum(iteration.end - iteration.start for iteration in self.finished)
@@ -85,6 +85,25 @@ class TrialRun:
                     low, high = found.get(name, (value, value))
                     found[name] = (min(low, value), max(high, value))
         return found
+
+    @cached_property
+    def span(self) -> tuple[float, float]:
+        """When its first iteration started and its last one ended, seconds; infinite if it has none."""
+        return (
+            min((iteration.start for iteration in self.finished), default=math.inf),
+            max((iteration.end for iteration in self.finished), default=-math.inf),
+        )
+
+    @cached_property
+    def resizes(self) -> int:
+        """Number of its resizes: changes of width between two iterations.
+
+        A change from 1/p to 1/q does not count, because only the number of co-resident trials changed.
+        """
+        return sum(
+            max(before.width, 1.0) != max(after.width, 1.0) or (before.width < 1.0) != (after.width < 1.0)
+            for before, after in zip(self.finished, self.finished[1:], strict=False)
+        )
 
     def best(self, metric: str, *, less: bool) -> float | None:
         """The minimum (``less``) or maximum of a metric; ``None`` if the trial never reported a number for it."""
@@ -119,10 +138,8 @@ class GroupRun:
     @property
     def makespan(self) -> float:
         """Seconds from the first start to the last finish."""
-        finished = [iteration for trial in self.trials for iteration in trial.finished]
-        if not finished:
-            return 0.0
-        return max(iteration.end for iteration in finished) - min(iteration.start for iteration in finished)
+        spans = [trial.span for trial in self.trials if trial.finished]
+        return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
 
 
 @dataclass(frozen=True)
@@ -163,6 +180,7 @@ class RecordedRun:
         wall: seconds from the start of the session to its end, start-up included, or to the last entry of its journal
             if it has not ended; ``None`` if unknown.
         is_running: whether the session ran on this machine when the folder was read.
+        makespan: seconds from the first start of an iteration to the last end.
     """
 
     path: Path
@@ -177,6 +195,7 @@ class RecordedRun:
     clock: datetime | None = None
     wall: float | None = None
     is_running: bool = False
+    makespan: float = 0.0
 
     def story_of(self, trial: TrialRun) -> Sequence[StoryLine]:
         """What happened to a trial, in order of time."""
@@ -244,15 +263,8 @@ class RecordedRun:
 
     @cached_property
     def resizes(self) -> int:
-        """Number of resizes: changes of width between two iterations.
-
-        A change from 1/p to 1/q does not count, because only the number of co-resident trials changed.
-        """
-        return sum(
-            max(before.width, 1.0) != max(after.width, 1.0) or (before.width < 1.0) != (after.width < 1.0)
-            for trial in self.trials
-            for before, after in zip(trial.finished, trial.finished[1:], strict=False)
-        )
+        """Number of resizes of all trials."""
+        return sum(trial.resizes for trial in self.trials)
 
 
 def run_names(runs: Sequence[RecordedRun]) -> list[str]:

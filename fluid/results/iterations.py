@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fluid.results.run_files import RunFiles, line_count
@@ -52,11 +53,25 @@ def read_reported(entry: Mapping[str, Any]) -> ReportedIteration | None:
 
 def reported_lines(files: RunFiles) -> list[ReportedIteration]:
     """The finished iterations in ``results.jsonl``, in the order written; a note tells of lines that are none."""
-    entries = files.results()
-    found = [reported for reported in map(read_reported, entries) if reported is not None]
-    if len(found) < len(entries):
-        files.notes.append(f"{line_count(len(entries) - len(found))} of results.jsonl could not be used.")
-    return found
+    return ReportedLines(files).new()
+
+
+class ReportedLines:
+    """The finished iterations in ``results.jsonl``, read on by each call."""
+
+    def __init__(self, files: RunFiles) -> None:
+        self._files = files
+        self._read = self._unusable = 0
+
+    def new(self) -> list[ReportedIteration]:
+        """The iterations that follow those read before, in the order written; a note tells of lines that are none."""
+        entries = self._files.results()[self._read :]
+        found = [reported for reported in map(read_reported, entries) if reported is not None]
+        self._read += len(entries)
+        self._unusable += len(entries) - len(found)
+        if self._unusable:
+            self._files.notes.append(f"{line_count(self._unusable)} of results.jsonl could not be used.")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +102,6 @@ class _Timed(Protocol):
 _T = TypeVar("_T", bound=_Timed)
 
 
-@dataclass
 class FinishedIterations:
     """The finished iterations of a run, on one time axis.
 
@@ -98,44 +112,82 @@ class FinishedIterations:
         group_of: the group of each trial.
         origin: when the run began, on the clock of the session.
         offsets: seconds to add to times on that clock: at first, and after each reset of the clock.
+        repeated: how many iterations were reported more than once.
     """
 
-    by_trial: dict[str, list[FinishedIteration]] = field(default_factory=dict)
-    group_of: dict[str, str] = field(default_factory=dict)
-    origin: float = 0.0
-    offsets: list[float] = field(default_factory=lambda: [0.0])
+    def __init__(self) -> None:
+        self.by_trial: dict[str, list[FinishedIteration]] = {}
+        self.group_of: dict[str, str] = {}
+        self.origin = 0.0
+        self.offsets = [0.0]
+        self.repeated = 0
+        self._latest = -math.inf
+
+    @property
+    def end(self) -> float:
+        """When the last iteration ended, in seconds since the run began; 0 if none has."""
+        return self._latest - self.origin if self.by_trial else 0.0
+
+    def extend(self, reported: Iterable[ReportedIteration]) -> bool:
+        """Adds iterations, given in the order reported.
+
+        Returns:
+            whether the time axis stays. If not, this must be made anew of all iterations.
+        """
+        resets, timed = len(self.offsets), []
+        for one in reported:
+            offset = self.offsets[-1]
+            if one.at + offset < self._latest - CLOCK_RESET_S:
+                # The session was resumed after its machine restarted. The length of the break is unknown; 0 is assumed.
+                offset = self._latest - (one.at - one.seconds)
+                self.offsets.append(offset)
+            self._latest = max(self._latest, one.at + offset)
+            timed.append((one, one.at - one.seconds + offset, one.at + offset))
+        first = min((start for _, start, _ in timed), default=math.inf)
+        if not self.by_trial and timed:
+            self.origin = first
+        elif first < self.origin or len(self.offsets) > resets:
+            return False
+        for one, start, end in timed:
+            iteration = FinishedIteration(
+                one.number, start - self.origin, end - self.origin, one.width, one.devices, flat(one.metrics)
+            )
+            known = self.by_trial.setdefault(one.trial_id, [])
+            if known and known[-1].number >= one.number:
+                self.repeated += any(other.number == one.number for other in known)
+            bisect.insort_right(known, iteration, key=_end)
+            self.group_of.setdefault(one.trial_id, one.group_id)
+        return True
+
+    def clock(self) -> RunClock:
+        """Tells the times of records, from the first one on."""
+        return RunClock(self)
 
     def with_run_times(self, records: Iterable[_T]) -> Iterator[tuple[_T, float]]:
         """Yields each of the records, given in order of time, with its time in seconds since the run began."""
-        latest, resets = -math.inf, 0
+        clock = self.clock()
         for record in records:
-            if record.at < latest - CLOCK_RESET_S:
-                resets += 1
-            latest = record.at
-            yield record, record.at + self.offsets[min(resets, len(self.offsets) - 1)] - self.origin
+            yield record, clock.seconds(record.at)
 
 
-def finished_iterations(reported: Iterable[ReportedIteration]) -> FinishedIterations:
-    """Brings iterations, given in the order reported, on one time axis."""
-    found = FinishedIterations()
-    by_trial = found.by_trial
-    latest, offset = -math.inf, 0.0
-    for one in reported:
-        start, end = one.at - one.seconds + offset, one.at + offset
-        if end < latest - CLOCK_RESET_S:
-            # The session was resumed after its machine restarted. The length of the break is unknown; 0 is assumed.
-            offset = latest - (one.at - one.seconds)
-            found.offsets.append(offset)
-            start, end = one.at - one.seconds + offset, one.at + offset
-        latest = max(latest, end)
-        iteration = FinishedIteration(one.number, start, end, one.width, one.devices, flat(one.metrics))
-        by_trial.setdefault(one.trial_id, []).append(iteration)
-        found.group_of.setdefault(one.trial_id, one.group_id)
-    found.origin = origin = min((first.start for of_trial in by_trial.values() for first in of_trial), default=0.0)
-    for trial, of_trial in by_trial.items():
-        shifted = (replace(each, start=each.start - origin, end=each.end - origin) for each in of_trial)
-        by_trial[trial] = sorted(shifted, key=lambda iteration: iteration.end)
-    return found
+class RunClock:
+    """Converts times on the clock of a session, given in order, to seconds since the run began."""
+
+    def __init__(self, done: FinishedIterations) -> None:
+        self._done = done
+        self._latest, self._resets = -math.inf, 0
+
+    def seconds(self, at: float) -> float:
+        """The time of the next record."""
+        if at < self._latest - CLOCK_RESET_S:
+            self._resets += 1
+        self._latest = at
+        offsets = self._done.offsets
+        return at + offsets[min(self._resets, len(offsets) - 1)] - self._done.origin
+
+
+def _end(iteration: FinishedIteration) -> float:
+    return iteration.end
 
 
 def shown_iterations(trial: SubmittedTrial, done: FinishedIterations) -> Iterator[FinishedIteration]:

@@ -6,21 +6,21 @@ much is read as possible, and a note names what could not be read.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fluid.engine.journal import Recovered, replay
+from fluid.engine.journal import Recovered, Replay
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.results.folder_files import JOURNAL, PROFILE, RESULTS, SESSION, TRIALS, read_facts, why_unreadable
+from fluid.results.json_lines import BROKEN, JsonLines, parsed
 
 
 class RunFiles:
-    """Reads the files of one folder.
+    """Reads the files of one folder. What is asked for once more is read on from where the reading before ended.
 
     Args:
         path: the run folder.
@@ -47,16 +47,19 @@ class RunFiles:
         newer = why_unreadable(read_facts(self.path))
         if newer is not None:
             raise InvalidFieldError(argument, str(path), newer)
+        self._objects = {name: _Objects(self.path / name) for name in (RESULTS, TRIALS)}
+        self._journal = _Journal(self.path / JOURNAL)
 
     def session(self) -> dict[str, Any]:
         """The content of ``session.json``; empty if it is missing or damaged."""
         try:
-            content = _parse(self._text(SESSION))
+            content = parsed((self.path / SESSION).read_bytes())
         except FileNotFoundError:
             return {}
-        except (ValueError, RecursionError):
+        except OSError as error:
+            raise self._unreadable(SESSION, error) from error
+        if content is BROKEN:
             self.notes.append("session.json is not JSON and was ignored.")
-            return {}
         return content if isinstance(content, dict) else {}
 
     def profile(self) -> Profile | None:
@@ -69,94 +72,104 @@ class RunFiles:
             self.notes.append(f"The profile was ignored: {error}")
             return None
 
-    def results(self) -> list[Mapping[str, Any]]:
+    def results(self) -> Sequence[Mapping[str, Any]]:
         """The lines of ``results.jsonl``: finished iterations, in the order written."""
-        return list(self._lines(RESULTS))
+        return self._entries(RESULTS)
 
-    def trials(self) -> list[Mapping[str, Any]]:
+    def trials(self) -> Sequence[Mapping[str, Any]]:
         """The lines of ``trials.jsonl``: names of groups and configs of trials, in the order written."""
-        return list(self._lines(TRIALS))
+        return self._entries(TRIALS)
 
-    def entries(self) -> list[Mapping[str, Any]]:
-        """The lines of the journal as they are; those that cannot be read are left out, without a note."""
-        notes = list(self.notes)
-        found = list(self._lines(JOURNAL))
-        self.notes = notes  # journal() says what is wrong
-        return found
+    def entries(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of the journal that :meth:`journal` read, as they are; those that are no objects are left out."""
+        return self._journal.entries
 
     def journal(self) -> Recovered:
         """The groups and trials in the journal; empty if it is missing or damaged."""
         try:
-            return replay(map(_journal_line, self._text(JOURNAL).splitlines()))
+            return self._journal.read()
         except FileNotFoundError:
             self.notes.append("journal.jsonl is missing: budgets and final states of trials are unknown.")
         except InvalidFieldError as error:
             # The error's value may be a whole line, so it is omitted.
             self.notes.append(f"The journal was ignored: {error.field} {error.reason}")
+        except OSError as error:
+            raise self._unreadable(JOURNAL, error) from error
         return Recovered()
 
-    def _lines(self, name: str) -> Iterator[Mapping[str, Any]]:
+    def _entries(self, name: str) -> Sequence[Mapping[str, Any]]:
+        objects = self._objects[name]
         try:
-            lines = self._text(name).splitlines()
+            objects.read()
         except FileNotFoundError:
             self.notes.append(f"{name} is missing.")
-            return
-        broken = found = 0
-        for number, line in enumerate(lines, 1):
-            try:
-                entry = _parse(line) if line.strip() else None
-            except (ValueError, RecursionError):
-                # The last line is incomplete if the session was killed, or is writing it now.
-                broken += number < len(lines)
-                continue
-            if isinstance(entry, dict):
-                found += 1
-                yield entry
-            else:
-                broken += bool(line.strip())
-        if broken and not found:
-            self.notes.append(f"{name} is damaged: none of its {line_count(len(lines))} could be read.")
-        elif broken:
-            self.notes.append(f"{line_count(broken)} of {name} could not be read.")
-
-    def _text(self, name: str) -> str:
-        try:
-            # A line cut off within a character must not make the others unreadable.
-            return (self.path / name).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            raise
         except OSError as error:
-            reason = f"cannot be read: {error.strerror}"
-            raise InvalidFieldError(self._argument, str(self.path / name), reason) from error
+            raise self._unreadable(name, error) from error
+        if objects.broken and not objects.found:
+            self.notes.append(f"{name} is damaged: none of its {line_count(objects.count)} could be read.")
+        elif objects.broken:
+            self.notes.append(f"{line_count(objects.broken)} of {name} could not be read.")
+        return objects.found
+
+    def _unreadable(self, name: str, error: OSError) -> InvalidFieldError:
+        return InvalidFieldError(self._argument, str(self.path / name), f"cannot be read: {error.strerror}")
+
+
+class _Objects:
+    """The objects in a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = JsonLines(path)
+        self.found: list[Mapping[str, Any]] = []
+        #: Lines that are no objects. One that is no JSON counts only if another line follows.
+        self.broken = 0
+        self._last_is_broken = False
+
+    @property
+    def count(self) -> int:
+        """Number of lines."""
+        return self._lines.count
+
+    def read(self) -> None:
+        """Takes the new lines."""
+        for _, value in self._lines.new():
+            self.broken += self._last_is_broken
+            self._last_is_broken = value is BROKEN
+            if isinstance(value, dict):
+                self.found.append(value)
+            elif value is not BROKEN:
+                self.broken += 1
+
+
+class _Journal:
+    """The journal, replayed as far as it was read."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = JsonLines(path)
+        self._replay = Replay()
+        self._error: InvalidFieldError | None = None
+        self.entries: list[Mapping[str, Any]] = []
+
+    def read(self) -> Recovered:
+        """Takes the new lines; raises InvalidFieldError if one of them or of those before cannot be used."""
+        for number, value in self._lines.new():
+            if isinstance(value, dict):
+                self.entries.append(value)
+            try:
+                if self._error is None and value is BROKEN:
+                    self._replay.take_broken(number)
+                elif self._error is None:
+                    self._replay.take(value, number)
+            except InvalidFieldError as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._replay.result
 
 
 def line_count(number: int) -> str:
     """A number of lines, for people."""
     return "1 line" if number == 1 else f"{number:,} lines"
-
-
-def _parse(text: str) -> Any:
-    """Parses JSON; lone surrogates, which older versions of Fluid let into ids and no output can hold, become ``?``."""
-    content = json.loads(text)
-    return without_surrogates(content) if "\\ud" in text else content
-
-
-def without_surrogates(value: Any) -> Any:
-    """What JSON holds, with ``?`` for each lone surrogate in a text."""
-    if isinstance(value, str):
-        return value.encode("utf-8", errors="replace").decode("utf-8")
-    if isinstance(value, list):
-        return [without_surrogates(inner) for inner in value]
-    if isinstance(value, dict):
-        return {without_surrogates(name): without_surrogates(inner) for name, inner in value.items()}
-    return value
-
-
-def _journal_line(line: str) -> str:
-    try:
-        return json.dumps(_parse(line)) if "\\ud" in line else line
-    except (ValueError, RecursionError):
-        return line
 
 
 def device_from(fields: object) -> Device:

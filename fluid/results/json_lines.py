@@ -1,0 +1,99 @@
+"""Follows a file of JSON lines while its session writes it: each reading takes the lines that are new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fluid.errors import FluidError
+
+#: What stands for a line that is no JSON.
+BROKEN = object()
+#: Bytes before the position that must be as they were: if not, the file was replaced.
+_REMEMBERED = 256
+
+
+class JsonLines:
+    """The lines of one file.
+
+    An unfinished last line waits until it is whole: a session is writing it, or was killed meanwhile.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        count: lines taken so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.count = 0
+        #: Bytes taken so far, and the last of them.
+        self._position, self._before = 0, b""
+
+    def new(self) -> list[tuple[int, Any]]:
+        """Takes the new lines: the number and the JSON value of each that is not blank, or ``BROKEN``.
+
+        Raises:
+            FileNotFoundError: the file is missing, and was when it was read before.
+            OSError: the file cannot be read.
+            ReplacedError: the lines taken so far are no longer in the file.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position - len(self._before))
+                same = file.read(len(self._before)) == self._before
+                data = file.read()
+        except FileNotFoundError:
+            if not self._position:
+                raise
+            same = False
+        if not same:
+            raise ReplacedError(f"{self._path} was truncated or replaced")
+        found = []
+        start = 0
+        while start < len(data):
+            end = data.find(b"\n", start) + 1
+            text = data[start : end or len(data)]
+            value = parsed(text)
+            # A JSON object ends where its braces do: it is whole even if its newline is missing.
+            if not end and not isinstance(value, dict):
+                break
+            if start or not self._before or self._before.endswith(b"\n"):
+                self.count += 1
+            start += len(text)
+            if text.strip():
+                found.append((self.count, value))
+        self._position += start
+        self._before = (self._before + data[max(0, start - _REMEMBERED) : start])[-_REMEMBERED:]
+        return found
+
+
+class ReplacedError(FluidError):
+    """A file was truncated or replaced by another one since it was read."""
+
+
+def without_surrogates(value: Any) -> Any:
+    """What JSON holds, with ``?`` for each lone surrogate in a text.
+
+    Older versions of Fluid let them into ids, and no output can hold them.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="replace").decode("utf-8")
+    if isinstance(value, list):
+        return [without_surrogates(inner) for inner in value]
+    if isinstance(value, dict):
+        return {without_surrogates(name): without_surrogates(inner) for name, inner in value.items()}
+    return value
+
+
+def parsed(line: bytes) -> Any:
+    """The value of JSON text; ``BROKEN`` if it is none."""
+    # A line cut off within a character must not make the others unreadable.
+    text = line.decode("utf-8", errors="replace")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return BROKEN
+    return without_surrogates(content) if "\\ud" in text else content
