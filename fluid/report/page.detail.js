@@ -33,7 +33,7 @@ const detail = (() => {
         if (text === null) continue;
         const fold = html(panel, "details");
         html(fold, "summary", title);
-        html(fold, "pre", now.data.texts[text]);
+        html(fold, "pre", text);
       }
     }
     const config = html(panel, "div", null, "bar");

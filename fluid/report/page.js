@@ -56,7 +56,7 @@ const page = (() => {
   function update(data) {
     const focused = document.activeElement && document.activeElement.closest("tr.trial");
     const key = focused ? now.trials[focused.dataset.row].key : null;
-    model.load(data);
+    model.load(data.patch ? model.patched(data) : data);
     if (state.chosen !== null && !model.chosen()) state.chosen = null;
     ranked();
     tables.drawSmall();

@@ -23,6 +23,13 @@ const model = (() => {
 
   // --- New data
 
+  // All of the data, with what a patch changes in it.
+  function patched(patch) {
+    const { data } = now, rows = data.runs.map(() => []);
+    for (const trial of data.trials) rows[trial.run].push(trial);
+    for (const [run, row, trial] of patch.trials) rows[run][row] = trial;
+    return { ...data, trials: rows.flat(), runs: data.runs.map((run, k) => ({ ...run, ...patch.runs[k] })) };
+  }
   function load(data) {
     now.data = data;
     now.runs = data.runs;
@@ -34,6 +41,7 @@ const model = (() => {
       trial.row = row;
       trial.at = counts[trial.run]++;
       trial.key = keyOf(trial);
+      if (trial.failure) trial.failure = trial.failure.map((part) => (typeof part === "number" ? data.texts[part] : part));
       let shared = null;
       for (const curve of trial.curves) {
         if (!curve) continue;
@@ -223,7 +231,7 @@ const model = (() => {
   }
 
   return {
-    state, now, load, rank, filter, axis, text, category, valueOf, iterationOf, timeOf, lastOf, keptOf, colour, barColour, markColour, metricColour,
+    state, now, load, patched, rank, filter, axis, text, category, valueOf, iterationOf, timeOf, lastOf, keptOf, colour, barColour, markColour, metricColour,
     colouring, visible, chosen, leadersOnly, stands, sample, config, metricName, lines, LEADERS,
   };
 })();

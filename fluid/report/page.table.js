@@ -83,8 +83,8 @@ const tables = (() => {
     html(fold, "summary", message, "message");
     const fill = () => {
       if (!fold.open || fold.childElementCount > 1) return;
-      if (traceback !== null) html(fold, "pre", now.data.texts[traceback]);
-      if (log !== null) { html(fold, "h4", "The end of output.log"); html(fold, "pre", now.data.texts[log]); }
+      if (traceback !== null) html(fold, "pre", traceback);
+      if (log !== null) { html(fold, "h4", "The end of output.log"); html(fold, "pre", log); }
     };
     fold.ontoggle = () => { state.open[trial.key] = fold.open; fill(); };
     fill();

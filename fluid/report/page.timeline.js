@@ -1,5 +1,5 @@
 "use strict";
-// The devices over time: which trial ran where and when, and the share of busy devices. It can be zoomed.
+// The devices over time: which trial ran where and when, and the share of busy devices, as far as they were drawn.
 const timeline = (() => {
   const { byId, clear, html } = draw, { state, now } = model;
   const gantt = byId("gantt"), busy = byId("busy");
@@ -7,7 +7,7 @@ const timeline = (() => {
   let left = 80, plot = 600, lane = 20, hits = [], drag = null;
 
   const run = () => now.runs[state.run];
-  const range = () => (state.zoom ? state.zoom : [0, run().makespan || 1]);
+  const range = () => (state.zoom ? state.zoom : [0, run().drawn || 1]);
   const trialOf = (row) => now.trials[run().first + row];
   const x = (seconds) => { const [from, to] = range(); return left + ((seconds - from) / (to - from)) * plot; };
   const secondsAt = (px) => { const [from, to] = range(); return from + ((px - left) / plot) * (to - from); };
@@ -24,6 +24,7 @@ const timeline = (() => {
     drawGantt();
     drawBusy();
     const idle = clear(byId("idle"));
+    if (run().drawn < run().makespan) idle.append(`Drawn up to ${format.duration(run().drawn)}; devices are drawn less often than trials. `);
     if (run().idle.length) idle.append("unused device time: ");
     run().idle.forEach(([name, figure], k) => { if (k) idle.append(" \u00a0\u00b7\u00a0 "); idle.append(name + " "); html(idle, "b", figure); });
   }
@@ -142,7 +143,7 @@ const timeline = (() => {
   }
 
   function zoom(from, to) {
-    const all = run().makespan || 1, span = Math.max(Math.min(to - from, all), all / 1e5);
+    const all = run().drawn || 1, span = Math.max(Math.min(to - from, all), all / 1e5);
     const start = Math.max(0, Math.min(from, all - span));
     // The whole run stays the whole run while it goes on.
     state.zoom = span >= all ? null : [start, start + span];
@@ -191,7 +192,7 @@ const timeline = (() => {
   });
   const lanesOf = (position) => run().blocks.find((block) => block[0] === position)[1];
   gantt.addEventListener("pointerleave", draw.hideTooltip);
-  gantt.addEventListener("dblclick", () => zoom(0, run().makespan || 1));
+  gantt.addEventListener("dblclick", () => zoom(0, run().drawn || 1));
   gantt.addEventListener("wheel", (event) => {
     const [from, to] = range();
     if (event.ctrlKey || event.metaKey) {
@@ -206,7 +207,7 @@ const timeline = (() => {
   const middle = () => (range()[0] + range()[1]) / 2;
   byId("zoom-in").onclick = () => zoomAt(middle(), 0.5);
   byId("zoom-out").onclick = () => zoomAt(middle(), 2);
-  byId("zoom-all").onclick = () => zoom(0, run().makespan || 1);
+  byId("zoom-all").onclick = () => zoom(0, run().drawn || 1);
 
   return { drawTimeline };
 })();

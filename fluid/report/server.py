@@ -125,7 +125,7 @@ class _PageRequests(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def _send_events(self, version: int) -> None:
-        """Sends each newer snapshot as an event, until the page or the server is closed."""
+        """Sends what is newer as events, until the page or the server is closed."""
         self.close_connection = True
         self._begin("text/event-stream")
         while not self.server.follower.is_closed:
@@ -133,8 +133,10 @@ class _PageRequests(BaseHTTPRequestHandler):
             if newer is None:
                 self.wfile.write(b":\n\n")
             else:
+                parts = newer.after(version)
+                for number, data in enumerate(parts, newer.version - len(parts) + 1):
+                    self.wfile.write(f"id: {number}\ndata: {data}\n\n".encode())
                 version = newer.version
-                self.wfile.write(f"id: {version}\ndata: {newer.data}\n\n".encode())
             self.wfile.flush()
 
     def _begin(self, content: str, length: str | None = None) -> None:

@@ -16,8 +16,9 @@ from browser import Page as BrowserPage
 from page_runs import write_sweep
 
 from fluid.report.html import embedded, html_page
-from fluid.report.loader import load_run
+from fluid.report.loader import RunReader, load_run
 from fluid.report.page_data import page_data
+from fluid.report.page_patch import PageDrawer
 from fluid.trialgroup import Search, Trial
 
 pytestmark = pytest.mark.browser
@@ -423,6 +424,36 @@ def test_newer_data_keep_what_the_reader_chose(shown: Open, session: Sessions) -
         assert page.run("model.state.zoom") == zoom
         assert page.text(".live") == "the session has ended"
         assert "20" in page.text(".tiles")
+
+
+def test_a_patch_is_shown_as_all_of_the_data_is(shown: Open, session: Sessions) -> None:
+    run = write_sweep(session, "sweep", 12)
+    rest = {}
+    for name in ("results.jsonl", "journal.jsonl"):
+        lines = (run / name).read_text().splitlines(keepends=True)
+        half = len(lines) // 2
+        (run / name).write_text("".join(lines[:half]))
+        rest[name] = "".join(lines[half:])
+    reader, drawer = RunReader(run), PageDrawer()
+    drawer.draw([reader.read()], [])
+    with shown(run) as opened:
+        page = opened.page
+        page.click("#trials tr.trial td:nth-child(2)")
+        followed = page.text("#detail h3")
+        for name, text in rest.items():
+            with (run / name).open("a") as file:
+                file.write(text)
+        patch = drawer.patch([reader.read_on()])
+        assert patch is not None and len(patch["trials"]) > 1
+        page.run(f"page.update({embedded(patch)})")
+        page.drawn()
+        assert page.text("#detail h3") == followed
+        assert page.text("#idle").startswith("Drawn up to ")
+        seen = [page.text(part) for part in ("#trials", "#best", "#groups")]
+        page.run(f"page.update({embedded(drawer.draw([reader.read()], []))})")
+        page.drawn()
+        assert [page.text(part) for part in ("#trials", "#best", "#groups")] == seen
+        assert "Drawn up to " not in page.text("#idle")
 
 
 # --- Looks

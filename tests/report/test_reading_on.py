@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -9,16 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_patches import patched, shown
 from page_runs import write_sweep
 
 from fluid.engine.events import GroupRecovered, TrialHistory
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.report.loader import RunReader, load_run
+from fluid.report.page_data import page_data
+from fluid.report.page_patch import PageDrawer
 from fluid.report.run import RecordedRun
 from fluid.trialgroup import Search, Shown, Trial
 
 Sessions = Callable[..., Any]
+#: What patches leave as it was.
+_SLOW = {"drawn", "busy_share", "busy_text", "devices_text", "idle", "lanes", "hosts", "placements", "segments"}
+_SLOW |= {"blocks", "absent", "busy", "pareto", "facts"}
 _GROWING = ("trials.jsonl", "journal.jsonl", "results.jsonl")
 
 
@@ -52,7 +59,7 @@ class Growing:
 def same_but_for_the_timeline(one: RecordedRun, other: RecordedRun) -> None:
     for name in ("session", "groups", "keys", "notes", "submitted", "clock", "is_running"):
         assert getattr(one, name) == getattr(other, name), name
-    assert one.makespan == pytest.approx(other.makespan) and one.wall == pytest.approx(other.wall)
+    assert (one.makespan, one.wall) == (other.makespan, other.wall)
 
 
 def resumed(session: Sessions) -> Path:
@@ -111,6 +118,38 @@ def test_it_is_as_a_fresh_reading_after_each_step(whole: Path, tmp_path: Path, s
             steps += 1
     assert reader.read() == load_run(tmp_path / "growing")
     assert steps
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_patched_page_is_as_one_drawn_anew(whole: Path, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    growing = Growing(whole, tmp_path / "growing", rng)
+    growing.grow(0.7)
+    reader, drawer = RunReader(tmp_path / "growing"), PageDrawer()
+    data = shown(drawer.draw([reader.read()], []))
+    steps = 0
+    for share in [rng.choice([0.05, 0.3]) for _ in range(12)] + [1.0]:
+        growing.grow(share)
+        run = reader.read_on()
+        patch = None if run is None else drawer.patch([run])
+        fresh = shown(page_data([load_run(tmp_path / "growing")], live=True))
+        if patch is None:
+            data = shown(drawer.draw([reader.read()], []))
+            assert data == fresh
+            continue
+        steps += 1
+        data = patched(data, json.loads(json.dumps(patch)))
+        assert [quick(trial) for trial in data["trials"]] == [quick(trial) for trial in fresh["trials"]]
+        assert [data[name] for name in ("metrics", "parameters")] == [fresh[name] for name in ("metrics", "parameters")]
+        for name in data["runs"][0].keys() - _SLOW:
+            assert data["runs"][0][name] == fresh["runs"][0][name], name
+    assert steps
+    assert shown(drawer.draw([reader.read()], [])) == fresh
+
+
+def quick(trial: dict[str, Any]) -> dict[str, Any]:
+    """What a patch tells of each trial at once: all but stories, which those of others may change."""
+    return {name: value for name, value in trial.items() if name != "story"}
 
 
 def test_a_file_that_was_replaced_is_read_anew(session: Sessions, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
+from page_patches import patched
 from waiting import PATIENCE, eventually
 
 from fluid.cli import main
@@ -63,12 +64,15 @@ class Events:
     def __init__(self, url: str, after: int) -> None:
         self._answer = _OPENER.open(f"{url}events?after={after}", timeout=PATIENCE)
         assert self._answer.headers["Content-Type"] == "text/event-stream"
+        self._data: Any = None
 
     def next(self) -> Any:
-        """The data of the next event; ``None`` if the stream has ended."""
+        """The data of the page after the next event; ``None`` if the stream has ended."""
         for line in self._answer:
             if line.startswith(b"data: "):
-                return json.loads(line.removeprefix(b"data: "))
+                sent = json.loads(line.removeprefix(b"data: "))
+                self._data = patched(self._data, sent) if "patch" in sent else sent
+                return self._data
         return None
 
     def until(self, holds: Callable[[Any], bool]) -> Any:
