@@ -26,7 +26,7 @@ from fluid.session.results import TrialListener, TrialRequest
 from fluid.sweeping.algorithms import most_under_way
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues
-from fluid.sweeping.resuming import AGAIN, EarlierEnd, EarlierSweep, is_same_config, other_arguments
+from fluid.sweeping.resuming import AGAIN, EarlierEnd, EarlierSweep, EarlierTrial, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
@@ -62,13 +62,16 @@ class SweepLoop(TrialListener):
         self._by_id: dict[str, SweepTrial] = {}
         self._by_number: dict[int, SweepTrial] = {}
         self._open = 0
-        #: Whether there are no more trials to start.
         self._is_exhausted = False
         self._worst = WorstValues(plan.goals)
         self._error: BaseException | None = None
         self._is_over = False
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
         self._replayed: dict[str, str] | None = None
+        #: What an earlier session has left of the trials.
+        self._past: dict[str, EarlierTrial] = {}
+        #: Trials that were to be extended although they had ended by themselves.
+        self._refused: list[str] = []
 
     def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> None:
         """Runs until all trials have ended, or a rule ends the sweep.
@@ -157,6 +160,7 @@ class SweepLoop(TrialListener):
             return
         try:
             piece()
+            self._end_refused()
         except Exception as error:
             self._fail(error)
 
@@ -277,8 +281,11 @@ class SweepLoop(TrialListener):
     def _extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int) -> None:
         trial.budget, trial.is_open = budget, True
         self._open += 1
+        past = self._past.get(trial.trial_id)
         if self._replayed is None:
             self._grant(trial, follow_up_iterations)
+        elif past is not None and past.has_ended_by_itself and trial.granted + past.extended_by < budget:
+            self._refused.append(trial.trial_id)
 
     def _grant(self, trial: SweepTrial, follow_up_iterations: int) -> None:
         """Grants a trial the iterations up to its budget."""
@@ -287,8 +294,7 @@ class SweepLoop(TrialListener):
         try:
             self.handle.extend(trial.trial_id, further, follow_up_iterations=follow_up_iterations)
         except NothingLeftError:
-            # Later, as other decisions may be under way: this one may promote others.
-            self._work.add(partial(self._guard, partial(self._record_end, trial.trial_id, TrialState.DONE.value, None)))
+            self._refused.append(trial.trial_id)
         except InvalidFieldError:
             # Its state was dropped to make room, as it cannot be saved.
             self._stop(trial, TrialState.STOPPED.value)
@@ -296,10 +302,15 @@ class SweepLoop(TrialListener):
             self._open -= 1
             self._submit([self._enter(trial, follow_up_iterations)])
 
+    def _end_refused(self) -> None:
+        """Ends trials that could not be extended; not at their promotion, as their end may promote others."""
+        while self._refused:
+            self._record_end(self._refused.pop(), TrialState.DONE.value, None)
+
     def _begin_again(self, trial: SweepTrial) -> None:
         """Lets a trial begin again, under another id."""
         del self._by_id[trial.trial_id]
-        trial.trial_id, trial.iteration = trial.trial_id + AGAIN, 0
+        trial.trial_id, trial.iteration, trial.granted = trial.trial_id + AGAIN, 0, trial.budget
         trial.results.clear()
         self._by_id[trial.trial_id] = trial
 
@@ -329,15 +340,9 @@ class SweepLoop(TrialListener):
         """Takes what an earlier session reported, does what it had no time for, and starts further trials."""
         self.handle = next(handle for handle in self._executor.handles if handle.name == self.plan.name)
         self._replayed = {}
-        for past in earlier.trials:
-            if past.trial_id.endswith(AGAIN):
-                continue
-            if (
-                (made := self._next()) is None
-                or made.id != past.trial_id
-                or not is_same_config(made.config, past.config)
-            ):
-                raise other_arguments(past.trial_id)
+        for past in (past for past in earlier.trials if not past.trial_id.endswith(AGAIN)):
+            require_same(self._next(), past)
+        self._past = {past.trial_id: past for past in earlier.trials}
         for event in earlier.events:
             self._replay(event)
         newest = [past for past in earlier.trials if past.trial_id in self._by_id]
@@ -349,8 +354,7 @@ class SweepLoop(TrialListener):
             trial = self._by_id[past.trial_id]
             if past.budget > trial.budget and trial.state == UNFINISHED:
                 raise other_arguments(past.trial_id)
-            if past.is_over:
-                assert past.ended is not None
+            if past.is_over and past.ended is not None:
                 self._record_end(past.trial_id, past.ended.value, past.failure)
         stops, self._replayed = self._replayed, None
         for past in newest:
@@ -365,13 +369,11 @@ class SweepLoop(TrialListener):
     def _replay(self, event: Result | EarlierEnd) -> None:
         if isinstance(event, Result):
             self._record(event)
-        elif (trial := self._by_id.get(event.trial_id)) is None:
-            return
-        elif event.begins_again and event.by_sweep:
-            self._begin_again(trial)
-        elif not event.by_sweep or (event.state is TrialState.DONE and trial.stop is None):
-            # A trial that the sweep says is done, though it may run further, had ended by itself.
+        elif event.state is not None:
             self._record_end(event.trial_id, event.state.value, event.failure)
+        elif event.trial_id in self._by_id:
+            self._begin_again(self._by_id[event.trial_id])
+        self._end_refused()
 
     # -- the end -------------------------------------------------------------------------------------------
 

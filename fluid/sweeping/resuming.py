@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fluid.engine.commands import ReportEnd
-from fluid.engine.events import Failure, StopRequested
+from fluid.engine.events import BudgetExtended, Failure, StopRequested
 from fluid.engine.journal import IterationReported
 from fluid.errors import InvalidFieldError
 from fluid.results.loading import load
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
-from fluid.trialgroup import TrialState
+from fluid.trialgroup import Trial, TrialState
 
 #: Follows the id of a trial that begins again, as its state could not be saved.
 AGAIN = "-again"
@@ -32,6 +33,7 @@ class EarlierTrial:
         budget: iterations that it may run in all.
         ended: ``DONE``, ``STOPPED`` or ``FAILED``; ``None`` if it had not ended.
         is_over: whether it had ended for good, and did not wait for a decision.
+        extended_by: iterations that it got on top of its first budget.
         failure: why it failed.
     """
 
@@ -40,26 +42,28 @@ class EarlierTrial:
     budget: int
     ended: TrialState | None
     is_over: bool
+    extended_by: int
     failure: Failure | None
+
+    @property
+    def has_ended_by_itself(self) -> bool:
+        """Whether it is done; below its budget, it is as it ended by itself."""
+        return self.is_over and self.ended is TrialState.DONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierEnd:
-    """A trial ended, or the sweep stopped it.
+    """A trial ended.
 
     Attributes:
         trial_id: its id.
-        state: ``DONE``, ``STOPPED`` or ``FAILED``.
+        state: ``DONE``, ``STOPPED`` or ``FAILED``; ``None`` if it began again under another id.
         failure: why it failed.
-        by_sweep: whether the sweep stopped it.
-        begins_again: whether it then began again under another id.
     """
 
     trial_id: str
-    state: TrialState
+    state: TrialState | None
     failure: Failure | None = None
-    by_sweep: bool = False
-    begins_again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,10 @@ def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
         there = sorted({trial.group for trial in found.trials})
         raise InvalidFieldError("name", name, f"is no sweep of {files.path}, which has {', '.join(there) or 'none'}")
     known = {trial_id: history for group in files.journal().groups.values() for trial_id, history in group.items()}
+    extended_by: Counter[str] = Counter()
+    for entry in files.entries():
+        if entry.get("what") == BudgetExtended.__name__:
+            extended_by[str(entry.get("trial_id"))] += entry.get("iterations", 0)
     return EarlierSweep(
         trials=tuple(
             EarlierTrial(
@@ -96,6 +104,7 @@ def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
                 budget=max(known[trial_id].budget, trial.iteration) if trial_id in known else max(1, trial.iteration),
                 ended=TrialState(trial.state) if trial.state in _OVER else getattr(known.get(trial_id), "ended", None),
                 is_over=trial.state in _OVER,
+                extended_by=extended_by[trial_id],
                 failure=trial.failure,
             )
             for trial_id, trial in sorted(trials.items())
@@ -118,12 +127,20 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Resu
             state = TrialState(entry["state"])
             failure = trials[trial_id].failure if state is TrialState.FAILED else None
             yield EarlierEnd(trial_id=trial_id, state=state, failure=failure)
-        elif what == StopRequested.__name__:
-            state = TrialState(entry.get("outcome") or TrialState.STOPPED)
-            begins_again = trial_id + AGAIN in trials
-            yield EarlierEnd(trial_id=trial_id, state=state, by_sweep=True, begins_again=begins_again)
+        elif what == StopRequested.__name__ and trial_id + AGAIN in trials:
+            yield EarlierEnd(trial_id=trial_id, state=None)
     reported = [(entry.get("trial"), entry.get("iteration")) for entry in files.results()]
     yield from (left[key] for key in dict.fromkeys(reported) if key in left)
+
+
+def require_same(made: Trial | None, past: EarlierTrial) -> None:
+    """Checks that a trial is the one that the earlier session made.
+
+    Raises:
+        InvalidFieldError: it is another one.
+    """
+    if made is None or made.id != past.trial_id or not is_same_config(made.config, past.config):
+        raise other_arguments(past.trial_id)
 
 
 def is_same_config(config: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:

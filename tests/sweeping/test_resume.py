@@ -122,8 +122,8 @@ def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> 
 
     run_dir, gate = tmp_path / "run", tmp_path / "run-gate"
     gate.mkdir()
-    for after in (5, 6):  # The second time, trials without a state have to begin again for their second rung.
-        run_and_kill(run_dir, "sha", 4, "slow_curve", after)
+    for _ in range(2):  # The second time, the best trial has to begin again for its second rung: it has no state.
+        run_and_kill(run_dir, "sha", 4, "slow_curve", 3)
     for number in range(200):
         (gate / f"ticket-{number}").touch()
     space = {**SPACE, "folder": str(gate)}
@@ -131,7 +131,6 @@ def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> 
     assert sorted(trial.iteration for trial in result.trials) == [1, 1, 1, 9]
     best = result.best.trial
     assert best.config["x"] == min(trial.config["x"] for trial in result.trials)
-    assert best.trial_id.endswith("-again")
     assert [one.iteration for one in best.results] == list(range(1, 10))
     assert outcome(resume(run_dir, slow_curve, space, samples=4, algorithm="sha")) == outcome(result)
 
