@@ -114,6 +114,22 @@ def test_a_new_iteration_arrives_and_so_does_the_end(session: Sessions) -> None:
     assert events.next() is None
 
 
+def test_patches_arrive_and_all_is_drawn_in_the_end(session: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluid.report.following._SHARE_OF_DRAWING", 1e-6)
+    made = begin(session)
+    with serving(made.path) as url:
+        events = Events(url, after=0)
+        assert events.next()["runs"][0]["drawn"] == 1.0
+        made.results(("a", 2, 1.0, 2.0, 1.0, (0,), {"loss": 0.25}))
+        for page in (events, Events(url, after=0)):  # One that is opened later is sent all that it needs.
+            data = page.until(lambda data: data["runs"][0]["iterations"] == 2)
+            assert data["trials"][0]["last"] == [0.25]
+            assert (data["runs"][0]["makespan"], data["runs"][0]["drawn"]) == (2.0, 1.0)
+        made.close()
+        assert events.until(lambda data: not data["runs"][0]["running"])["runs"][0]["drawn"] == 2.0
+    assert events.next() is None
+
+
 def test_half_a_line_is_not_read_before_its_end(session: Sessions) -> None:
     made = begin(session)
     with serving(made.path) as url:
