@@ -163,18 +163,23 @@ def run(
         callbacks=_checked_callbacks(callbacks),
     )
     given = _checked_executor(executor, run_dir)
-    if earlier is not None:
-        assert run_dir is not None
-        loop = SweepLoop(plan)
-        resumed = FluidExecutor.resume(run_dir, listeners={plan.name: loop})
-        with executor_scope(resumed):
-            return _run(loop, resumed, earlier)
-    with executor_scope(given, run_dir=run_dir, keep=_KEEP) as chosen:
-        plan = replace(plan, name=_new_name(plan.name, chosen))
-        return _run(SweepLoop(plan), chosen, None)
+    farewell: list[str] = []
+    try:
+        if earlier is not None:
+            assert run_dir is not None
+            loop = SweepLoop(plan)
+            resumed = FluidExecutor.resume(run_dir, listeners={plan.name: loop})
+            with executor_scope(resumed):
+                return _run(loop, resumed, earlier, farewell)
+        with executor_scope(given, run_dir=run_dir, keep=_KEEP) as chosen:
+            plan = replace(plan, name=_new_name(plan.name, chosen))
+            return _run(SweepLoop(plan), chosen, None, farewell)
+    finally:
+        for line in farewell:  # After what a closing executor says of its session.
+            print(line, file=sys.stderr, flush=True)
 
 
-def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None) -> SweepResult:
+def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None, farewell: list[str]) -> SweepResult:
     heard = None
     try:
         loop.run(executor, earlier)
@@ -196,7 +201,7 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None)
         call = f"fluid.load({str(result.run_dir)!r}) has what there is"
         if not stays_open:
             call += f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
-        print(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}", file=sys.stderr, flush=True)
+        farewell.append(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}")
         raise SweepInterrupted(128 + heard, result, loop.unfinished)
     _raise_if_all_failed(result)
     return result
