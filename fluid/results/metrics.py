@@ -90,6 +90,8 @@ def goals_of(metric: object, mode: object) -> tuple[Goal, ...]:
         raise InvalidFieldError("mode", mode, f"must be one per metric, as for {metric!r}")
     for name in names:
         require_text("metric", name)
+    if len(set(names)) < len(names):
+        raise InvalidFieldError("metric", metric, "names a metric twice")
     for each in modes:
         if each is not None:
             require_one_of("mode", each, ("min", "max"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from fluid.backends.base import Backend
 from fluid.backends.retention import KeepingBackend
-from fluid.engine.commands import Command, Persist, Save, StopLane, StopTrial
+from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
 from fluid.engine.events import Event, GroupRecovered, LaneLost, TrialFailed, TrialReleased, TrialSaved
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.state import EngineState
@@ -136,6 +136,8 @@ class Keeper:
                 self._pending[command.trial_id] = command.lane_id
             elif isinstance(command, StopLane):
                 self._lane_gone(command.lane_id)
+            elif isinstance(command, ReportEnd) and command.state is TrialState.FAILED:
+                self._failed(command.trial_id)
         for event in events:
             if isinstance(event, TrialSaved):
                 if event.kept is not None:
@@ -193,6 +195,14 @@ class Keeper:
         elif not entry.gone and entry.path:
             self._files.bring(entry, self._check)
         self._tell(rule)
+
+    def _failed(self, trial_id: str) -> None:
+        """Frees the place of a trial that has failed: its checkpoint stays only until another trial has one."""
+        rule = self._rules.get(trial_id)
+        entry = None if rule is None else self._registry.of(rule.group, trial_id)
+        if rule is not None and entry is not None:
+            entry.failed = True
+            self._tell(rule)
 
     def _tell(self, rule: KeepRule) -> None:
         told = self._registry.bar(rule), self._registry.room

@@ -19,6 +19,7 @@ class KeptEntry:
         bytes: of its files.
         value: its metric; ``None`` if trials are not compared.
         gone: whether it was discarded.
+        failed: whether its trial has failed, so that any other one is better.
     """
 
     trial_id: str
@@ -28,6 +29,7 @@ class KeptEntry:
     bytes: int
     value: float | None = None
     gone: bool = False
+    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -73,7 +75,8 @@ class KeptRegistry:
         entries = self._groups.get(rule.group, {})
         if rule.how != "best" or len(entries) < self._retention.k:
             return None
-        return self._worst(entries, rule).value
+        worst = self._worst(entries, rule)
+        return None if worst.failed else worst.value
 
     def take(self, rule: KeepRule, entry: KeptEntry, *, fits: bool = False) -> Verdict:
         """Takes a checkpoint that was written.
@@ -117,6 +120,8 @@ class KeptRegistry:
         """The worst of some checkpoints; of equal ones the last."""
         worst, *others = entries.values()
         for other in others:
-            if worst.value is not None and (other.value is None or not rule.is_better(other.value, worst.value)):
+            if other.failed != worst.failed:
+                worst = other if other.failed else worst
+            elif worst.value is not None and (other.value is None or not rule.is_better(other.value, worst.value)):
                 worst = other
         return worst

@@ -77,8 +77,12 @@ class SweepPlan:
         values = []
         for goal in self.goals:
             value = value_of(metrics, goal.metric)
+            if isinstance(value, bool):
+                problem = f"must be a number; trial {trial_id!r} reported {value!r}"
+                raise InvalidFieldError("metric", goal.metric, problem)
             if value is None:
-                known = ", ".join(map(repr, metrics)) if isinstance(metrics, Mapping) and metrics else "nothing"
+                reported = [name for name in metrics if name != goal.metric] if isinstance(metrics, Mapping) else []
+                known = ", ".join(map(repr, reported)) or "nothing"
                 raise InvalidFieldError("metric", goal.metric, f"was not reported by trial {trial_id!r}, but {known}")
             try:
                 values.append(float(value))

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fluid.errors import InvalidFieldError
 from fluid.keeping import finite_number
-from fluid.results.metrics import Goal
+from fluid.results.metrics import Goal, goals_of
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,8 @@ def test_what_can_be_compared(value: Any, number: float | None) -> None:
     assert finite_number(value) == number
     assert Goal("loss", less=True).value_in({"loss": value}) == number
     assert Goal("eval/loss", less=True).value_in({"eval": {"loss": value}}) == number
+
+
+def test_a_metric_is_named_once() -> None:
+    with pytest.raises(InvalidFieldError, match=r"^metric=\['loss', 'loss'\]: names a metric twice"):
+        goals_of(["loss", "loss"], ["min", "max"])

@@ -86,3 +86,14 @@ def test_the_best_of_the_k_best_trials_stay(k: int, mode: str, saves: list[tuple
     assert sorted(sign * one.value for one in there) == sorted(every.values())[:k]
     assert all(sign * one.value == every[one.trial_id] for one in there), "each of its best iteration"
     assert registry.bytes == 10 * len(there)
+
+
+def test_a_failed_trial_makes_way_for_any_other() -> None:
+    registry = KeptRegistry(Retention("best", k=1))
+    best = entry("a", 1, 0.1)
+    registry.take(BEST, best)
+    assert registry.bar(BEST) == 0.1
+    best.failed = True
+    assert registry.bar(BEST) is None
+    assert registry.take(BEST, entry("b", 1, 0.9)).discarded == [best]
+    assert registry.bar(BEST) == 0.9
