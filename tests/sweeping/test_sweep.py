@@ -266,7 +266,7 @@ def test_exhausted_memory_as_the_worst_value(
     options = {"algorithm": "random", "samples": 3, "budget": 2, "on_oom": on_oom, "max_concurrent": 1}
     result = run(executor, out_of_memory_above_one, {"x": uniform(0.0, 2.0)}, points=points, **options)
     assert [trial.state for trial in result.trials] == ["DONE", "DONE", "FAILED"]
-    assert told[-1] == (([1.5], False) if is_told else (None, True))
+    assert told[-1] == (((1.5,), False) if is_told else (None, True))
 
 
 def test_a_lane_that_dies_loses_nothing(executor: FluidExecutor, tmp_path: Path) -> None:
