@@ -161,7 +161,8 @@ class FluidExecutor:
         """
         if not isinstance(group, TrialGroup):
             raise InvalidFieldError("group", group, "must be a TrialGroup")
-        require_listener(listener)
+        if listener is not None:
+            require_listener(listener)
         if not group.active:
             raise InvalidFieldError("group", group.name, "has no active trial")
         handle = self._handle_of(self._session.submit(group, listener))

@@ -266,8 +266,8 @@ def _checked_callbacks(callbacks: Any) -> tuple[TrialListener, ...]:
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise InvalidFieldError("callbacks", callbacks, "must be a list of TrialListeners")
     listeners = tuple(callbacks)
-    for listener in listeners:
-        require_listener(listener)
+    for position, listener in enumerate(listeners):
+        require_listener(listener, f"callbacks[{position}]")
     return listeners
 
 

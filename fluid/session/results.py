@@ -183,15 +183,13 @@ class TrialListener(Protocol):
         """The executor was closed, or its session broke: no call follows."""
 
 
-def require_listener(listener: object) -> None:
-    """Refuses a listener that lacks a method of :class:`TrialListener`."""
-    if listener is None:
-        return
+def require_listener(listener: object, field: str = "listener") -> None:
+    """Refuses a listener that lacks a method of :class:`TrialListener`; the error names the field."""
     methods = [name for name in vars(TrialListener) if name.startswith("on_")]
     missing = [name for name in methods if not callable(getattr(listener, name, None))]
     if missing or isinstance(listener, type):
         reason = f"it has no {', '.join(missing)}" if missing else "this is the class itself"
-        raise InvalidFieldError("listener", listener, f"must be an object derived from TrialListener: {reason}")
+        raise InvalidFieldError(field, listener, f"must be an object derived from TrialListener: {reason}")
 
 
 def exception_of(failure: Failure) -> BaseException | None:

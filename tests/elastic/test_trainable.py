@@ -247,7 +247,7 @@ def test_what_is_no_elastic_trainable_cannot_be_given_to_ray_tune() -> None:
 def test_without_ray_tune_the_error_says_how_to_get_it() -> None:
     from fluid.elastic import as_tune_trainable
 
-    with pytest.raises(MissingDependencyError, match=r"fluid-tune\[ray\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'ray\[tune\]"):
         as_tune_trainable(Regression)
 
 

@@ -137,7 +137,7 @@ def test_a_trial_that_waits_is_stopped_now_as_at_any_time(tmp_path: Path) -> Non
     with FluidExecutor(backend="local", devices=1, packing="off", run_dir=tmp_path, verbose=0) as executor:
         handle = submit(executor, a={"hangs_at": 1, "timeout": None}, b={})
         handle.stop("b", now=True)
-        until(lambda: handle.states == {"b": "STOPPED"})
+        until(lambda: handle.states["b"] == "STOPPED")
         handle.stop("a", now=True)
         assert handle.wait(PATIENCE) and handle.states == {"a": "STOPPED", "b": "STOPPED"}
         more = submit(executor, c={})

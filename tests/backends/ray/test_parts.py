@@ -18,7 +18,7 @@ def test_without_ray_the_backend_says_what_to_install(monkeypatch: pytest.Monkey
     with missing:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
     monkeypatch.setattr(connection, "ray_imports", missing)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'fluid-tune\[ray\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'ray\[tune\]"):
         RayBackend(1)
 
 
