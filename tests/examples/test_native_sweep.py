@@ -16,7 +16,10 @@ import fluid
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("algorithm", ["asha", "sha", "hyperband", "random", "tpe"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["asha", "tpe", *(pytest.param(name, marks=pytest.mark.long) for name in ("sha", "hyperband", "random"))],
+)
 @pytest.mark.parametrize("workload", TASKS)
 def test_it_runs(workload: str, algorithm: str, data: str, tmp_path: Path) -> None:
     if algorithm == "tpe":
