@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from waiting import PATIENCE, eventually
 
-from fluid import load
+from fluid import Result, TrialListener, load
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
@@ -103,14 +103,25 @@ def simulated() -> SimulatedBackend:
     return SimulatedBackend(lambda name, config: Truth(config["seconds"]), [Device(0)], saves=True)
 
 
+class PausesAtOnce(TrialListener):
+    """Pauses trial "a" at its first result: the simulated clock would have it done before another thread did."""
+
+    def __init__(self, executor: FluidExecutor) -> None:
+        self._executor = executor
+
+    def on_result(self, result: Result) -> None:
+        if result.trial_id == "a" and result.iteration == 1:
+            (handle,) = self._executor.handles
+            handle.pause("a")
+
+
 def test_a_session_that_is_resumed_leaves_it_paused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with FluidExecutor(simulated(), run_dir=folder, verbose=0) as executor:
         trials = [
             Trial(Savable, {"seconds": 1.0}, budget=budget, trial_id=name) for name, budget in (("a", 6), ("b", 2))
         ]
-        handle = executor.submit_trialgroup(TrialGroup(trials, "first"))
-        handle.pause("a")
+        handle = executor.submit_trialgroup(TrialGroup(trials, "first"), PausesAtOnce(executor))
         await_counts(executor, PAUSED_BY_THE_USER=1, DONE=1)
         (left, _) = handle.trials
         assert left.state == "PAUSED BY THE USER" and handle.states == {"a": "PAUSED", "b": "DONE"}
