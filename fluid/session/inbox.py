@@ -53,7 +53,7 @@ class GroupInbox:
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
         self.outcomes: Mapping[str, TrialState] = {}
         self.has_forgotten = False
-        #: Trials that were forgotten, by id; ``None`` while nobody wants them.
+        #: Trials that were forgotten, by id; ``None`` until a handle asks for them.
         self._forgotten: dict[str, SubmittedTrial] | None = None
         #: Trials that have not ended.
         self._open: set[str] = {trial.id for trial in group.active}
