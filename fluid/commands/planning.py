@@ -49,7 +49,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     instance = Instance.from_json(read_object(arguments.instance))
     plan = Plan(planner.name, instance, planner.arrange(instance))
     if arguments.plot:
-        from fluid.report.gantt import GanttPanel, save_gantt
+        from fluid.reports.gantt import GanttPanel, save_gantt
 
         save_gantt(arguments.plot, [GanttPanel.of_plan(plan)])
     if arguments.json:
@@ -63,9 +63,9 @@ def _plan(arguments: argparse.Namespace) -> None:
             }
         )
         return
-    from fluid.report.terminal import plan_summary, plan_table
-    from fluid.report.text_gantt import TextGantt
-    from fluid.report.timeline import Timeline
+    from fluid.reports.terminal import plan_summary, plan_table
+    from fluid.reports.text_gantt import TextGantt
+    from fluid.reports.timeline import Timeline
 
     fifo = Plan("fifo", instance, make_planner("fifo").arrange(instance))
     console = make_console()
@@ -96,12 +96,12 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namespace) -> None:
     """Runs the planners on the scenario's own devices."""
-    from fluid.report.comparison import as_json, comparison_table
+    from fluid.reports.comparison import as_json, comparison_table
 
     results = _run([(scenario, name) for name in planners], record=bool(arguments.plot))
     title = f"{scenario.name}: {results[0].trials} trials, {len(scenario.cluster)} devices, seed {scenario.seed}"
     if arguments.plot:
-        from fluid.report.gantt import GanttPanel, save_gantt
+        from fluid.reports.gantt import GanttPanel, save_gantt
 
         save_gantt(arguments.plot, [GanttPanel.of_result(result) for result in results], title)
     if arguments.json:
@@ -115,13 +115,13 @@ def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namesp
 
 def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments: argparse.Namespace) -> None:
     """Runs the planners on several numbers of devices."""
-    from fluid.report.comparison import advice_text, advise, as_json, sweep_table
+    from fluid.reports.comparison import advice_text, advise, as_json, sweep_table
 
     results = _run([(scenario.with_devices(n), name) for n in counts for name in planners])
     title = f"{scenario.name}: {results[0].trials} trials, seed {scenario.seed}"
     advice = advise(results)
     if arguments.plot:
-        from fluid.report.gantt import save_sweep
+        from fluid.reports.gantt import save_sweep
 
         save_sweep(arguments.plot, results, title)
     if arguments.json:
@@ -135,7 +135,7 @@ def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments
 
 def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
     from fluid.planners.by_name import make_planner
-    from fluid.report.terminal import track
+    from fluid.reports.terminal import track
     from fluid.simulation.simulate import simulate
 
     return [
@@ -161,7 +161,7 @@ def _add_plot(parser: argparse.ArgumentParser) -> None:
 
 def _check_plot(arguments: argparse.Namespace) -> None:
     if arguments.plot:
-        from fluid.report.gantt import check_plot
+        from fluid.reports.gantt import check_plot
 
         check_plot(arguments.plot, "plot")
 

@@ -1,0 +1,304 @@
+"""Examines this machine for ``fluid doctor``: what it has, and what Fluid would use.
+
+Packages are not imported: their versions are read from their installed metadata.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fluid._imports import install_command
+from fluid._version import __version__
+from fluid.display.format import count
+from fluid.gpu.mps_control import find_program
+from fluid.gpu.mps_refusals import recall_refusal
+from fluid.gpu.mps_support import unsupported_reason_here
+from fluid.gpu.nvml import GpuState, describe_gpus, driver_version, no_gpu_reason
+from fluid.resources import available_cores
+
+#: Versions of Ray that are tested, both included.
+RAY_RANGE = ((2, 9), (2, 60))
+_SHM = "/dev/shm"
+_CGROUP = "/sys/fs/cgroup"
+#: Version 1 of cgroups expresses "no limit" by a number of about this size.
+_NO_LIMIT = 1 << 60
+#: Fewer open files than this are too few for some hundred lanes, each of which needs several in the driver.
+_FEW_FILES = 1024
+_LITTLE_SHM = 1 << 30
+
+
+@dataclass(frozen=True)
+class Package:
+    """An optional package.
+
+    Attributes:
+        name: its name in the package index.
+        version: ``None`` if it is not installed.
+        cuda: the CUDA version that PyTorch was built for; ``None`` without CUDA and for other packages.
+    """
+
+    name: str
+    version: str | None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware, limits and packages of a machine. Sizes are in bytes; unknown values and unset limits are ``None``.
+
+    Attributes:
+        cores: CPU cores that this process may run on; ``machine_cores``: all CPU cores of the machine.
+        cpu_quota: CPU time that the container may use, in cores.
+        memory_limit: memory that the container may use.
+        open_files: most files that a process may have open at once.
+        no_gpus: why no GPU was found; empty if one was found.
+        mps_program: path of the MPS control program.
+        no_mps: why MPS cannot be used; empty if no obstacle was found.
+    """
+
+    fluid: str
+    python: str
+    system: str
+    cores: int
+    machine_cores: int
+    cpu_quota: float | None
+    memory: int | None
+    memory_limit: int | None
+    shm: int | None
+    shm_free: int | None
+    open_files: int | None
+    gpus: tuple[GpuState, ...]
+    driver: str | None
+    no_gpus: str
+    mps_program: str | None
+    no_mps: str
+    packages: dict[str, Package]
+
+
+@dataclass(frozen=True)
+class MachineAdvice:
+    """What Fluid would use of a machine.
+
+    Attributes:
+        devices: number of devices.
+        kind: their kind: ``gpu`` or ``cpu``.
+        uses: what Fluid uses, in sentences.
+        not_used: what Fluid does not use, and why.
+        warnings: what may go wrong.
+    """
+
+    devices: int
+    kind: str
+    uses: list[str] = field(default_factory=list)
+    not_used: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def examine() -> Machine:
+    """Examines this machine without starting or changing anything."""
+    gpus = tuple(describe_gpus())
+    shm = shutil.disk_usage(_SHM) if os.path.isdir(_SHM) else None
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return Machine(
+        fluid=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        cores=len(available_cores()),
+        machine_cores=os.cpu_count() or 1,
+        cpu_quota=read_cpu_quota(_CGROUP),
+        memory=_physical_memory(),
+        memory_limit=read_memory_limit(_CGROUP),
+        shm=shm.total if shm else None,
+        shm_free=shm.free if shm else None,
+        open_files=None if files == resource.RLIM_INFINITY else files,
+        gpus=gpus,
+        driver=driver_version(),
+        no_gpus="" if gpus else no_gpu_reason(),
+        mps_program=find_program(),
+        no_mps=unsupported_reason_here(gpus) or next(filter(None, (recall_refusal(gpu.token) for gpu in gpus)), ""),
+        packages={name: find_package(name) for name in ("torch", "horovod", "ray", "nvidia-ml-py")},
+    )
+
+
+def advise(machine: Machine) -> MachineAdvice:
+    """Determines what Fluid would use of a machine, what it would not use, and why."""
+    advice = MachineAdvice(len(machine.gpus), "gpu") if machine.gpus else MachineAdvice(machine.cores, "cpu")
+    _advise_devices(machine, advice)
+    _advise_gpu_sharing(machine, advice)
+    _advise_torch(machine, advice)
+    _advise_ray(machine, advice)
+    if machine.packages["horovod"].version is None:
+        advice.not_used.append("Horovod is not installed.")
+    _advise_limits(machine, advice)
+    return advice
+
+
+def ray_is_supported(version: str) -> bool | None:
+    """Whether this version of Ray is among the tested ones; ``None`` if it is not a version number."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        return None
+    return RAY_RANGE[0] <= (int(numbers[1]), int(numbers[2])) <= RAY_RANGE[1]
+
+
+# -- examining the machine -----------------------------------------------------------------------------------
+
+
+def find_package(name: str) -> Package:
+    """Finds a package without importing it."""
+    try:
+        version: str | None = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    if version is None or name != "torch":
+        return Package(name, version)
+    return Package(name, version, _cuda_of_torch())
+
+
+def _cuda_of_torch() -> str | None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    return read_torch_cuda(Path(spec.origin).with_name("version.py"))
+
+
+def read_torch_cuda(path: Path) -> str | None:
+    """The CUDA version that PyTorch was built for, from its ``version.py``; ``None`` without CUDA."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        value = getattr(statement, "value", None)
+        named = any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets)
+        if named and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            return value.value
+    return None
+
+
+def read_cpu_quota(cgroup: str) -> float | None:
+    """CPU time that the container may use, in cores; ``None`` if it is not limited.
+
+    Args:
+        cgroup: the folder where cgroups, of version 1 or 2, are mounted.
+    """
+    try:
+        if (words := _read(cgroup, "cpu.max").split())[:1] != []:
+            return None if words[0] == "max" else int(words[0]) / int(words[1])
+        quota = int(_read(cgroup, "cpu/cpu.cfs_quota_us") or -1)
+        return quota / int(_read(cgroup, "cpu/cpu.cfs_period_us")) if quota > 0 else None
+    except (ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def read_memory_limit(cgroup: str) -> int | None:
+    """Bytes of memory that the container may use; ``None`` if it is not limited.
+
+    Args:
+        cgroup: the folder where cgroups, of version 1 or 2, are mounted.
+    """
+    text = _read(cgroup, "memory.max") or _read(cgroup, "memory/memory.limit_in_bytes")
+    limit = int(text) if text.strip().isdecimal() else None
+    return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def _read(folder: str, name: str) -> str:
+    try:
+        return Path(folder, name).read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def _physical_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+# -- advice --------------------------------------------------------------------------------------------------
+
+
+def _advise_devices(machine: Machine, advice: MachineAdvice) -> None:
+    if machine.gpus:
+        advice.uses.append(f"Fluid would use {count(advice.devices, 'GPU')}, with devices=None.")
+        return
+    advice.uses.append(f"Fluid would use {count(advice.devices, 'CPU core')} as devices, with devices=None.")
+    advice.not_used.append(f"No GPU is used: {machine.no_gpus}.")
+    if machine.cpu_quota is not None and machine.cpu_quota < machine.cores:
+        advice.warnings.append(
+            f"This container is limited to the CPU time of {machine.cpu_quota:g} cores but sees {machine.cores}: use "
+            f"devices={max(1, int(machine.cpu_quota))}, or trials will slow each other down."
+        )
+
+
+def _advise_gpu_sharing(machine: Machine, advice: MachineAdvice) -> None:
+    if not machine.gpus:
+        advice.not_used.append("MPS is not used: it needs a GPU.")
+        return
+    if machine.no_mps:
+        advice.uses.append("Trials packed on a GPU would share it by time slices.")
+        advice.not_used.append(f"MPS cannot be used: {machine.no_mps}.")
+    else:
+        advice.uses.append("Trials packed on a GPU can run side by side under MPS, or share it by time slices.")
+    for gpu in machine.gpus:
+        if (gpu.compute_mode or "").startswith("EXCLUSIVE") and machine.no_mps:
+            advice.warnings.append(
+                f"The compute mode of {gpu.token} is {gpu.compute_mode}: without MPS only one process can use the GPU, "
+                "so packing would fail. Fluid does not change compute modes."
+            )
+        if gpu.processes:
+            pids = ", ".join(str(process.pid) for process in gpu.processes)
+            advice.warnings.append(f"{gpu.token} is in use (process {pids}): Fluid's measurements will be inaccurate.")
+
+
+def _advise_torch(machine: Machine, advice: MachineAdvice) -> None:
+    torch = machine.packages["torch"]
+    if torch.version is None:
+        effect = ": Fluid cannot measure the GPU memory of trials" if machine.gpus else ""
+        advice.not_used.append(f"PyTorch is not installed{effect}.")
+    elif machine.gpus and torch.cuda is None:
+        advice.warnings.append(f"PyTorch {torch.version} was built without CUDA: its trials cannot use the GPUs.")
+
+
+def _advise_ray(machine: Machine, advice: MachineAdvice) -> None:
+    version = machine.packages["ray"].version
+    low, high = (".".join(map(str, bound)) for bound in RAY_RANGE)
+    if version is None:
+        advice.uses.append("Trials would run in local processes.")
+        advice.not_used.append(f"Ray is not installed. It is needed only for clusters: {install_command('ray')}.")
+        return
+    advice.uses.append(
+        f"Trials would run in local processes, or on Ray {version} if it is connected or with backend='ray'."
+    )
+    if not ray_is_supported(version):
+        advice.warnings.append(f"Ray {version} is not among the tested versions, {low} to {high}.")
+
+
+def _advise_limits(machine: Machine, advice: MachineAdvice) -> None:
+    if machine.shm is None:
+        advice.not_used.append(f"Checkpoints are not kept in memory: this machine has no {_SHM}.")
+    elif (machine.shm_free or 0) < _LITTLE_SHM:
+        advice.warnings.append(
+            f"{_SHM} has little free space ({_size(machine.shm_free)}): once it is full, checkpoints go to disk and "
+            "data loaders may fail. In Docker, enlarge it with --shm-size."
+        )
+    if machine.open_files is not None and machine.open_files < _FEW_FILES:
+        advice.warnings.append(
+            f"A process may open only {machine.open_files} files: many trials at once may fail. "
+            f"Raise the limit with ulimit -n {_FEW_FILES}."
+        )
+
+
+def _size(size: int | None) -> str:
+    return "?" if size is None else f"{size / (1 << 20):.0f} MiB"

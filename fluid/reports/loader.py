@@ -1,0 +1,395 @@
+"""Loads a recorded run from its folder. The session may still be running, or may have been killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fluid.display.format import count
+from fluid.engine.commands import NoteDeviceLost, NoteResize
+from fluid.engine.events import DeviceAdded
+from fluid.engine.journal import Recovered
+from fluid.lane.run_paths import trial_folder
+from fluid.planning.profile import Profile
+from fluid.planning.rollout import Segment
+from fluid.reports.history import RunHistory
+from fluid.reports.idle import idle_time
+from fluid.reports.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun
+from fluid.reports.segments import Resized, segments_of, with_pauses
+from fluid.reports.story import Storyteller
+from fluid.reports.story_words import StoryLine
+from fluid.reports.timeline import DeviceChange, Timeline
+from fluid.resources import Device
+from fluid.results.folder_files import is_locked
+from fluid.results.iterations import FinishedIterations, ReportedIteration, ReportedLines, shown_iterations
+from fluid.results.json_lines import ReplacedError, without_surrogates
+from fluid.results.metrics import is_number
+from fluid.results.run_files import RunFiles, device_from
+from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
+from fluid.results.trial_results import files_of
+
+
+def load_run(path: str | Path) -> RecordedRun:
+    """Loads the run folder of a session, which may still be running or may have been killed.
+
+    Args:
+        path: the run folder.
+
+    Raises:
+        InvalidFieldError: the path is not a run folder, or cannot be read; the message names the path.
+    """
+    return RunReader(path).read()
+
+
+class RunReader:
+    """Loads a run folder, and reads on while its session writes it: each reading takes the lines that are new.
+
+    If a file was truncated or replaced, the folder is read anew.
+
+    Args:
+        path: the run folder.
+
+    Raises:
+        InvalidFieldError: the path is not a run folder; the message names it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._content = _Content(path)
+
+    def read(self) -> RecordedRun:
+        """The run as it stands.
+
+        Raises:
+            InvalidFieldError: the folder cannot be read; the message names the path.
+        """
+        try:
+            self._content.take()
+        except ReplacedError:
+            self._content = _Content(self._path)
+            self._content.take()
+        return self._content.run()
+
+    def read_on(self) -> RecordedRun | None:
+        """The run as it stands, at a cost that depends on what is new.
+
+        The timeline, the idle time and the stories of trials that have no new lines are those of the reading before.
+
+        Returns:
+            ``None`` if these can no longer be used, as times or rows of trials have changed: call :meth:`read`.
+
+        Raises:
+            InvalidFieldError: the folder cannot be read; the message names the path.
+        """
+        try:
+            self._content.take()
+        except ReplacedError:
+            return None
+        return self._content.run_on()
+
+
+class _Content:
+    """What was read of a run folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._files = RunFiles(path)
+        self._reported = ReportedLines(self._files)
+        self._all_reported: list[ReportedIteration] = []
+        self._done = FinishedIterations()
+        self._history, self._heard = RunHistory(self._done), 0
+        #: Trials by group and shown name, with what they were made of.
+        self._made: dict[tuple[str, str], tuple[object, TrialRun]] = {}
+        #: Submitted trials that had new lines since the run was made.
+        self._changed: set[str] = set()
+        #: The run as it was made last; ``None`` if its times no longer hold.
+        self._run: RecordedRun | None = None
+
+    def take(self) -> None:
+        """Reads the new lines."""
+        files = self._files
+        files.notes.clear()
+        self._session, self._journal, reported = files.session(), files.journal(), self._reported.new()
+        self._entries = files.trials()
+        self._keys = _key_measurements(files.profile())
+        self._all_reported += reported
+        had_times, stays = bool(self._done.by_trial), self._done.extend(reported)
+        if not stays:
+            self._done = FinishedIterations()
+            self._done.extend(self._all_reported)
+        if not stays or had_times != bool(self._done.by_trial):
+            self._history, self._heard = RunHistory(self._done), 0
+            self._made.clear()
+            self._run = None
+        self._changed.update(one.trial_id for one in reported)
+        heard = files.entries()
+        self._changed |= self._history.extend(heard[self._heard :])
+        self._heard = len(heard)
+        _note_shared(files, self._entries, self._journal, self._done)
+        lost = [note for note in self._journal.places if isinstance(note, NoteDeviceLost) and note.reason]
+        files.notes += [f"Device {note.device_id} was given up: {note.reason}." for note in lost]
+        self._submitted = SubmittedTrials(self._entries, self._journal, self._done.group_of).groups()
+        self._groups = tuple(
+            GroupRun(
+                group.group_id,
+                group.name,
+                tuple(self._trial((group.group_id, name), parts) for name, parts in group.trials.items()),
+                group.search,
+            )
+            for group in self._submitted
+        )
+
+    def run(self) -> RecordedRun:
+        """The run, made of all that was read."""
+        files, done, history = self._files, self._done, self._history
+        trials = [trial for group in self._groups for trial in group.trials]
+        rows = {(trial.group_id, trial.trial_id): row for row, trial in enumerate(trials)}
+        row_of = {
+            part.trial_id: rows[group.group_id, name]
+            for group in self._submitted
+            for name, parts in group.trials.items()
+            for part in parts
+        }
+        changes, resized = _device_events(self._journal, done, row_of)
+        segments = with_pauses(segments_of([trial.finished for trial in trials]), resized)
+        timeline = Timeline(
+            _devices(self._session, self._journal, segments),
+            tuple(segments),
+            tuple(trial.trial_id for trial in trials),
+            max((segment.end for segment in segments), default=0.0),
+            changes=tuple(changes),
+        )
+        self._run = RecordedRun(
+            files.path,
+            self._session,
+            self._groups,
+            timeline,
+            self._keys,
+            tuple(files.notes),
+            stories=_stories(history, files, self._submitted, done),
+            submitted=self._names(),
+            idle=idle_time(history, timeline),
+            clock=_clock(self._session, done, history.zero),
+            wall=_wall(self._session, done, history, timeline.makespan),
+            is_running=is_locked(files.path),
+            makespan=timeline.makespan,
+        )
+        self._changed.clear()
+        return self._run
+
+    def run_on(self) -> RecordedRun | None:
+        """The run, of which only trials that changed are made anew; ``None`` if more is to be."""
+        if self._run is None:
+            return None
+        trials = [trial for group in self._groups for trial in group.trials]
+        before = [(trial.group_id, trial.trial_id) for trial in self._run.trials]
+        if before != [(trial.group_id, trial.trial_id) for trial in trials[: len(before)]]:
+            return None
+        files, done, history = self._files, self._done, self._history
+        told = _stories(history, files, self._submitted, done, self._changed)
+        self._run = replace(
+            self._run,
+            session=self._session,
+            groups=self._groups,
+            keys=self._keys,
+            notes=tuple(files.notes),
+            stories={**self._run.stories, **told},
+            submitted=self._names(),
+            clock=_clock(self._session, done, history.zero),
+            wall=_wall(self._session, done, history, done.end),
+            is_running=is_locked(files.path),
+            makespan=done.end,
+        )
+        self._changed.clear()
+        return self._run
+
+    def _trial(self, shown: tuple[str, str], parts: Sequence[SubmittedTrial]) -> TrialRun:
+        made_of = parts, [len(self._done.by_trial.get(part.trial_id, ())) for part in parts]
+        known = self._made.get(shown)
+        if known is None or known[0] != made_of:
+            known = self._made[shown] = made_of, _trial_run(self._files.path, shown[1], parts, self._done)
+        return known[1]
+
+    def _names(self) -> dict[tuple[str, str], list[str]]:
+        return {
+            (group.group_id, name): [part.trial_id for part in parts]
+            for group in self._submitted
+            for name, parts in group.trials.items()
+        }
+
+
+def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:
+    """The submitted trials that are shown as one; the last determines its state."""
+    last = parts[-1]
+    return TrialRun(
+        name,
+        last.group_id,
+        last.key,
+        last.config,
+        last.state,
+        last.budget,
+        "" if last.failure is None else last.failure.message,
+        tuple(iteration for part in parts for iteration in shown_iterations(part, done)),
+        "" if last.failure is None else last.failure.traceback,
+        files_of(path, parts),
+    )
+
+
+def _stories(
+    history: RunHistory,
+    files: RunFiles,
+    groups: Sequence[SubmittedGroup],
+    done: FinishedIterations,
+    only: AbstractSet[str] | None = None,
+) -> dict[tuple[str, str], list[StoryLine]]:
+    """What happened to each trial, by group and shown name; submitted trials that are shown as one are told as one.
+
+    Args:
+        history: the run's journal.
+        files: the run's files.
+        groups: the trials.
+        done: their iterations.
+        only: the submitted trials of which the stories are wanted; ``None`` for all.
+    """
+    shown_as = {part.trial_id: (group, part) for group in groups for parts in group.trials.values() for part in parts}
+    teller = Storyteller(
+        history,
+        name_of=lambda trial: shown_as[trial][1].shown_id if trial in shown_as else trial,
+        log_of=lambda trial: os.path.join(trial_folder(str(files.path), trial), "output.log"),
+        searched=lambda trial: trial in shown_as and shown_as[trial][0].search is not None,
+    )
+    found: dict[tuple[str, str], list[StoryLine]] = {}
+    wanted = [
+        (trial, group, part)
+        for trial, (group, part) in shown_as.items()
+        if only is None or any(each.trial_id in only for each in group.trials[part.shown_id])
+    ]
+    for trial, group, part in wanted:
+        lines = teller.tell(trial, tuple(shown_iterations(part, done)))
+        found.setdefault((group.group_id, part.shown_id), []).extend(lines)
+    return {shown: sorted(lines, key=lambda line: line.at) for shown, lines in found.items()}
+
+
+def _clock(session: Mapping[str, Any], done: FinishedIterations, zero: float) -> datetime | None:
+    """Wall-clock time at ``zero`` on the session's clock; ``None`` if unknown, or the session's clock was reset."""
+    known = session.get("clock")
+    if not isinstance(known, Mapping) or len(done.offsets) > 1:
+        return None
+    try:
+        return datetime.strptime(known["time"], "%Y-%m-%d %H:%M:%S") + timedelta(seconds=zero - known["at"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _wall(session: Mapping[str, Any], done: FinishedIterations, history: RunHistory, makespan: float) -> float | None:
+    """Seconds from the start of the session to its end; ``None`` if unknown, or if its clock was reset."""
+    known = session.get("clock")
+    began, closed = known.get("at") if isinstance(known, Mapping) else None, session.get("closed")
+    if not is_number(began) or len(done.offsets) > 1:
+        return None
+    ended = closed if is_number(closed) else history.zero + max(history.end, makespan)
+    # session.json has the clock of the last session; the journal of one that was resumed began before.
+    return max(0.0, ended - min(began, history.zero + history.start))
+
+
+def _note_shared(
+    files: RunFiles, entries: Iterable[Mapping[str, Any]], journal: Recovered, done: FinishedIterations
+) -> None:
+    """Adds a note if two sessions wrote the folder, which older versions of Fluid allowed."""
+    listed = [entry["trial"] for entry in entries if "trial" in entry]
+    if journal.mixed or len(set(map(str, listed))) < len(listed):
+        files.notes.append(
+            "Two sessions of an older Fluid wrote this folder. Trials of one id are shown as one: their configs, "
+            "states and results may be those of either session."
+        )
+    elif done.repeated:
+        files.notes.append(
+            f"{count(done.repeated, 'iteration')} were reported more than once: two drivers of an older Fluid ran this "
+            "session at the same time."
+        )
+
+
+# --- The timeline
+
+
+def _device_events(
+    journal: Recovered, done: FinishedIterations, row_of: Mapping[str, int]
+) -> tuple[list[DeviceChange], list[Resized]]:
+    """Devices that were added or lost, and resizes of trials, in seconds since the run began."""
+    changes: list[DeviceChange] = []
+    resized: list[Resized] = []
+    present: set[int] = set()
+    #: Of a session that was resumed: devices that it had and that were not reported once more so far, and when it was.
+    left, resumed_at = set[int](), 0.0
+    for note, at in done.with_run_times(journal.places):
+        time = max(at, 0.0)
+        if isinstance(note, DeviceAdded):
+            index = note.device.index
+            if index in present - left:
+                left, resumed_at = present - {index}, time
+            elif index not in present:
+                changes.append((time, index, True))
+            present.add(index)
+            left.discard(index)
+            continue
+        changes += [(resumed_at, index, False) for index in sorted(left)]
+        present -= left
+        left = set()
+        if isinstance(note, NoteResize):
+            if note.trial_id in row_of:
+                resized.append(Resized(row_of[note.trial_id], at, note.seconds, note.device_ids))
+        elif note.device_id in present:
+            present.remove(note.device_id)
+            changes.append((time, note.device_id, False))
+    changes += [(resumed_at, index, False) for index in sorted(left)]
+    return sorted(changes, key=lambda change: change[0]), resized
+
+
+def _devices(session: Mapping[str, Any], journal: Recovered, segments: Iterable[Segment]) -> tuple[Device, ...]:
+    """The devices that the session began with, those that were added, and any others that trials used."""
+    devices: dict[int, Device] = {}
+    listed = session.get("devices")
+    for fields in listed if isinstance(listed, list) else ():
+        try:
+            device = device_from(fields)
+        except (KeyError, TypeError, ValueError):
+            continue
+        devices.setdefault(device.index, device)
+    for note in journal.places:
+        if isinstance(note, DeviceAdded):
+            devices.setdefault(note.device.index, note.device)
+        elif isinstance(note, NoteDeviceLost):
+            devices.setdefault(note.device_id, Device(note.device_id))
+    kind = next(iter(devices.values())).kind if devices else "gpu"
+    for index in {device for segment in segments for device in segment.devices} - devices.keys():
+        devices[index] = Device(index, kind=kind)
+    return tuple(devices[index] for index in sorted(devices))
+
+
+def _key_measurements(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
+    if profile is None:
+        return ()
+    found = []
+    keys = profile.keys()
+    for key in keys:
+        models = profile.models(key) or [None]
+        speeds = profile.speeds(key, models)
+        for model in models:
+            packing = profile.measured_packing(key, model)
+            found.append(
+                KeyMeasurements(
+                    without_surrogates(key),
+                    profile.seconds_per_iteration(key, model),
+                    profile.alpha(key, model),
+                    profile.beta(key),
+                    packing,
+                    profile.packing_limit(key, max(packing, 1), model),
+                    (model or "unknown model") if len(models) > 1 else None,
+                    speeds[model],
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,94 @@
+"""Why a trial waited, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fluid.display.format import count, duration
+from fluid.reports.history import Reason, RunHistory, Wait
+from fluid.reports.story_words import StoryLine, bytes_name, devices_name
+
+#: Shorter waits, in seconds, are not told: the trial started at once.
+SHORTEST_WAIT = 0.01
+
+
+@dataclass(frozen=True)
+class WaitTeller:
+    """Tells what trials waited for.
+
+    Attributes:
+        history: the run's journal.
+        names: some trials in words.
+    """
+
+    history: RunHistory
+    names: Callable[[Iterable[str]], str]
+
+    def line(self, wait: Wait) -> StoryLine | None:
+        """How long a trial waited, and for what; ``None`` if it started at once, or the journal does not tell."""
+        if not self.history.tells:
+            return None
+        if math.isinf(wait.end):
+            seconds, begun = self.history.end - wait.start, "has waited {} so far"
+        else:
+            seconds, begun = wait.end - wait.start, "waited {}"
+        if seconds < SHORTEST_WAIT:
+            return None
+        reasons = [reason for reason in wait.reasons if reason.at < wait.end]
+        parts: list[str] = []
+        for position, reason in enumerate(reasons):
+            if position and reason.reason == reasons[position - 1].reason:
+                continue  # it joined another line, and waits for the same
+            after = f"from {duration(reason.at)} on, " if parts else ""
+            parts.append(after + self._why(reason, max(wait.start, reason.at)))
+        parts += self._ramp(wait)
+        drained = self.history.drained.get(None, math.inf)
+        parts += [f"from {duration(drained)} on the session was drained, and nothing started"] * (drained < wait.end)
+        others = self.history.placed_between(wait.start, wait.end)
+        parts += [f"{count(others, 'other trial')} got devices meanwhile"] if parts and others else []
+        text = begun.format(duration(seconds)) + (f": {'; '.join(parts)}" if parts else "")
+        return StoryLine(wait.start, "waited", text, {"seconds": seconds})
+
+    def _ramp(self, wait: Wait) -> list[str]:
+        """How packing was measured meanwhile: trials wait until it is known to pay for one more."""
+        measured = self.history.measured.get(self.history.key_of.get(wait.trial, ""), [])
+        before = max((each.packing for each in measured if each.at <= wait.start), default=1)
+        rises = {each.packing: each.at for each in reversed(measured) if wait.start < each.at <= wait.end}
+        steps = [f"{packing} from {duration(at)} on" for packing, at in sorted(rises.items()) if packing > before]
+        return [f"packing was being measured, up to {', '.join(steps)}"] if steps else []
+
+    def _why(self, reason: Reason, at: float) -> str:
+        if reason.reason == "LANE":
+            return "another trial ran in the lane that keeps its state, which cannot be saved"
+        if reason.reason == "MEMORY":
+            return self._why_memory(reason)
+        if not reason.devices:
+            return "there was no device"
+        width = float(reason.note["width"])
+        head = "all devices were taken" if reason.devices > 1 else "the only device was taken"
+        if width > 1.0:
+            head = f"it is to run on {width:g} devices, and fewer were free"
+        holders = self.history.taken_at(at)
+        taken = [
+            f"{devices_name([device], self.history.kinds)} by {self.names(trials)}"
+            for device, trials in holders.items()
+        ]
+        more = reason.devices - len(taken)
+        tail = f" and {count(more, 'further device')}" if more > 0 and len(taken) > 1 and width <= 1.0 else ""
+        return f"{head}, at first {', '.join(taken)}{tail}" if taken else head
+
+    def _why_memory(self, reason: Reason) -> str:
+        need = reason.note.get("need_bytes")
+        text = "device memory was short"
+        if isinstance(need, (int, float)):
+            text += f": it needs {bytes_name(need)}"
+        rooms = [
+            f"{self._named(int(each['device_id']))} had {bytes_name(each['free'])} of {bytes_name(each['usable'])} free"
+            for each in reason.note.get("memory") or ()
+        ]
+        return f"{text}, and {', '.join(rooms)}" if rooms else text
+
+    def _named(self, device: int) -> str:
+        return devices_name([device], self.history.kinds)
