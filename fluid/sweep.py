@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
+from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
+from fluid.loggers.logger import refuse_logger
 from fluid.results.folder_files import is_used
 from fluid.results.metrics import Goal, goals_of
 from fluid.results.sweep import SweepResult
-from fluid.search import make_sampler, make_space
+from fluid.search import Searcher, Space, make_sampler, make_space
 from fluid.search.rungs import rungs_of
+from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopArgument, StopRules
 from fluid.session.interrupted import SweepInterrupted
 from fluid.session.notice import NOTICE
@@ -25,6 +27,7 @@ from fluid.session.results import TrialFailedError, TrialListener, require_liste
 from fluid.sweeping.algorithms import (
     ALGORITHMS,
     HALVING,
+    WITH_SEARCHER,
     make_scheduler,
     require_concurrency,
     samples_of,
@@ -44,7 +47,7 @@ _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_
 
 def run(
     trainable: Any,
-    space: Any,
+    space: Any = None,
     *,
     metric: str | Sequence[str],
     mode: str | Sequence[str] | None = None,
@@ -55,11 +58,14 @@ def run(
     stop: StopArgument = None,
     seed: int | None = 0,
     points: Sequence[Mapping[str, Any]] = (),
+    searcher: Searcher | None = None,
     name: str | None = None,
     executor: FluidExecutor | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[TrialListener] = (),
+    loggers: Sequence[TrialListener] = (),
+    metrics_port: int | str | None = None,
     on_oom: str = "fail",
     eta: int = 3,
     min_budget: int = 1,
@@ -82,15 +88,17 @@ def run(
     Args:
         trainable: what to train: a class, a generator function, or a function that returns its metrics.
         space: the hyperparameters by name: distributions of :mod:`fluid.search`, Optuna or Ray Tune, lists of choices,
-            constants, and dicts of these; or a function of an Optuna trial.
+            constants, and dicts of these; or a function of an Optuna trial. With a ``searcher``, constants only.
         metric: name of the metric that trials are compared by; nested names are joined by ``/``. Several names make
-            :attr:`fluid.SweepResult.pareto` the outcome, with ``"random"``, ``"grid"`` or ``"tpe"``.
+            :attr:`fluid.SweepResult.pareto` the outcome, with ``"random"``, ``"grid"``, ``"tpe"`` or ``"full"``.
         mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, to judge by the metric's name: less is
             better for a loss or an error.
         samples: number of trials. ``None``, the default: all of a grid; one round of Hyperband; else no limit if
-            ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does.
+            ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does. With a
+            ``searcher``: the most that it is asked for.
         algorithm: ``"asha"``, the default, asynchronous successive halving; ``"sha"``, synchronous; ``"hyperband"``;
-            or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget.
+            or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget. With a ``searcher``:
+            ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
         time_budget_s: seconds from the call after which the sweep ends; each trial that runs stops after its iteration.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
@@ -98,6 +106,9 @@ def run(
         seed: of the configs; ``None`` for others in each call. On one device without packing, the same seed gives
             the same decisions, too.
         points: configs, or parts of configs, to try first.
+        searcher: suggests the configs, and is told the results: :class:`fluid.search.AskTell`, or the adapter of a
+            library (``fluid.integrations.ax``, ``fluid.integrations.smac``); ``None``, the default, to sample
+            ``space``.
         name: of the sweep, as reports show it; ``None``, the default, for one of the trainable and the algorithm.
         executor: runs the trials; ``None``, the default, for the one in force (:func:`fluid.submit_trialgroup`), or
             else a new one with ``keep="best:1"``. It is closed at the end unless it is in force, as in a ``with``
@@ -107,6 +118,9 @@ def run(
             ``False`` by default.
         callbacks: listeners of the trials, which are called besides; their rules are those of
             :class:`fluid.TrialListener`.
+        loggers: loggers of the new executor, see :class:`fluid.FluidExecutor`; none by default.
+        metrics_port: where the new executor serves metrics for Prometheus, see :class:`fluid.FluidExecutor`; ``None``,
+            the default, for none.
         on_oom: what a trial that ran out of memory counts as: ``"fail"``, the default, as failed; ``"worst"`` as one
             with the worst value so far, so that the algorithm avoids its like.
         eta: one in so many trials continues at each rung, with so many times the iterations; 3 by default.
@@ -124,34 +138,38 @@ def run(
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
     """
-    require_one_of("algorithm", algorithm, ALGORITHMS)
+    require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     goals = _checked_goals(metric, mode, algorithm)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
     earlier = _earlier_sweep(resume, run_dir, name)
-    if earlier is not None and algorithm == "tpe":
-        if callable(space):
-            raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
-        points = [trial.config for trial in earlier.trials]  # What it suggested followed from what was done by then.
-    sampler = make_sampler(
-        algorithm if algorithm in ("grid", "tpe") else "random",
-        make_space(space),
-        modes=[goal.mode for goal in goals],
-        seed=seed,
-        points=points,
-    )
+    is_given = searcher is not None
+    if searcher is not None:
+        if earlier is not None:
+            raise InvalidFieldError("resume", resume, "cannot be with a searcher, whose library has its own state")
+        constants = _checked_constants(searcher, space, points)
+    else:
+        constants = {}
+        if earlier is not None and algorithm == "tpe":
+            if callable(space):
+                raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
+            # What it suggested followed from what was done by then.
+            points = [trial.config for trial in earlier.trials]
+        searcher = _make_searcher(algorithm, space, goals, seed, points)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
     rules = StopRules(stop, {goal.metric: goal.less for goal in goals})
     seconds = None if time_budget_s is None else require_number("time_budget_s", time_budget_s, at_least=0.0)
     is_limited = seconds is not None or rules.end_sweep
-    number = samples_of(algorithm, samples, sampler, is_limited=is_limited, rungs=rungs, eta=eta)
+    number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
     plan = SweepPlan(
         trainable=trainable,
         name=name,
         algorithm=algorithm,
-        sampler=sampler,
-        scheduler=make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number),
+        searcher=searcher,
+        learns=is_given or algorithm == "tpe",
+        constants=constants,
+        scheduler=make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given),
         rules=rules,
         goals=goals,
         samples=number,
@@ -162,16 +180,18 @@ def run(
         trial_options=_checked_options(trainable, trial_options),
         callbacks=_checked_callbacks(callbacks),
     )
-    given = _checked_executor(executor, run_dir)
+    given = _checked_executor(executor, run_dir, loggers, metrics_port)
+    monitors: dict[str, Any] = {"loggers": loggers, "metrics_port": metrics_port}
+    searcher.begin([goal.metric for goal in goals], [goal.mode for goal in goals])
     farewell: list[str] = []
     try:
         if earlier is not None:
             assert run_dir is not None
             loop = SweepLoop(plan)
-            resumed = FluidExecutor.resume(run_dir, listeners={plan.name: loop})
+            resumed = FluidExecutor.resume(run_dir, listeners={plan.name: loop}, **monitors)
             with executor_scope(resumed):
                 return _run(loop, resumed, earlier, farewell)
-        with executor_scope(given, run_dir=run_dir, keep=_KEEP) as chosen:
+        with executor_scope(given, run_dir=run_dir, keep=_KEEP, **monitors) as chosen:
             plan = replace(plan, name=_new_name(plan.name, chosen))
             return _run(SweepLoop(plan), chosen, None, farewell)
     finally:
@@ -187,6 +207,7 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None,
             executor.session.await_kept(_KEPT_S)
     except KeyboardInterrupt:
         heard = int(signal.SIGINT)
+        loop.tell_rest()
     except SystemExit:
         heard = NOTICE.heard
         if heard is None:
@@ -194,16 +215,21 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None,
     finally:
         stays_open = IN_FORCE.has(executor) and not executor.closed
         if stays_open and heard in (None, signal.SIGINT):
-            loop.abandon()  # Others may use the executor further.
+            loop.trials.abandon()  # Others may use the executor further.
     result = _result(loop, executor.run_dir)
     if heard is not None:
-        counted = f"{len(loop.unfinished)} of {len(result.trials)} trials had not ended"
+        counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
         call = f"fluid.load({str(result.run_dir)!r}) has what there is"
         if not stays_open:
             call += f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
         farewell.append(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}")
-        raise SweepInterrupted(128 + heard, result, loop.unfinished)
+        raise SweepInterrupted(128 + heard, result, loop.trials.unfinished)
     _raise_if_all_failed(result)
+    if len(loop.plan.goals) == 1:
+        try:
+            _ = result.best
+        except FluidError as error:  # NaN only: the user should hear of it without asking for the best trial.
+            farewell.append(f"fluid: {error}")
     return result
 
 
@@ -219,12 +245,12 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
     plan = loop.plan
     metrics, modes = tuple(goal.metric for goal in plan.goals), tuple(goal.mode for goal in plan.goals)
     return SweepResult(
-        trials=loop.trials,
+        trials=loop.trials.results,
         metric=metrics if len(metrics) > 1 else metrics[0],
         mode=modes if len(modes) > 1 else modes[0],
         run_dir=run_dir,
         name=plan.name,
-        state="UNFINISHED" if loop.unfinished else "DONE",
+        state="UNFINISHED" if loop.trials.unfinished else "DONE",
         notes=() if loop.reason is None else (f"The sweep ended early: {loop.reason}.",),
     )
 
@@ -234,17 +260,48 @@ def _checked_goals(metric: Any, mode: Any, algorithm: str) -> tuple[Goal, ...]:
     if not goals:
         raise InvalidFieldError("metric", metric, "must be the name of a metric that trials report")
     if len(goals) > 1 and algorithm in HALVING:
-        reason = f"{algorithm!r} compares trials by one metric; several go with random, grid and tpe"
+        reason = f"{algorithm!r} compares trials by one metric; several go with random, grid, tpe and full"
         raise InvalidFieldError("metric", metric, reason)
     return goals
 
 
-def _checked_executor(executor: Any, run_dir: Any) -> FluidExecutor | None:
+def _make_searcher(
+    algorithm: str, space: Any, goals: Sequence[Goal], seed: int | None, points: Sequence[Mapping[str, Any]]
+) -> Searcher:
+    sampler = algorithm if algorithm in ("grid", "tpe") else "random"
+    modes = [goal.mode for goal in goals]
+    return SamplerSearcher(make_sampler(sampler, make_space(space), modes=modes, seed=seed, points=points))
+
+
+def _checked_constants(searcher: Any, space: Any, points: Any) -> Mapping[str, Any]:
+    """Returns what configs have besides what a searcher suggests."""
+    for name in ("ask", "tell", "begin"):
+        if not callable(getattr(searcher, name, None)):
+            reason = "must be a Searcher; fluid.search.AskTell(object.ask, object.tell) makes one of most objects"
+            raise InvalidFieldError("searcher", searcher, reason)
+    if points:
+        raise InvalidFieldError("points", points, "cannot be with a searcher: give them to its library")
+    if space is None:
+        return {}
+    constants = make_space(space)
+    if not isinstance(constants, Space) or constants.domains or constants.functions:
+        raise InvalidFieldError("space", space, "must have nothing but constants: the searcher suggests the rest")
+    return constants.config({})
+
+
+def _checked_executor(executor: Any, run_dir: Any, loggers: Any, metrics_port: Any) -> FluidExecutor | None:
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
-    if run_dir is not None and (executor is not None or executor_in_force() is not None):
-        raise InvalidFieldError("run_dir", str(run_dir), "is that of a new executor: pass it to the executor instead")
-    return executor
+    given: FluidExecutor | None = executor
+    if given is not None or executor_in_force() is not None:
+        reason = "is that of a new executor: pass it to the executor instead"
+        if run_dir is not None:
+            raise InvalidFieldError("run_dir", str(run_dir), reason)
+        if loggers:
+            raise InvalidFieldError("loggers", loggers, reason)
+        if metrics_port is not None:
+            raise InvalidFieldError("metrics_port", metrics_port, reason)
+    return given
 
 
 def _checked_options(trainable: Any, options: Any) -> Mapping[str, Any]:
@@ -268,6 +325,7 @@ def _checked_callbacks(callbacks: Any) -> tuple[TrialListener, ...]:
     listeners = tuple(callbacks)
     for position, listener in enumerate(listeners):
         require_listener(listener, f"callbacks[{position}]")
+        refuse_logger(listener, f"callbacks[{position}]")
     return listeners
 
 

@@ -93,8 +93,9 @@ def read_search(entry: Mapping[str, Any]) -> Search | None:
     if not entry.keys() & fields.keys():
         return None
     try:
-        return Search(**fields, extends=entry.get("extends", True))
-    except InvalidFieldError:
+        besides = tuple((metric, mode) for metric, mode in entry.get("besides", ()))
+        return Search(**fields, extends=entry.get("extends", True), besides=besides)
+    except (InvalidFieldError, TypeError, ValueError):
         return None
 
 

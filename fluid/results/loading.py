@@ -8,7 +8,7 @@ from typing import Any
 
 from fluid.results.folder_files import is_locked
 from fluid.results.iterations import ReportedIteration, reported_lines
-from fluid.results.metrics import goals_of
+from fluid.results.metrics import Goal, goals_of, less_is_better
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedGroup, SubmittedTrial, SubmittedTrials
@@ -72,7 +72,13 @@ def completed(metric: Any, mode: Any, searches: Iterable[Search | None]) -> tupl
         metric, mode: what the caller names.
         searches: those of the groups; where they optimize different metrics, none of these is taken.
     """
-    known = {search.metric: search.mode for search in searches if search is not None and search.metric}
+    described = [search for search in searches if search is not None and search.metric]
+    known = {search.metric: search.mode for search in described}
+    if metric is None and mode is None and len(goals := {(search.metric, search.besides) for search in described}) == 1:
+        ((first, besides),) = goals
+        if besides:
+            names, modes = zip(*besides, strict=True)
+            return (first, *names), (known[first] or Goal(str(first), less_is_better(str(first))).mode, *modes)
     if metric is None and len(known) == 1:
         (metric,) = known
     if mode is None and isinstance(metric, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.keeping import value_of
 from fluid.results.best import BestTrial, best_of, eligible
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, goals_of, is_number, pareto_front
@@ -196,6 +198,9 @@ def _nothing_reported(trials: Sequence[TrialResult], goals: Sequence[Goal]) -> F
     what = " and ".join(repr(goal.metric) for goal in goals)
     failed = [trial for trial in trials if trial.failure is not None]
     text = f"no trial has reported a number as {what}"
+    reported = [value_of(trial.metrics, goal.metric) for trial in trials for goal in goals]
+    if any(isinstance(value, float) and math.isnan(value) for value in reported):
+        text += ", but NaN"
     names = _numeric(trials)
     if names:
         text += f"; there are {', '.join(names)}"

@@ -2,23 +2,28 @@
 
 A search space maps names to distributions, lists of choices and constants, or is a function of an Optuna trial. It
 imports numpy, and Optuna where a space or a sampler needs it. Start reading in :mod:`fluid.search.space`; a new
-sampler goes into :mod:`fluid.search.samplers`, a package whose distributions a space takes into
-:mod:`fluid.search.conversion`. The schedulers (ASHA, Hyperband) are in :mod:`fluid.search.schedulers`, what ends a
-trial or a sweep early in :mod:`fluid.search.stop_rules`.
+sampler goes into :mod:`fluid.search.samplers`, what asks a search library into :mod:`fluid.search.searchers`, and a
+package whose distributions a space takes into :mod:`fluid.search.conversion`. The schedulers (ASHA, Hyperband) are in
+:mod:`fluid.search.schedulers`, what ends a trial or a sweep early in :mod:`fluid.search.stop_rules`.
 """
 
 from __future__ import annotations
 
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
 from fluid.search.samplers import Sampler, make_sampler
+from fluid.search.searchers import AskLater, AskTell, Searcher, SearchOutcome
 from fluid.search.space import ConditionalSpace, Space, make_space
 from fluid.search.stop_rules import Plateau, Target, TrialPlateau
 from fluid.search.suggestion import Suggestion
 
 __all__ = [
+    "AskLater",
+    "AskTell",
     "ConditionalSpace",
     "Plateau",
     "Sampler",
+    "SearchOutcome",
+    "Searcher",
     "Space",
     "Suggestion",
     "Target",

@@ -9,11 +9,13 @@ answers with the trials that continue and those that never will.
   (Jamieson and Talwalkar, AISTATS 2016), in one bracket, or in those of Hyperband (Li et al., JMLR 2018).
 * :class:`AsynchronousHalving`: ASHA (Li et al., MLSys 2020), which promotes a trial as soon as it is among the best
   1/eta of those that have reached its rung so far.
+* :class:`StoppingHalving`: ASHA that decides at once, so that no trial waits at a rung (as Ray Tune's ASHA).
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,6 +80,62 @@ class FullBudget:
 
     def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
         return _NOTHING
+
+
+class StoppingHalving:
+    """ASHA whose trials never wait: one that is not among the best 1/eta of its rung when it comes there is stopped.
+
+    The first ``eta - 1`` trials at a rung continue, as there is nothing to compare them with. A searcher is told of
+    each trial once, so a trial must not wait at a rung for a decision that may never come.
+
+    Example:
+        >>> from fluid.search.schedulers import StoppingHalving
+        >>> scheduler = StoppingHalving(rungs=(1, 3), eta=2)
+        >>> [scheduler.start().trial for _ in range(2)]
+        [0, 1]
+        >>> scheduler.reached(0, 0.5).promoted
+        (RungBudget(trial=0, budget=3, follow_up_iterations=0),)
+        >>> scheduler.reached(1, 0.9)
+        RungDecision(promoted=(), ended=(1,))
+
+    Args:
+        rungs: iterations at which trials are compared, ascending; the last one is the budget.
+        eta: one in so many continues.
+    """
+
+    def __init__(self, *, rungs: tuple[int, ...], eta: int) -> None:
+        self._budgets = rungs
+        self._eta = eta
+        #: Scores of the trials that have come to each rung but the last, ascending.
+        self._scores: list[list[float]] = [[] for _ in rungs[:-1]]
+        #: The rung that each trial under way runs to.
+        self._heading: dict[int, int] = {}
+        self._started = 0
+
+    def start(self) -> RungBudget | None:
+        self._started += 1
+        return self._send(self._started - 1, 0)
+
+    def reached(self, trial: int, score: float) -> RungDecision:
+        rung = self._heading.pop(trial)
+        if rung + 1 == len(self._budgets):
+            return RungDecision(ended=(trial,))
+        scores = self._scores[rung]
+        place = bisect.bisect(scores, score)  # Of equal ones the first to come is the better one.
+        scores.insert(place, score)
+        if len(scores) < self._eta or place < len(scores) // self._eta:
+            return RungDecision(promoted=(self._send(trial, rung + 1),))
+        return RungDecision(ended=(trial,))
+
+    def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
+        rung = self._heading.pop(trial)
+        if is_worst and rung < len(self._scores):
+            bisect.insort(self._scores[rung], math.inf)
+        return _NOTHING
+
+    def _send(self, trial: int, rung: int) -> RungBudget:
+        self._heading[trial] = rung
+        return RungBudget(trial, self._budgets[rung], self._budgets[-1] - self._budgets[rung])
 
 
 class Brackets:

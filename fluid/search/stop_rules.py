@@ -139,6 +139,8 @@ class StopRules:
         self._less_is_better = less_is_better
         self._sign = 1.0 if next(iter(less_is_better.values())) else -1.0
         self._values: dict[str, float] = {}
+        #: Metrics of :attr:`_values` that no iteration has had so far.
+        self._unreported: set[str] = set()
         rules: Sequence[Any] = ()
         if isinstance(stop, Mapping):
             for name, value in stop.items():
@@ -148,6 +150,7 @@ class StopRules:
             rules = stop
         elif stop is not None:
             rules = (stop,)
+        self._unreported.update(self._values)
         for rule in rules:
             if not isinstance(rule, StopRule):
                 reason = "must be a dict of metrics and values, a Target, a Plateau, a TrialPlateau, or a list of these"
@@ -163,6 +166,11 @@ class StopRules:
         """Whether one of the rules can end the sweep."""
         return any(isinstance(rule, Target | Plateau) for rule in self._rules)
 
+    @property
+    def unreported(self) -> tuple[str, ...]:
+        """Metrics with a value at which trials stop that no iteration has had so far."""
+        return tuple(name for name in self._values if name in self._unreported)
+
     def result(self, trial: int, score: float, value_of: Callable[[str], object]) -> TrialStop | None:
         """Takes an iteration; returns why its trial is to stop, or ``None``.
 
@@ -174,6 +182,8 @@ class StopRules:
         stop = None
         for name, bound in self._values.items():
             value = value_of(name)
+            if value is not None:
+                self._unreported.discard(name)
             sign = 1.0 if self._less_is_better.get(name) else -1.0
             if isinstance(value, int | float) and sign * value <= sign * bound:
                 stop = TrialStop(is_success=True)

@@ -22,10 +22,16 @@ class Suggestion:
     Attributes:
         token: what to tell the sampler the result with; suggestions are numbered from 0.
         config: the config, nested as the space.
+        budget: iterations in all after which its trial is to pause and be told; ``None``, the default, if the sweep
+            decides that.
+        continues: token of an earlier suggestion of this config, with a smaller budget, whose trial goes on; ``None``,
+            the default, for a new trial.
     """
 
     token: int
     config: dict[str, Any]
+    budget: int | None = None
+    continues: int | None = None
 
 
 class OpenSuggestions:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import FluidExecutor
-from fluid.search import Sampler
+from fluid.search import Searcher
 from fluid.search.rungs import brackets_for, halving_shape, hyperband_shapes
-from fluid.search.schedulers import AsynchronousHalving, Brackets, FullBudget, RungScheduler
+from fluid.search.schedulers import AsynchronousHalving, Brackets, FullBudget, RungScheduler, StoppingHalving
+from fluid.sweeping.plan import SweepPlan
 
 #: Those that compare trials at rungs.
 HALVING = ("asha", "hyperband", "sha")
 ALGORITHMS = (*HALVING, "random", "grid", "tpe")
+#: Those in which no trial waits at a rung, so that a searcher is told of each.
+WITH_SEARCHER = ("asha", "full")
 #: Those that start all trials of a rung together.
 _SYNCHRONOUS = ("hyperband", "sha")
 #: Trials of a sweep that nothing else limits.
@@ -21,21 +24,21 @@ _UNDER_WAY_PER_DEVICE = 5
 
 
 def samples_of(
-    algorithm: str, samples: int | None, sampler: Sampler, *, is_limited: bool, rungs: tuple[int, ...], eta: int
+    algorithm: str, samples: int | None, searcher: Searcher, *, is_limited: bool, rungs: tuple[int, ...], eta: int
 ) -> int | None:
     """Returns the number of trials; ``None`` for no limit.
 
     Args:
         algorithm: its name.
         samples: as the user gave it.
-        sampler: of the configs; that of a grid has only so many.
+        searcher: of the configs; that of a grid has only so many.
         is_limited: whether time or a stop rule ends the sweep.
         rungs: the rungs.
         eta: one in so many trials continues at each rung.
     """
     given = None if samples is None else require_integer("samples", samples, at_least=1)
-    if sampler.size is not None:
-        return sampler.size if given is None else min(given, sampler.size)
+    if searcher.size is not None:
+        return searcher.size if given is None else min(given, searcher.size)
     if given is None and algorithm == "hyperband":
         return sum(shape.sizes[0] for shape in hyperband_shapes(rungs, eta))
     if given is None and (algorithm == "sha" or not is_limited):
@@ -43,7 +46,9 @@ def samples_of(
     return given
 
 
-def make_scheduler(algorithm: str, *, rungs: tuple[int, ...], eta: int, samples: int | None) -> RungScheduler:
+def make_scheduler(
+    algorithm: str, *, rungs: tuple[int, ...], eta: int, samples: int | None, is_told_once: bool = False
+) -> RungScheduler:
     """Makes the scheduler of an algorithm.
 
     Args:
@@ -51,7 +56,10 @@ def make_scheduler(algorithm: str, *, rungs: tuple[int, ...], eta: int, samples:
         rungs: iterations at which trials are compared; the last one is the budget.
         eta: one in so many trials continues at each rung.
         samples: number of trials; ``None`` for no limit.
+        is_told_once: whether a searcher is told of each trial once, so that none must wait at a rung.
     """
+    if algorithm == "asha" and is_told_once:
+        return StoppingHalving(rungs=rungs, eta=eta)
     if algorithm == "asha":
         return AsynchronousHalving(rungs=rungs, eta=eta, samples=samples)
     if algorithm in _SYNCHRONOUS:
@@ -75,15 +83,15 @@ def require_concurrency(algorithm: str, max_concurrent: int | None) -> int | Non
     return require_integer("max_concurrent", max_concurrent, at_least=1)
 
 
-def most_under_way(algorithm: str, samples: int | None, executor: FluidExecutor) -> int | None:
+def most_under_way(plan: SweepPlan, executor: FluidExecutor) -> int | None:
     """Returns how many trials are to be under way at once; ``None`` if all start together.
 
-    Trials of ASHA start as others end, so that promotions get their turn. TPE learns most if few are under way: one
-    for each device, and one more, so that no device waits while the next config is sampled.
+    Trials of ASHA start as others end, so that promotions get their turn. A searcher learns most if few are under way:
+    one for each device, and one more, so that no device waits while the next config is suggested.
     """
     devices = max(1, executor.max_devices)
-    if algorithm == "tpe":
+    if plan.learns:
         return devices + 1
-    if algorithm == "asha" or samples is None:
+    if plan.algorithm == "asha" or plan.samples is None:
         return devices * _UNDER_WAY_PER_DEVICE
     return None

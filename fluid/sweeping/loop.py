@@ -1,37 +1,40 @@
 """The loop behind :func:`fluid.run`.
 
 Decisions are made in the session's thread, in the listener, so that a trial that is promoted costs no round trip. Only
-a sampler that learns is asked in the caller's thread, as it may take milliseconds; one trial more than there are
-devices is under way then.
+a searcher that learns is asked and told in the caller's thread, as that may take seconds: trials go on meanwhile. One
+trial more than there are devices is under way then.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
+import logging
 from collections.abc import Callable
 from functools import partial
 
 from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
-from fluid.engine.submissions import NothingLeftError
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.keeping import value_of
-from fluid.results.records import Result, TrialResult
+from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
-from fluid.session.handle import TrialGroupHandle
+from fluid.search.suggestion import Suggestion
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.sweeping.algorithms import most_under_way
+from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
-from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues
-from fluid.sweeping.resuming import AGAIN, EarlierEnd, EarlierSweep, EarlierTrial, other_arguments, require_same
+from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues, require_own_budgets
+from fluid.sweeping.resuming import AGAIN, EarlierEnd, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
-from fluid.trialgroup import Trial, TrialGroup, TrialState
+from fluid.sweeping.submitting import SweepTrials
+from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
 _CHUNK = 1024
+#: After so many results, or when the first trial ends, the sweep warns of stop rules whose metric no trial reported.
+_FIRST_RESULTS = 10
+_log = logging.getLogger(__name__)
 
 
 class SweepLoop(TrialListener):
@@ -42,7 +45,7 @@ class SweepLoop(TrialListener):
 
     Attributes:
         plan: what to do.
-        handle: of the sweep's group; ``None`` before it is submitted.
+        trials: those that were started.
         reason: what ended the sweep before its trials were done; ``None`` if nothing did.
     """
 
@@ -50,28 +53,23 @@ class SweepLoop(TrialListener):
         self.plan = plan
         self._under_way = plan.under_way
         self._clock = MonotonicClock()
-        self._began = self._clock.now()
-        self.handle: TrialGroupHandle | None = None
+        self.trials = SweepTrials(plan, self)
         self.reason: str | None = None
         self._callbacks = Callbacks(plan.callbacks, plan.name)
         self.tells_failures = self._callbacks.tells_failures
         self._work = SerialWork()
-        self._executor: FluidExecutor
-        #: Wakes the caller's thread.
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._by_id: dict[str, SweepTrial] = {}
-        self._by_number: dict[int, SweepTrial] = {}
-        self._open = 0
-        self._is_exhausted = False
+        #: When the time budget ends.
+        self._deadline = None if plan.time_budget_s is None else self._clock.now() + plan.time_budget_s
+        self._asking = Asking(
+            plan.searcher, plan.samples, is_slow=plan.learns, do=self._do, take=self._take_up, resume=self._fill
+        )
+        #: Trials that have come to the budget of their suggestion, by its token: the searcher may let them continue.
+        self._waiting: dict[int, SweepTrial] = {}
         self._worst = WorstValues(plan.goals)
+        #: Results until the user is warned of stop rules on metrics that no trial reports.
+        self._until_warning = _FIRST_RESULTS
         self._error: BaseException | None = None
         self._is_over = False
-        #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
-        self._replayed: dict[str, str] | None = None
-        #: What an earlier session has left of the trials.
-        self._past: dict[str, EarlierTrial] = {}
-        #: Trials that were to be extended although they had ended by themselves.
-        self._refused: list[str] = []
 
     def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> None:
         """Runs until all trials have ended, or a rule ends the sweep.
@@ -84,40 +82,31 @@ class SweepLoop(TrialListener):
         Raises:
             Exception: what ended the sweep.
         """
-        self._executor = executor
+        self.trials.executor = executor
         if self._under_way is None:
-            self._under_way = most_under_way(self.plan.algorithm, self.plan.samples, executor)
+            self._under_way = most_under_way(self.plan, executor)
         first = self._fill if earlier is None else partial(self._go_on, earlier)
         self._work.start(partial(self._guard, first))
-        budget = self.plan.time_budget_s
         while not self._is_over:
-            left = None if budget is None else max(0.0, self._began + budget - self._clock.now())
-            with contextlib.suppress(queue.Empty):
-                self._wakes.get(timeout=left)
-            if left == 0.0:
-                self._do(partial(self._end, f"the time budget of {budget:g} s was used up"))
-                budget = None
-            self._work.do()
+            try:
+                self._asking.run_errand(self._seconds_left)
+            except Exception as error:
+                self._fail(error)
+            self._do(self._check_time)
         if self._error is not None:
             raise self._error
+        self._asking.run_all()
 
-    @property
-    def unfinished(self) -> tuple[str, ...]:
-        """Ids of the trials that have been started and are not over."""
-        return tuple(trial.trial_id for trial in list(self._by_number.values()))
+    def tell_rest(self) -> None:
+        """Tells the searcher, if it learns, of what was not told yet; called after an interruption."""
+        if self.plan.learns and self._error is None:
+            self._do(self._tell_open)
+            self._asking.run_all()
 
-    @property
-    def trials(self) -> tuple[TrialResult, ...]:
-        """The trials that have been started, in that order."""
-        return tuple(trial.result(self.plan.name, self._executor.run_dir) for trial in list(self._by_id.values()))
-
-    def abandon(self) -> None:
-        """Stops what is under way, without waiting for it: the executor is used further."""
-        if self.handle is None:
-            return
-        for trial in list(self._by_number.values()):
-            with contextlib.suppress(FluidError):
-                self.handle.stop(trial.trial_id)
+    def _tell_open(self) -> None:
+        self._asking.close()
+        for trial in self.trials.by_number.values():
+            self._tell(trial, TrialState.STOPPED.value, trial.values)
 
     # -- events, in the session's thread -------------------------------------------------------------------
 
@@ -142,17 +131,24 @@ class SweepLoop(TrialListener):
         self._take(partial(self._fail, problem))
 
     def _take(self, piece: Callable[[], None]) -> None:
-        """Takes an event: does it here, or wakes the caller's thread to do it."""
-        self._work.add(partial(self._guard, piece))
-        if not self.plan.learns:
-            self._work.do()
-        if self.plan.learns or self._is_over:
-            self._wakes.put(None)
+        """Takes an event."""
+        self._do(piece)
+        if self._is_over:
+            self._asking.wake()
 
     def _do(self, piece: Callable[[], None]) -> None:
-        """Does work in the caller's thread."""
+        """Does a piece of work, here or in the thread that is at it."""
         self._work.add(partial(self._guard, piece))
         self._work.do()
+
+    @property
+    def _seconds_left(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock.now())
+
+    def _check_time(self) -> None:
+        if self._seconds_left == 0.0:
+            self._deadline = None
+            self._end(f"the time budget of {self.plan.time_budget_s:g} s was used up")
 
     def _guard(self, piece: Callable[[], None]) -> None:
         """Does a piece of work; an error in it ends the sweep."""
@@ -168,63 +164,64 @@ class SweepLoop(TrialListener):
 
     def _fill(self) -> None:
         """Starts trials while there is room for them."""
-        if self._replayed is not None:
+        if self.trials.is_replaying:
             return
-        while not self._is_exhausted and self.reason is None:
+        if self.plan.learns:
+            while self._has_room and self._asking.ask():
+                pass
+        while not self.plan.learns and not self._asking.is_done:
             fresh: list[Trial] = []
             while len(fresh) < _CHUNK and self._has_room and (trial := self._next()) is not None:
                 fresh.append(trial)
             if not fresh:
                 break
-            self._submit(fresh)
+            self.trials.submit(fresh)
         self._finish_if_done()
 
     @property
     def _has_room(self) -> bool:
-        return self._under_way is None or self._open < self._under_way
+        return self._under_way is None or self.trials.open + self._asking.pending < self._under_way
 
     def _next(self) -> Trial | None:
         """Makes the next trial; ``None`` if there are no more."""
+        suggestion = None if self._asking.is_done else self._asking.ask_now()
+        return None if suggestion is None else self._begin(suggestion)
+
+    def _take_up(self, suggestion: Suggestion) -> None:
+        """Starts or extends a trial as the searcher has suggested."""
+        if suggestion.budget is not None:
+            require_own_budgets(self.plan, suggestion.budget)
+        token = suggestion.continues
+        trial = None if token is None else self._waiting.pop(token, None)
+        if trial is None:
+            self.trials.submit([self._begin(suggestion)])
+            return
+        trial.suggestion, trial.is_told = suggestion, False
+        if suggestion.budget is not None and suggestion.budget > trial.iteration:
+            self.trials.extend(trial, suggestion.budget, self.plan.budget - suggestion.budget)
+        else:
+            self._await(trial)
+
+    def _begin(self, suggestion: Suggestion) -> Trial:
+        """Makes the trial of a suggestion."""
         start = self.plan.scheduler.start()
-        suggestion = None if start is None else self.plan.sampler.ask()
-        if start is None or suggestion is None:
-            self._is_exhausted = True
-            return None
-        trial_id = f"{self.plan.name}-{start.trial:05d}"
+        assert start is not None  # It starts as many trials as there are samples.
+        budget = start.budget if suggestion.budget is None else suggestion.budget
+        further = start.follow_up_iterations if suggestion.budget is None else self.plan.budget - budget
         trial = SweepTrial(
             number=start.trial,
-            trial_id=trial_id,
-            token=suggestion.token,
-            config=suggestion.config,
-            budget=start.budget,
-            granted=start.budget,
+            trial_id=f"{self.plan.name}-{start.trial:05d}",
+            suggestion=suggestion,
+            config={**self.plan.constants, **suggestion.config} if self.plan.constants else suggestion.config,
+            budget=budget,
+            granted=budget,
         )
-        return self._enter(trial, start.follow_up_iterations)
-
-    def _enter(self, trial: SweepTrial, follow_up_iterations: int) -> Trial:
-        """Enters a trial that is about to be submitted."""
-        self._by_id[trial.trial_id] = self._by_number[trial.number] = trial
-        self._open += 1
-        return Trial(
-            self.plan.trainable,
-            trial.config,
-            budget=trial.budget,
-            trial_id=trial.trial_id,
-            follow_up_iterations=follow_up_iterations,
-            **self.plan.trial_options,
-        )
-
-    def _submit(self, trials: list[Trial]) -> None:
-        if self.handle is None:
-            group = TrialGroup(trials, self.plan.name, search=self.plan.search)
-            self.handle = self._executor.submit_trialgroup(group, self)
-        else:
-            self.handle.add(*trials)
+        return self.trials.enter(trial, further)
 
     # -- what trials report --------------------------------------------------------------------------------
 
     def _record(self, result: Result) -> None:
-        trial, plan = self._by_id.get(result.trial_id), self.plan
+        trial, plan = self.trials.by_id.get(result.trial_id), self.plan
         if trial is None:
             return
         values = plan.values_of(result.trial_id, result.metrics)
@@ -236,20 +233,39 @@ class SweepLoop(TrialListener):
         stop = plan.rules.result(trial.number, plan.score(values), partial(value_of, result.metrics))
         if stop is not None:
             trial.stop = (TrialState.DONE if stop.is_success else TrialState.STOPPED).value
-            self._stop(trial, trial.stop)
+            self.trials.stop(trial, trial.stop)
         if plan.rules.reason is not None:
             self._end(plan.rules.reason)
+        self._until_warning -= 1
+        if self._until_warning == 0:
+            self._warn_of_unreported(result)
+        if self._deadline is not None:
+            self._check_time()  # The caller's thread may be asking.
+
+    def _warn_of_unreported(self, result: Result) -> None:
+        """Warns of stop rules that no trial can meet, as far as the first results tell."""
+        self._until_warning = 0
+        for name in self.plan.rules.unreported:
+            known = ", ".join(map(repr, result.metrics)) or "nothing"
+            _log.warning(
+                "stop[%r] stops no trial of the sweep %r so far: the trials report no such metric, but %s",
+                *(name, self.plan.name, known),
+            )
 
     def _record_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
-        trial, plan = self._by_id.get(trial_id), self.plan
+        trial, plan = self.trials.by_id.get(trial_id), self.plan
         if trial is None or not trial.is_open:
             return
         trial.is_open = False
-        self._open -= 1
+        self.trials.open -= 1
+        if self._until_warning > 0 and trial.results:
+            self._warn_of_unreported(trial.results[-1])
         if failure is not None and state == TrialState.FAILED:
             self._record_failure(trial, failure)
         elif self.reason is not None:
             self._let_go(trial, None if state == TrialState.STOPPED else TrialState.STOPPED.value)
+        elif state == TrialState.DONE and trial.values and trial.stop is None and trial.is_limited_below(plan.budget):
+            self._await(trial)
         elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.values and trial.stop is None:
             self._decide(trial, plan.scheduler.reached(trial.number, plan.score(trial.values)))
         else:
@@ -260,59 +276,28 @@ class SweepLoop(TrialListener):
     def _record_failure(self, trial: SweepTrial, failure: Failure) -> None:
         trial.state, trial.failure = TrialState.FAILED.value, failure
         is_worst = self.plan.oom_is_worst and failure.kind == "out_of_memory"
-        del self._by_number[trial.number]
-        self.plan.sampler.tell(trial.token, self._worst.values if is_worst else None, failed=not is_worst)
+        del self.trials.by_number[trial.number]
+        self._tell(trial, trial.state, self._worst.values if is_worst else None)
         if self.reason is None:
             self._decide(trial, self.plan.scheduler.ended(trial.number, is_worst=is_worst))
 
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
         for promotion in decision.promoted:
-            promoted = self._by_number[promotion.trial]
-            self._extend(promoted, promotion.budget, promotion.follow_up_iterations)
+            promoted = self.trials.by_number[promotion.trial]
+            self.trials.extend(promoted, promotion.budget, promotion.follow_up_iterations)
         for number in decision.ended:
-            ended = self._by_number[number]
+            ended = self.trials.by_number[number]
             outcome = TrialState.DONE if ended.iteration >= self.plan.budget else TrialState.STOPPED
             self._let_go(ended, outcome.value)
-        self.plan.rules.decided(trial.number, is_over=trial.number not in self._by_number)
+        self.plan.rules.decided(trial.number, is_over=trial.number not in self.trials.by_number)
         if self.plan.rules.reason is not None:
             self._end(self.plan.rules.reason)
 
-    def _extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int) -> None:
-        trial.budget, trial.is_open = budget, True
-        self._open += 1
-        past = self._past.get(trial.trial_id)
-        if self._replayed is None:
-            self._grant(trial, follow_up_iterations)
-        elif past is not None and past.has_ended_by_itself and trial.granted + past.extended_by < budget:
-            self._refused.append(trial.trial_id)
-
-    def _grant(self, trial: SweepTrial, follow_up_iterations: int) -> None:
-        """Grants a trial the iterations up to its budget."""
-        assert self.handle is not None
-        further, trial.granted = trial.budget - trial.granted, trial.budget
-        try:
-            self.handle.extend(trial.trial_id, further, follow_up_iterations=follow_up_iterations)
-        except NothingLeftError:
-            self._refused.append(trial.trial_id)
-        except InvalidFieldError:
-            # Its state was dropped to make room, as it cannot be saved.
-            self._stop(trial, TrialState.STOPPED.value)
-            self._begin_again(trial)
-            self._open -= 1
-            self._submit([self._enter(trial, follow_up_iterations)])
-
     def _end_refused(self) -> None:
         """Ends trials that could not be extended; not at their promotion, as their end may promote others."""
-        while self._refused:
-            self._record_end(self._refused.pop(), TrialState.DONE.value, None)
-
-    def _begin_again(self, trial: SweepTrial) -> None:
-        """Lets a trial begin again, under another id."""
-        del self._by_id[trial.trial_id]
-        trial.trial_id, trial.iteration, trial.granted = trial.trial_id + AGAIN, 0, trial.budget
-        trial.results.clear()
-        self._by_id[trial.trial_id] = trial
+        while self.trials.refused:
+            self._record_end(self.trials.refused.pop(), TrialState.DONE.value, None)
 
     def _let_go(self, trial: SweepTrial, outcome: str | None) -> None:
         """Lets a trial go that will not continue, and tells the sampler what it came to.
@@ -321,49 +306,52 @@ class SweepLoop(TrialListener):
             trial: the trial.
             outcome: with which it is stopped; ``None`` if it was stopped before.
         """
-        del self._by_number[trial.number]
+        del self.trials.by_number[trial.number]
+        self._waiting.pop(trial.suggestion.token, None)
         trial.state = outcome or trial.stop or TrialState.STOPPED.value
-        self.plan.sampler.tell(trial.token, trial.values, failed=trial.values is None)
+        self._tell(trial, trial.state, trial.values)
         if outcome is not None:
-            self._stop(trial, outcome)
+            self.trials.stop(trial, outcome)
 
-    def _stop(self, trial: SweepTrial, outcome: str) -> None:
-        assert self.handle is not None
-        if self._replayed is not None:
-            self._replayed[trial.trial_id] = outcome
-            return
-        self.handle.stop(trial.trial_id, outcome)
+    def _await(self, trial: SweepTrial) -> None:
+        """Tells what a trial came to at the budget of its suggestion; the searcher may let it continue."""
+        self._waiting[trial.suggestion.token] = trial
+        self._tell(trial, TrialState.PAUSED.value, trial.values)
+
+    def _tell(self, trial: SweepTrial, state: str, values: tuple[float, ...] | None) -> None:
+        if not trial.is_told:
+            trial.is_told = True
+            self._asking.tell(trial.outcome(state, values))
 
     # -- going on ------------------------------------------------------------------------------------------
 
     def _go_on(self, earlier: EarlierSweep) -> None:
         """Takes what an earlier session reported, does what it had no time for, and starts further trials."""
-        self.handle = next(handle for handle in self._executor.handles if handle.name == self.plan.name)
-        self._replayed = {}
+        self.trials.begin_replay()
         for past in (past for past in earlier.trials if not past.trial_id.endswith(AGAIN)):
             require_same(self._next(), past)
-        self._past = {past.trial_id: past for past in earlier.trials}
+        self.trials.remember({past.trial_id: past for past in earlier.trials})
         for event in earlier.events:
             self._replay(event)
-        newest = [past for past in earlier.trials if past.trial_id in self._by_id]
+        newest = [past for past in earlier.trials if past.trial_id in self.trials.by_id]
         for past in newest:
-            trial = self._by_id[past.trial_id]
+            trial = self.trials.by_id[past.trial_id]
             if trial.is_open and trial.iteration >= trial.budget and trial.stop is None:
                 self._record_end(trial.trial_id, TrialState.DONE.value, None)
         for past in newest:
-            trial = self._by_id[past.trial_id]
+            trial = self.trials.by_id[past.trial_id]
             if past.budget > trial.budget and trial.state == UNFINISHED:
                 raise other_arguments(past.trial_id)
             if past.is_over and past.ended is not None:
                 self._record_end(past.trial_id, past.ended.value, past.failure)
-        stops, self._replayed = self._replayed, None
+        stops = self.trials.end_replay()
         for past in newest:
-            trial = self._by_id[past.trial_id]
+            trial = self.trials.by_id[past.trial_id]
             trial.granted = past.budget
             if past.trial_id in stops:
-                self.handle.stop(past.trial_id, stops[past.trial_id])
+                self.trials.stop(trial, stops[past.trial_id])
             elif trial.is_open and trial.budget > past.budget:
-                self._grant(trial, self.plan.budget - trial.budget)
+                self.trials.grant(trial, self.plan.budget - trial.budget)
         self._fill()
 
     def _replay(self, event: Result | EarlierEnd) -> None:
@@ -371,8 +359,8 @@ class SweepLoop(TrialListener):
             self._record(event)
         elif event.state is not None:
             self._record_end(event.trial_id, event.state.value, event.failure)
-        elif event.trial_id in self._by_id:
-            self._begin_again(self._by_id[event.trial_id])
+        elif event.trial_id in self.trials.by_id:
+            self.trials.begin_again(self.trials.by_id[event.trial_id])
         self._end_refused()
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -382,11 +370,12 @@ class SweepLoop(TrialListener):
         if self.reason is not None:
             return
         self.reason = reason
-        if self.handle is None:
+        self._asking.close()
+        if self.trials.handle is None:
             self._is_over = True
-        for trial in list(self._by_number.values()):
+        for trial in list(self.trials.by_number.values()):
             if trial.is_open:
-                self._stop(trial, TrialState.STOPPED.value)
+                self.trials.stop(trial, TrialState.STOPPED.value)
             else:
                 self._let_go(trial, TrialState.STOPPED.value)
         self._finish_if_done()
@@ -395,5 +384,9 @@ class SweepLoop(TrialListener):
         self._error, self._is_over = error, True
 
     def _finish_if_done(self) -> None:
-        if not self._open and (self._is_exhausted or self.reason is not None):
+        self._asking.require_progress(self.trials.open)
+        if not self.trials.open and not self._asking.pending and self._asking.is_done:
+            for trial in list(self._waiting.values()):
+                has_ended = trial.iteration < trial.budget
+                self._let_go(trial, (TrialState.DONE if has_ended else TrialState.STOPPED).value)
             self._is_over = True

@@ -14,9 +14,10 @@ from fluid.keeping import value_of
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
-from fluid.search import Sampler
+from fluid.search import Searcher, SearchOutcome
 from fluid.search.schedulers import RungScheduler
 from fluid.search.stop_rules import StopRules
+from fluid.search.suggestion import Suggestion
 from fluid.session.results import TrialListener
 from fluid.trialgroup import Search
 
@@ -29,7 +30,9 @@ class SweepPlan:
         trainable: what to train.
         name: of the group, and the first part of the trials' ids.
         algorithm: its name.
-        sampler: suggests configs.
+        searcher: suggests configs.
+        learns: whether it learns from results, and may therefore be slow.
+        constants: what is in each config besides.
         scheduler: decides which trials run how far.
         rules: end trials, or the sweep, early.
         goals: the metrics to optimize.
@@ -45,7 +48,9 @@ class SweepPlan:
     trainable: Any
     name: str
     algorithm: str
-    sampler: Sampler
+    searcher: Searcher
+    learns: bool
+    constants: Mapping[str, Any]
     scheduler: RungScheduler
     rules: StopRules
     goals: tuple[Goal, ...]
@@ -58,15 +63,11 @@ class SweepPlan:
     callbacks: tuple[TrialListener, ...]
 
     @property
-    def learns(self) -> bool:
-        """Whether the sampler learns from results; it is asked in the caller's thread then, as that takes a while."""
-        return self.algorithm == "tpe"
-
-    @property
     def search(self) -> Search:
-        """What reports and the live view say of the sweep: the first of several metrics."""
+        """What reports and the live view say of the sweep."""
         goal, extends = self.goals[0], self.algorithm in ("asha", "sha", "hyperband")
-        return Search(goal.metric, goal.mode, self.samples, extends=extends)
+        besides = tuple((other.metric, other.mode) for other in self.goals[1:])
+        return Search(goal.metric, goal.mode, self.samples, extends=extends, besides=besides)
 
     def values_of(self, trial_id: str, metrics: object) -> tuple[float, ...]:
         """The values of the metrics in a result; NaN for what is not a number.
@@ -77,13 +78,13 @@ class SweepPlan:
         values = []
         for goal in self.goals:
             value = value_of(metrics, goal.metric)
-            if isinstance(value, bool):
+            if isinstance(value, (bool, str, bytes)):  # float() would read a text, which no result takes for a number.
                 problem = f"must be a number; trial {trial_id!r} reported {value!r}"
                 raise InvalidFieldError("metric", goal.metric, problem)
             if value is None:
                 reported = [name for name in metrics if name != goal.metric] if isinstance(metrics, Mapping) else []
-                known = ", ".join(map(repr, reported)) or "nothing"
-                raise InvalidFieldError("metric", goal.metric, f"was not reported by trial {trial_id!r}, but {known}")
+                known = f", but {', '.join(map(repr, reported))}" if reported else ", which reported nothing"
+                raise InvalidFieldError("metric", goal.metric, f"was not reported by trial {trial_id!r}{known}")
             try:
                 values.append(float(value))
             except (TypeError, ValueError):
@@ -106,7 +107,7 @@ class SweepTrial:
     Attributes:
         number: its number, from 0.
         trial_id: its id in the session.
-        token: the sampler's.
+        suggestion: what it was started with, or last extended with.
         config: its hyperparameters.
         budget: iterations after which it waits for a decision.
         granted: iterations that the engine lets it run; less than ``budget`` only where a session goes on.
@@ -116,12 +117,13 @@ class SweepTrial:
         stop: the outcome with which a rule stops it; ``None`` if none does.
         state: how it ended; ``"UNFINISHED"`` until then.
         failure: why it failed; ``None`` if it has not.
+        is_told: whether the searcher knows, or is about to know, what came of the suggestion.
         results: its iterations.
     """
 
     number: int
     trial_id: str
-    token: int
+    suggestion: Suggestion
     config: Mapping[str, Any]
     budget: int
     granted: int
@@ -131,7 +133,30 @@ class SweepTrial:
     stop: str | None = None
     state: str = UNFINISHED
     failure: Failure | None = None
+    is_told: bool = False
     results: list[Result] = field(default_factory=list)
+
+    def is_limited_below(self, budget: int) -> bool:
+        """Whether the searcher named a budget below another one, so that it may let the trial continue."""
+        return self.suggestion.budget is not None and self.suggestion.budget < budget
+
+    def outcome(self, state: str, values: tuple[float, ...] | None) -> SearchOutcome:
+        """Returns what the searcher is told.
+
+        Args:
+            state: how the trial ended, or ``"PAUSED"``.
+            values: of the metrics; ``None`` if there are none.
+        """
+        return SearchOutcome(
+            token=self.suggestion.token,
+            config=self.suggestion.config,
+            values=None if values is None or any(map(math.isnan, values)) else values,
+            state=state,
+            iteration=self.iteration,
+            metrics=self.results[-1].metrics if self.results else {},
+            seconds=sum(result.seconds for result in self.results),
+            failure=None if self.failure is None else (self.failure.kind, self.failure.message),
+        )
 
     def result(self, group: str, run_dir: Path) -> TrialResult:
         """Returns what the user gets of it.
@@ -151,6 +176,19 @@ class SweepTrial:
             failure=self.failure,
             files=TrialFiles(run_dir, ((self.trial_id, 0),)),
         )
+
+
+def require_own_budgets(plan: SweepPlan, budget: int) -> None:
+    """Checks a budget that a searcher has suggested.
+
+    Raises:
+        InvalidFieldError: it is above the sweep's, or the algorithm decides how far trials run.
+    """
+    if plan.algorithm != "full":
+        reason = "decides how far trials run, and so does the searcher: use algorithm='full'"
+        raise InvalidFieldError("algorithm", plan.algorithm, reason)
+    if not 1 <= budget <= plan.budget:
+        raise InvalidFieldError("budget", plan.budget, f"does not fit the searcher, which asks for {budget} iterations")
 
 
 class SweepFailedError(FluidError):

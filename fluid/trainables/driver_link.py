@@ -64,6 +64,11 @@ def driver_link() -> DriverLink:
     return _Current.link
 
 
+def in_trial() -> bool:
+    """Whether the code of a trial runs in this process."""
+    return _Current.link is not None
+
+
 def set_driver_link(link: DriverLink | None) -> None:
     """Sets the link of the trial whose code the lane runs from now on."""
     _Current.link = link

@@ -1,6 +1,7 @@
-"""Trials whose trainable is a function: it yields metrics, or returns an iterator of them, or returns metrics once.
+"""Trials whose trainable is a generator function: it yields metrics, or metrics and its state.
 
-A function with a parameter named ``state`` yields ``(metrics, state)``, and is called anew with the state to go on.
+One with a parameter named ``state`` yields ``(metrics, state)``, and is called anew with the state to go on. Other
+functions are run by :mod:`fluid.trainables.reporting_resident`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,14 @@ _OF_A_TRIAL = ("'suggest_", "'report'", "'should_prune'", "'set_user_attr'")
 _HOW = "yields a dict of metrics per iteration, or returns one"
 
 
-class FunctionResident:
-    """A function whose state cannot be saved; each item that it yields is an iteration."""
+class GeneratorResident:
+    """A generator function whose state cannot be saved; each item that it yields is an iteration."""
 
     reports_states = False
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._name = _name_of(function)
-        self._source = f"{self._name}()"
+        self._name = name_of(function)
         self._config: dict[str, Any] = {}
         self._iterator: Iterator[Any] | None = None
 
@@ -44,18 +44,9 @@ class FunctionResident:
         self._config = config
 
     def step(self) -> Step:
-        try:
-            if self._iterator is None:
-                returned = self._function(self._config)
-                if isinstance(returned, Mapping):
-                    return Step(returned, True)
-                self._iterator = iterator_of(returned, self._name)
-            metrics = next(self._iterator, _NO_MORE)
-        except AttributeError as error:
-            raise _explained(error) from error.__cause__
-        if metrics is _NO_MORE:
-            return Step(None, True)
-        return step_of(metrics, self._source)
+        if self._iterator is None:
+            self._iterator = iterator_of(self._function(self._config), self._name)
+        return next_step(self._iterator, self._name)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise no_methods(method)
@@ -87,7 +78,7 @@ class StateFunctionResident:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._name = _name_of(function)
+        self._name = name_of(function)
         self._source = f"{self._name}()"
         self._config: dict[str, Any] = {}
         self._state: Any = None
@@ -103,7 +94,7 @@ class StateFunctionResident:
                 self._iterator = iterator_of(self._function(self._config, state=self._state), self._name)
             item = next(self._iterator, _NO_MORE)
         except AttributeError as error:
-            raise _explained(error) from error.__cause__
+            raise with_hint(error) from error.__cause__
         if item is _NO_MORE:
             return Step(None, True)
         if not isinstance(item, tuple) or len(item) != 2:
@@ -154,10 +145,24 @@ def iterator_of(returned: Any, name: str) -> Iterator[Any]:
         return returned
     what = "nothing" if returned is None else f"{type(returned).__name__} {returned!r:.80}"
     if returned is None:
-        what += "; a function for Ray Tune reports by ray.tune.report, with an import of ray that Fluid can see"
+        what += (
+            ", and has not called fluid.report(); a function for Ray Tune calls ray.tune.report, with an import of ray"
+            " that Fluid can see"
+        )
     elif isinstance(returned, (int, float)):
         what += f"; return {{'loss': {returned!r:.80}}}, say"
     raise TypeError(f"a trainable function {_HOW}; {name}() returned {what}")
+
+
+def next_step(iterator: Iterator[Any], name: str) -> Step:
+    """Runs an iteration of an iterator of metrics, which the function of that name made."""
+    try:
+        metrics = next(iterator, _NO_MORE)
+    except AttributeError as error:
+        raise with_hint(error) from error.__cause__
+    if metrics is _NO_MORE:
+        return Step(None, True)
+    return step_of(metrics, f"{name}()")
 
 
 def no_methods(method: str) -> FluidError:
@@ -165,7 +170,8 @@ def no_methods(method: str) -> FluidError:
     return FluidError(f"{method!r} cannot be called: a function has no methods; write a class")
 
 
-def _name_of(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """Returns the name by which errors call a function."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__).rpartition("<locals>.")[2]
@@ -187,7 +193,7 @@ def _unpicklable_part(state: Any) -> str:
     return "the state"
 
 
-def _explained(error: AttributeError) -> AttributeError:
+def with_hint(error: AttributeError) -> AttributeError:
     """Explains the error of an objective of Optuna that was given as a trainable: it takes a trial, not a config."""
     text = message_of(error)
     if "'dict' object has no attribute" not in text or not any(name in text for name in _OF_A_TRIAL):

@@ -5,13 +5,15 @@ A lane is another process: it has neither the driver's ``__main__`` nor modules 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -26,6 +28,8 @@ _ATOMS = frozenset({float, str, bool, type(None)})
 _PLAIN = _ATOMS | {int, list, tuple, dict}
 #: Most bytes of an exception that is sent to the driver; of a larger one only the traceback is sent.
 _LARGEST_EXCEPTION = 1 << 20
+#: Names at most of the part of a value that cannot be pickled, from the outside in.
+_DEEPEST_PART = 5
 #: Held while modules are registered for pickling by value, which concerns the whole process.
 _BY_VALUE = threading.RLock()
 
@@ -190,7 +194,48 @@ def _dump(field: str, value: Any, dumps: Callable[[Any], bytes] = cloudpickle.du
     try:
         return bytes(dumps(value))
     except (Exception, SystemExit, GeneratorExit) as error:  # A __reduce__ may raise anything.
-        raise InvalidFieldError(field, value, f"cannot be pickled: {message_of(error)}") from error
+        reason = f"cannot be pickled{_because_of(value, dumps)}: {message_of(error)}"
+        raise InvalidFieldError(field, value, reason) from error
+
+
+def _because_of(value: Any, dumps: Callable[[Any], bytes]) -> str:
+    """Names the part of a value that cannot be pickled, as in ``" because of loader.lock"``."""
+    path: list[str] = []
+    while len(path) < _DEEPEST_PART:
+        part = next((part for part in _parts(value) if not _can_be_pickled(part[1], dumps)), None)
+        if part is None:
+            break
+        path.append(part[0])
+        value = part[1]
+    return f" because of {'.'.join(path)}" if path else ""
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """Returns what is pickled with a value, and its names."""
+    if isinstance(value, functools.partial):
+        args = [(f"args[{number}]", arg) for number, arg in enumerate(value.args)]
+        return [("func", value.func), *args, *value.keywords.items()]
+    if isinstance(value, MethodType):
+        return [("self", value.__self__)]
+    if isinstance(value, FunctionType):
+        used = inspect.getclosurevars(value)
+        names = value.__code__.co_varnames[: value.__code__.co_argcount]
+        defaults = zip(reversed(names), reversed(value.__defaults__ or ()), strict=False)
+        return [*used.nonlocals.items(), *used.globals.items(), *defaults, *(value.__kwdefaults__ or {}).items()]
+    if isinstance(value, dict):
+        return [(str(name), part) for name, part in value.items()]
+    hooks = ("__reduce__", "__reduce_ex__", "__getstate__")
+    if any(getattr(type(value), hook, None) is not getattr(object, hook, None) for hook in hooks):
+        return []  # It says itself what is pickled.
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _can_be_pickled(value: Any, dumps: Callable[[Any], bytes]) -> bool:
+    try:
+        dumps(value)
+    except (Exception, SystemExit, GeneratorExit):
+        return False
+    return True
 
 
 def _pickle_by_value(module: ModuleType, stack: ExitStack, pickler: Any) -> None:

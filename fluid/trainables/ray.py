@@ -6,7 +6,6 @@ place for files; :class:`_Folder` gives them the trial's own folder.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import importlib
 import inspect
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
+from fluid.trainables.held_folder import HeldFolder
 from fluid.trainables.resident import STATE_FOLDER, NotSavableError, Step, step_of, stray_stop_iteration
 
 #: A key in the result that Ray Tune reports when a function has returned without a last result.
@@ -181,8 +181,8 @@ class ReportedCheckpoint:
         self._begun = False
         self._goes_on = False
         self._asked: Callable[[], bool] = lambda: False
-        #: A descriptor of the folder that :attr:`result` is in, locked; ``None`` for a folder of the function's own.
-        self._held: int | None = None
+        #: The folder that :attr:`result` is in; ``None`` for a folder of the function's own.
+        self._held: HeldFolder | None = None
 
     def watch(self, session: Any) -> None:
         """Observes whether the function asks for a checkpoint; its thread has not started."""
@@ -228,13 +228,11 @@ class ReportedCheckpoint:
         The function reads it in its first iteration: until there is a newer one, lanes neither move nor delete it.
         """
         self.result, self.unsaved_iterations = result, 0
-        self._held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with suppress(OSError):  # A disk without locks, on which checkpoints do not move.
-            fcntl.flock(self._held, fcntl.LOCK_SH)
+        self._held = HeldFolder(folder)
 
     def _let_go(self) -> None:
         if self._held is not None:
-            os.close(self._held)
+            self._held.let_go()
             self._held = None
 
 

@@ -16,12 +16,13 @@ from typing import Any, Literal
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
 from fluid.trainables.class_resident import ClassResident, says_it_reports_states
 from fluid.trainables.elastic_class import WRAPPED_ELASTIC_CLASS, elastic_class_of, without_request
-from fluid.trainables.function_resident import FunctionResident, StateFunctionResident
+from fluid.trainables.function_resident import GeneratorResident, StateFunctionResident
 from fluid.trainables.import_scan import ImportScan
+from fluid.trainables.reporting_resident import ReportingResident
 from fluid.trainables.resident import Resident
 
-#: ``state_function``: a function that yields ``(metrics, state)``; ``function``: one that is no generator function, and
-#: returns metrics or an iterator of them.
+#: ``state_function``: a function that yields ``(metrics, state)``; ``function``: one that is no generator function: it
+#: reports, or returns metrics or an iterator of them.
 Kind = Literal["class", "ray_class", "generator", "state_function", "function", "ray_function"]
 
 #: The parameter by which a function says that it yields its state.
@@ -150,8 +151,12 @@ def _uses_ray(trainable: Any) -> bool:
     names = set().union(*(scan.imported | scan.modules for scan in scans))
     if any(_is_rays(name) for name in names):
         return True
-    # What another package provides is not read: it may report on the function's behalf.
-    loaded = [sys.modules[name] for name in names if name in sys.modules] if "ray" in sys.modules else []
+    if "ray" not in sys.modules:
+        return False
+    # What another package provides is not read: it may report on the function's behalf. Ray replaces
+    # functions of the standard library itself.
+    others = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
+    loaded = [sys.modules[name] for name in others if name in sys.modules]
     return any(_is_rays(_home_of(value)) for module in loaded for value in list(vars(module).values()))
 
 
@@ -184,8 +189,10 @@ def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
         return ClassResident(trainable)
     if kind == "state_function":
         return StateFunctionResident(trainable)
-    if kind in ("generator", "function"):
-        return FunctionResident(trainable)
+    if kind == "generator":
+        return GeneratorResident(trainable)
+    if kind == "function":
+        return ReportingResident(trainable)
     from fluid.trainables.ray import RayClassResident, RayFunctionResident  # Loaded only for Ray's trainables.
 
     if kind == "ray_class":

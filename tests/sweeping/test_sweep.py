@@ -19,7 +19,16 @@ from sweep_trainables import (
 )
 
 import fluid
-from fluid import FluidExecutor, InvalidFieldError, SweepFailedError, SweepResult, Trial, TrialFailedError, TrialGroup
+from fluid import (
+    FluidError,
+    FluidExecutor,
+    InvalidFieldError,
+    SweepFailedError,
+    SweepResult,
+    Trial,
+    TrialFailedError,
+    TrialGroup,
+)
 from fluid.search import Plateau, Target, TrialPlateau, uniform
 
 SPACE = {"x": uniform(0.0, 1.0)}
@@ -156,6 +165,17 @@ def test_values_at_which_a_trial_stops(executor: FluidExecutor) -> None:
     assert {trial.state for trial in result.trials} == {"DONE"}
 
 
+@pytest.mark.parametrize(("budget", "samples"), [(50, 1), (2, 9)])
+def test_a_value_to_stop_at_of_a_metric_that_is_not_there_is_warned_of_once(
+    budget: int, samples: int, executor: FluidExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"algorithm": "random", "budget": budget, "samples": samples, "max_concurrent": 1}
+    result = run(executor, stop={"lss": 0.5, "at": 10**9}, **options)
+    (warning,) = [one.getMessage() for one in caplog.records if one.name == "fluid.sweeping.loop"]
+    assert f"stop['lss'] stops no trial of the sweep {result.name!r}" in warning
+    assert warning.endswith("but 'loss', 'gain', 'at'")
+
+
 def test_a_trial_on_a_plateau_stops(executor: FluidExecutor) -> None:
     result = run(executor, algorithm="random", samples=2, budget=10**9, stop=TrialPlateau(iterations=3, min_delta=0.1))
     assert all(5 <= trial.iteration < 10**9 for trial in result.trials)
@@ -196,12 +216,30 @@ def test_a_missing_metric_is_named_at_once(executor: FluidExecutor) -> None:
     assert run(executor, samples=1).best.iteration == 9, "the executor goes on"
 
 
-def test_a_metric_that_is_no_number(executor: FluidExecutor) -> None:
+@pytest.mark.parametrize("text", ["low", "0.5"])
+def test_a_metric_that_is_no_number(executor: FluidExecutor, text: str) -> None:
     def train(config: Any) -> Any:
-        yield {"loss": "low"}
+        yield {"loss": text}
 
-    with pytest.raises(InvalidFieldError, match=r"must be a number; trial '.*' reported 'low'"):
+    with pytest.raises(InvalidFieldError, match=rf"must be a number; trial '.*' reported '{text}'"):
         run(executor, train)
+
+
+def test_a_trial_without_metrics_is_named(executor: FluidExecutor) -> None:
+    def train(config: Any) -> Any:
+        yield {}
+
+    with pytest.raises(
+        InvalidFieldError, match=r"metric='loss': was not reported by trial '.*', which reported nothing"
+    ):
+        run(executor, train)
+
+
+def test_nothing_but_nan_is_said(executor: FluidExecutor, capfd: pytest.CaptureFixture[str]) -> None:
+    result = run(executor, nan_below_zero, {"x": uniform(-1.0, -0.5)}, samples=2)
+    assert "fluid: no trial has reported a number as 'loss', but NaN" in capfd.readouterr().err
+    with pytest.raises(FluidError, match="no trial has reported a number as 'loss', but NaN"):
+        _ = result.best
 
 
 def test_nan_is_the_worst(executor: FluidExecutor) -> None:
@@ -215,8 +253,22 @@ def test_several_metrics(executor: FluidExecutor) -> None:
     result = run(executor, metric=("loss", "gain"), mode=("min", "min"), algorithm="random", samples=6, budget=1)
     assert result.metric == ("loss", "gain")
     assert len(result.pareto) == 6, "less of one is more of the other"
+    best = executor.status().groups[-1].best
+    assert best is not None
+    x = best.config["x"]
+    assert (best.value, best.besides) == (x + 1.0, {"gain": -x})
     with pytest.raises(InvalidFieldError, match="'asha' compares trials by one metric"):
         run(executor, metric=("loss", "gain"), mode=("min", "min"))
+
+
+def test_several_metrics_are_known_from_the_folder(tmp_path: Path) -> None:
+    with FluidExecutor(backend="local", devices=1, run_dir=tmp_path, verbose=0):
+        options = {"metric": ("loss", "gain"), "mode": ("min", "max"), "algorithm": "random", "samples": 4}
+        result = run(None, budget=1, **options)
+    loaded = fluid.load(tmp_path)
+    assert (loaded.metric, loaded.mode) == (("loss", "gain"), ("min", "max"))
+    assert [best.value for best in loaded.pareto] == [best.value for best in result.pareto]
+    assert fluid.load(tmp_path, metric="gain", mode="max").best.value == max(best.value[1] for best in result.pareto)
 
 
 def test_nested_metrics(executor: FluidExecutor) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fluid.errors import FluidError
-from fluid.trainables.function_resident import FunctionResident, StateFunctionResident
+from fluid.trainables.function_resident import StateFunctionResident
+from fluid.trainables.reporting_resident import ReportingResident
 from fluid.trainables.resident import NotSavableError, Resident, Step
 from fluid.trainables.trainable import can_save, kind_of, make_resident, takes_state
 
@@ -219,7 +220,7 @@ def test_done_ends_a_function_with_a_state() -> None:
 def test_an_iterator_that_is_returned_is_run(trainable: Any) -> None:
     assert kind_of(trainable) == "function"
     trial = resident(trainable)
-    assert isinstance(trial, FunctionResident)
+    assert isinstance(trial, ReportingResident)
     assert values(trial, 3) == [0, 1, 2] and trial.step() == Step(None, True)
     trial.cleanup()
 
@@ -231,7 +232,7 @@ def test_metrics_that_are_returned_are_one_iteration() -> None:
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        (None, "returned nothing; a function for Ray Tune reports by ray.tune.report"),
+        (None, "returned nothing, and has not called fluid.report"),
         (0.25, r"returned float 0.25; return {'loss': 0.25}, say"),
         ([{"value": 1}], "returned list"),
         ("loss", "returned str 'loss'"),
@@ -315,9 +316,21 @@ def test_functions_that_use_ray_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
     assert kind_of(lambda config: {"value": 1}) == "function"
 
 
+@pytest.mark.ray
+def test_modules_that_ray_patches_are_not_rays() -> None:
+    pytest.importorskip("ray.tune")
+    import logging
+
+    def train(config: dict[str, Any]) -> dict[str, int]:
+        logging.getLogger(__name__).info("of %s", sys.argv)
+        return {"value": 1}
+
+    assert kind_of(train) == "function"
+
+
 def test_a_function_without_a_state_cannot_be_saved() -> None:
-    for trial in (resident(plain), resident(lambda config: {})):
-        with pytest.raises(FluidError, match="cannot be saved; give it a second parameter named `state`"):
-            trial.save("")
-        with pytest.raises(FluidError, match="cannot be restored"):
-            trial.restore("")
+    trial = resident(plain)
+    with pytest.raises(FluidError, match="cannot be saved; give it a second parameter named `state`"):
+        trial.save("")
+    with pytest.raises(FluidError, match="cannot be restored"):
+        trial.restore("")

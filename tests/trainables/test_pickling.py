@@ -49,6 +49,37 @@ def test_refusals_name_the_field() -> None:
     assert pickle.loads(dump_config(types.MappingProxyType({"a": len}))) == {"a": len}
 
 
+class _Task:
+    def __init__(self, lock: object) -> None:
+        self.data, self.lock = [1], lock
+
+
+def test_a_refusal_names_the_part_of_the_trainable() -> None:
+    lock = threading.Lock()
+    task = _Task(lock)
+
+    def closure(config: dict[str, Any]) -> object:
+        return lock
+
+    def default(config: dict[str, Any], once: object = lock, *, twice: int = 2) -> None: ...
+
+    def word(config: dict[str, Any], *, twice: object = lock) -> None: ...
+
+    for trainable, part in (
+        (closure, "lock"),
+        (default, "once"),
+        (word, "twice"),
+        (functools.partial(print, 1, task), r"args\[1\]\.lock"),
+        (functools.partial(print, end=task), r"end\.lock"),
+        (functools.partial(print, end={"a": 1, "b": closure}), r"end\.b\.lock"),
+        (types.MethodType(closure, task), r"self\.lock"),
+    ):
+        with pytest.raises(
+            InvalidFieldError, match=rf"cannot be pickled because of {part}: cannot pickle '_thread.lock'"
+        ):
+            dump_trainable(trainable)
+
+
 def test_metrics() -> None:
     plain = {"i": 1, "f": 0.5, "s": "x", "n": None, "l": [1, {"a": (2,)}]}
     assert pack_metrics(plain) == plain

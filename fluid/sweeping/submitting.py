@@ -1,0 +1,149 @@
+"""The trials of a sweep as the executor has them: submits, extends and stops them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from fluid.engine.submissions import NothingLeftError
+from fluid.errors import FluidError, InvalidFieldError
+from fluid.executor import FluidExecutor
+from fluid.results.records import TrialResult
+from fluid.session.handle import TrialGroupHandle
+from fluid.session.results import TrialListener
+from fluid.sweeping.plan import SweepPlan, SweepTrial
+from fluid.sweeping.resuming import AGAIN, EarlierTrial
+from fluid.trialgroup import Trial, TrialGroup, TrialState
+
+
+class SweepTrials:
+    """The trials of one sweep.
+
+    Args:
+        plan: what the sweep is to do.
+        listener: hears of the trials.
+
+    Attributes:
+        executor: runs them; set before the first one is submitted.
+        handle: of their group; ``None`` before it is submitted.
+        by_id: all trials, in the order in which they were started.
+        by_number: those that are not over.
+        open: how many run, or wait for a device.
+        refused: ids of trials that were to be extended although they had ended by themselves.
+    """
+
+    executor: FluidExecutor
+
+    def __init__(self, plan: SweepPlan, listener: TrialListener) -> None:
+        self._plan = plan
+        self._listener = listener
+        self.handle: TrialGroupHandle | None = None
+        self.by_id: dict[str, SweepTrial] = {}
+        self.by_number: dict[int, SweepTrial] = {}
+        self.open = 0
+        self.refused: list[str] = []
+        #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
+        self._replayed: dict[str, str] | None = None
+        #: What an earlier session has left of the trials.
+        self._past: Mapping[str, EarlierTrial] = {}
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether an earlier session's events are taken, so that nothing is submitted or stopped."""
+        return self._replayed is not None
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Ids of those that are not over."""
+        return tuple(trial.trial_id for trial in list(self.by_number.values()))
+
+    @property
+    def results(self) -> tuple[TrialResult, ...]:
+        """What the user gets of them, in the order in which they were started."""
+        run_dir = self.executor.run_dir
+        return tuple(trial.result(self._plan.name, run_dir) for trial in list(self.by_id.values()))
+
+    def enter(self, trial: SweepTrial, follow_up_iterations: int) -> Trial:
+        """Enters a trial that is about to be submitted."""
+        self.by_id[trial.trial_id] = self.by_number[trial.number] = trial
+        self.open += 1
+        return Trial(
+            self._plan.trainable,
+            trial.config,
+            budget=trial.budget,
+            trial_id=trial.trial_id,
+            follow_up_iterations=follow_up_iterations,
+            **self._plan.trial_options,
+        )
+
+    def submit(self, trials: list[Trial]) -> None:
+        """Submits trials."""
+        if self.handle is None:
+            group = TrialGroup(trials, self._plan.name, search=self._plan.search)
+            self.handle = self.executor.submit_trialgroup(group, self._listener)
+        else:
+            self.handle.add(*trials)
+
+    def extend(self, trial: SweepTrial, budget: int, follow_up_iterations: int) -> None:
+        """Lets a trial that waits go on up to a budget."""
+        trial.budget, trial.is_open = budget, True
+        self.open += 1
+        past = self._past.get(trial.trial_id)
+        if self._replayed is None:
+            self.grant(trial, follow_up_iterations)
+        elif past is not None and past.has_ended_by_itself and trial.granted + past.extended_by < budget:
+            self.refused.append(trial.trial_id)
+
+    def grant(self, trial: SweepTrial, follow_up_iterations: int) -> None:
+        """Grants a trial the iterations up to its budget."""
+        assert self.handle is not None
+        further, trial.granted = trial.budget - trial.granted, trial.budget
+        try:
+            self.handle.extend(trial.trial_id, further, follow_up_iterations=follow_up_iterations)
+        except NothingLeftError:
+            self.refused.append(trial.trial_id)
+        except InvalidFieldError:
+            # Its state was dropped to make room, as it cannot be saved.
+            self.stop(trial, TrialState.STOPPED.value)
+            self.begin_again(trial)
+            self.open -= 1
+            self.submit([self.enter(trial, follow_up_iterations)])
+
+    def begin_again(self, trial: SweepTrial) -> None:
+        """Lets a trial begin again, under another id."""
+        del self.by_id[trial.trial_id]
+        trial.trial_id, trial.iteration, trial.granted = trial.trial_id + AGAIN, 0, trial.budget
+        trial.results.clear()
+        self.by_id[trial.trial_id] = trial
+
+    def stop(self, trial: SweepTrial, outcome: str) -> None:
+        """Stops a trial after its iteration."""
+        assert self.handle is not None
+        if self._replayed is not None:
+            self._replayed[trial.trial_id] = outcome
+            return
+        self.handle.stop(trial.trial_id, outcome)
+
+    def abandon(self) -> None:
+        """Stops what is under way, without waiting for it: the executor is used further."""
+        if self.handle is None:
+            return
+        for trial in list(self.by_number.values()):
+            with suppress(FluidError):
+                self.handle.stop(trial.trial_id)
+
+    # -- going on with an earlier session's trials ---------------------------------------------------------
+
+    def begin_replay(self) -> None:
+        """Takes up the group that the executor has gone on with."""
+        self.handle = next(handle for handle in self.executor.handles if handle.name == self._plan.name)
+        self._replayed = {}
+
+    def remember(self, past: Mapping[str, EarlierTrial]) -> None:
+        """Takes what an earlier session has left of the trials, by id."""
+        self._past = past
+
+    def end_replay(self) -> Mapping[str, str]:
+        """Ends the replay; returns what trials are to be stopped with, by id."""
+        stops, self._replayed = self._replayed, None
+        return stops or {}

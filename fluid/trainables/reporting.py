@@ -1,0 +1,156 @@
+"""How the function of a trial reports an iteration where it cannot yield, as in the callback of a framework's trainer.
+
+The function calls :func:`report` at the end of each iteration, and waits in it until the trial may run the next one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fluid.errors import FluidError
+from fluid.trainables.driver_link import in_trial
+
+#: Writes the state of a trial into an empty folder.
+Save = Callable[[Path], object]
+
+
+class TrialEnded(BaseException):
+    """Raised by :func:`report` in the function of a trial that has ended, so that it unwinds.
+
+    No ``Exception``, which code that handles the errors of its training would catch.
+    """
+
+
+class Reporter(Protocol):
+    """What runs a trial's function, and takes what it reports."""
+
+    def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
+        """Ends an iteration, and returns when the next one begins."""
+        ...
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The folder from which the function goes on; ``None`` if it begins."""
+        ...
+
+
+class _Reporting:
+    """The reporter of the trial whose function runs in this process; ``None`` between iterations and elsewhere."""
+
+    reporter: Reporter | None = None
+    #: The process of the lane. A process that the trial has forked cannot report.
+    process = 0
+
+
+def set_reporter(reporter: Reporter | None) -> None:
+    """Sets the reporter of the trial whose function runs from now on."""
+    _Reporting.reporter = reporter
+    _Reporting.process = os.getpid()
+
+
+def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
+    """Ends an iteration of the trial whose function calls it, and waits until the trial may go on.
+
+    For functions whose training loop belongs to a framework; a loop of your own can ``yield`` its metrics instead. The
+    function may call it in any of its threads. Outside a trial it does nothing, so that the same code also runs alone;
+    in a trial of Ray Tune alone it reports to Ray Tune.
+
+    Args:
+        metrics: of this iteration; ``"done": True`` in them ends the trial.
+        save: writes the state that the function can go on from into the empty folder that it is given. It is called
+            before ``report`` returns, and only if the state is to be saved now. ``None``, the default, if the state
+            cannot be saved: the trial is then not moved, and begins again if its process dies.
+
+    Raises:
+        TypeError: the metrics are no mapping, or ``save`` is no function.
+        FluidError: a class, a generator function or a forked process calls it.
+        TrialEnded: the trial has ended; derives from ``BaseException``. Let it pass.
+
+    Example:
+        >>> import fluid
+        >>> def train(config):
+        ...     folder, weight = fluid.get_checkpoint(), 0.0
+        ...     if folder is not None:
+        ...         weight = float((folder / "weight").read_text())
+        ...     while True:
+        ...         weight += config["lr"] * (1.0 - weight)
+        ...         fluid.report({"loss": 1.0 - weight}, save=lambda to: (to / "weight").write_text(repr(weight)))
+        >>> trial = fluid.Trial(train, {"lr": 0.5}, budget=3)
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0) as executor:
+        ...     handle = executor.submit_trialgroup(fluid.TrialGroup([trial]))
+        ...     [result.metrics["loss"] for result in handle.results()]
+        [0.5, 0.25, 0.125]
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"fluid.report() takes a dict of metrics, not {type(metrics).__name__}")
+    if save is not None and not callable(save):
+        raise TypeError(f"fluid.report() takes as save a function of a folder, not {type(save).__name__}")
+    reporter = _reporter()
+    if reporter is not None:
+        reporter.report(metrics, save)
+    elif _is_in_ray_session():
+        _report_to_ray(metrics, save)
+    elif in_trial():
+        raise FluidError(
+            "fluid.report() is for functions that neither yield nor return their metrics: the step() of a class returns"
+            " them, a generator function yields them, an objective of Optuna calls trial.report()"
+        )
+
+
+def get_checkpoint() -> Path | None:
+    """Returns the folder that an earlier ``save`` of :func:`report` filled, from which the trial goes on.
+
+    Returns:
+        The folder, which the function must not change; ``None`` if the trial begins, and outside a trial.
+
+    Raises:
+        FluidError: a forked process calls it.
+
+    Example:
+        >>> import fluid
+        >>> fluid.get_checkpoint() is None
+        True
+    """
+    reporter = _reporter()
+    if reporter is not None:
+        return reporter.checkpoint
+    if not _is_in_ray_session():
+        return None
+    checkpoint = _ray_tune().get_checkpoint()
+    if checkpoint is None:
+        return None
+    is_local = type(checkpoint.filesystem).__name__ == "LocalFileSystem"
+    return Path(checkpoint.path if is_local else checkpoint.to_directory())
+
+
+def _reporter() -> Reporter | None:
+    if _Reporting.reporter is not None and _Reporting.process != os.getpid():
+        raise FluidError("fluid.report() is called by a process that the trial has started: call it in the trial's own")
+    return _Reporting.reporter
+
+
+def _is_in_ray_session() -> bool:
+    module: Any = sys.modules.get("ray.train._internal.session")
+    return module is not None and module.get_session() is not None
+
+
+def _ray_tune() -> Any:
+    tune = importlib.import_module("ray.tune")
+    return tune if hasattr(tune, "report") and hasattr(tune, "get_checkpoint") else importlib.import_module("ray.train")
+
+
+def _report_to_ray(metrics: Mapping[str, Any], save: Save | None) -> None:
+    """Ray Tune decides about checkpoints once they are reported: each one is written."""
+    tune = _ray_tune()
+    if save is None:
+        tune.report(dict(metrics))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder))
+        tune.report(dict(metrics), checkpoint=tune.Checkpoint.from_directory(folder))
