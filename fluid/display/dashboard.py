@@ -108,7 +108,7 @@ class _DashboardLines:
         """All lines; at most as many as the height allows."""
         if not self._status.groups and self._announced:
             return [self._header()]
-        keys, silent = self._key_lines(), self._silent_lines()
+        keys, silent = self._key_lines(), self._given_up_lines() + self._silent_lines()
         gap = [Text()] if self._height >= _ROOM_FOR_GAPS else []
         groups = self._group_lines(max(1, min(_MOST_GROUPS, self._height // 4)))
         used = 1 + len(groups) + len(silent) + len(keys) + (2 + bool(keys)) * len(gap)
@@ -222,6 +222,11 @@ class _DashboardLines:
         bar = Text().append(self._glyphs.done * done, style=_GOOD)
         return bar.append(self._glyphs.left * (width - done), style=_DIM)
 
+    def _given_up_lines(self) -> list[Text]:
+        """The devices that do not work."""
+        parts = [f"device {index}, as {why}" for index, why in self._status.given_up]
+        return list(_wrapped("given up  ", parts, self._width, _MOST_SILENT, _BAD)) if parts else []
+
     def _silent_lines(self) -> list[Text]:
         """The trials that give no result."""
         silent = self._status.silent
@@ -266,6 +271,8 @@ def best_text(best: BestSoFar, width: int, *, lead: str = "best ", ellipsis: str
     """The best result in one line of at most ``width`` characters: metric, value, trial, iteration, and the config."""
     (metric,), (trial,) = (shortened_apart([name], _LONGEST_NAME, ellipsis) for name in (best.metric, best.trial_id))
     line = Text(lead).append(f"{metric} {metric_text(best.value)}", style=_BOLD)
+    for name, value in best.besides.items():
+        line.append(f", {shortened_apart([name], _LONGEST_NAME, ellipsis)[0]} {metric_text(value)}")
     line.append(f"  {trial}, iteration {best.iteration:,}")
     config = config_text(best.config, width - line.cell_len - _GAP, ellipsis)
     return line.append(f"{'':{_GAP}}{config}", style=_DIM) if config else line

@@ -46,6 +46,8 @@ def status_html(
     rows = "".join(_group_row(group, shares.get(position)) for position, group in _last(list(enumerate(status.groups))))
     silent = ", ".join(f"{trial} for {clock_time(seconds)}" for trial, seconds in status.silent[:5])
     warning = f"<div style='color:#d55e00'>no result from {escape(silent)}</div>" if silent else ""
+    lost = "; ".join(f"device {index} is given up: {why}" for index, why in status.given_up)
+    warning += f"<div style='color:#d55e00'>{escape(lost)}</div>" if lost else ""
     return _box(f"<div>{head}</div>{_earlier(status)}{_table(rows)}{warning}{_devices(status.devices, numbers)}")
 
 
@@ -77,6 +79,7 @@ def best_html(best: BestSoFar | None) -> str:
     config = config_text(best.config, _MOST_CONFIG)
     where = f"{best.trial_id}, iteration {best.iteration:,}{': ' if config else ''}{config}"
     value = f"{escape(best.metric)} <b>{metric_text(best.value)}</b>"
+    value += "".join(f", {escape(name)} {metric_text(other)}" for name, other in best.besides.items())
     return f"best {value} <span style='{_DIM}'>{escape(where)}</span>"
 
 

@@ -16,6 +16,7 @@ from fluid.display.dashboard import render
 from fluid.display.device_map import TrialNumbers
 from fluid.display.follow import StatusFollower
 from fluid.display.live import LiveView
+from fluid.display.notebook_html import status_html
 from fluid.display.region import AboveRegion
 from fluid.display.summary import folder_lines, shown_path, summary_lines
 from fluid.errors import FluidError
@@ -291,6 +292,13 @@ def test_everything_fits(count: int, width: int, height: int) -> None:
 
 def test_nothing_known_yet() -> None:
     assert lines(EMPTY) == ["Fluid  0:00", "", ""]
+
+
+def test_devices_that_do_not_work_are_named() -> None:
+    broken = replace(status(), given_up=((3, "no lane starts"),))
+    assert [line for line in lines(broken) if "given up" in line] == ["given up  device 3, as no lane starts"]
+    assert not any("given up" in line for line in lines(status()))
+    assert "device 3 is given up: no lane starts" in status_html(broken, {}, {})
 
 
 def test_trials_that_give_no_result_are_named() -> None:

@@ -1,0 +1,159 @@
+"""Reads what a session writes to its run folder, as loggers are told it: trials, and results in the order written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fluid.errors import FluidError
+from fluid.loggers.logger import LoggedTrial
+from fluid.results.folder_files import RESULTS, TRIALS, entry_of, read_search
+from fluid.results.iterations import read_reported
+from fluid.results.records import Result
+from fluid.results.submitted import SubmittedTrial
+from fluid.results.trial_results import result_of
+from fluid.trialgroup import Search
+
+
+class ReadResult(NamedTuple):
+    """A line of ``results.jsonl``.
+
+    Attributes:
+        line: its number, from 1.
+        trial: the trial; ``None`` if the line is no result, or was not wanted.
+        result: as the trial is shown.
+    """
+
+    line: int
+    trial: LoggedTrial | None = None
+    result: Result | None = None
+
+
+@dataclass(slots=True)
+class _NamedGroup:
+    name: str
+    search: Search | None = None
+
+
+class SessionReader:
+    """Reads a run folder; each call reads on where the last one ended.
+
+    Args:
+        run_dir: the run folder.
+        session_id: its session's.
+
+    Attributes:
+        line: lines of ``results.jsonl`` read so far.
+    """
+
+    def __init__(self, run_dir: Path, session_id: str) -> None:
+        self._run_dir = run_dir
+        self._session_id = session_id
+        self.line = 0
+        #: Bytes read so far, by file.
+        self._positions = {RESULTS: 0, TRIALS: 0}
+        self._groups: dict[str, _NamedGroup] = {}
+        #: By id of the submitted trial.
+        self._parts: dict[str, SubmittedTrial] = {}
+        #: By group and shown id: several submitted trials may be shown as one.
+        self._trials: dict[tuple[str, str], LoggedTrial] = {}
+        #: The group that has each shown id.
+        self._owners: dict[str, str] = {}
+
+    def read_trials(self) -> list[LoggedTrial]:
+        """Reads new lines of ``trials.jsonl``; returns trials whose config was told after they were submitted."""
+        changed = []
+        for text in self._new_lines(TRIALS):
+            entry = entry_of(text) or {}
+            if "trial" in entry:
+                self._enter(entry)
+            elif "shown" in entry:
+                part = self._parts.get(str(entry["shown"]))
+                if part is not None:
+                    part = replace(part, config=_mapping(entry.get("config")))
+                    self._parts[part.trial_id] = part
+                    place = part.group_id, part.shown_id
+                    self._trials[place] = replace(self._trials[place], config=part.config)
+                    changed.append(self._trials[place])
+            elif "group" in entry:
+                group_id = str(entry["group"])
+                self._groups.setdefault(group_id, _NamedGroup(str(entry.get("name") or group_id), read_search(entry)))
+        return changed
+
+    def results(self, until: int, after: int = 0) -> Iterator[ReadResult]:
+        """Yields the new lines of ``results.jsonl`` up to line ``until``; those up to line ``after`` are not parsed."""
+        lines = self._new_lines(RESULTS)
+        while self.line < until and (text := next(lines, None)) is not None:
+            self.line += 1
+            reported = read_reported(entry_of(text) or {}) if self.line > after else None
+            trial = None if reported is None else self.find(reported.trial_id)
+            if reported is None or trial is None:
+                yield ReadResult(self.line)
+                continue
+            result = result_of(reported, self._parts[reported.trial_id])
+            yield ReadResult(self.line, trial, replace(result, trial_id=trial.trial_id))
+
+    def find(self, submitted_id: str) -> LoggedTrial | None:
+        """The trial that a submitted trial is shown as; ``None`` if it is unknown."""
+        part = self._parts.get(submitted_id)
+        if part is None:
+            self.read_trials()  # It was submitted a moment ago.
+            part = self._parts.get(submitted_id)
+        return None if part is None else self._trials[part.group_id, part.shown_id]
+
+    def search_of(self, submitted_id: str) -> Search | None:
+        """What the search algorithm of a submitted trial's group said; ``None`` if none submits its trials."""
+        part = self._parts.get(submitted_id)
+        return None if part is None else self._group(part.group_id).search
+
+    def forget(self, submitted_id: str) -> None:
+        """Drops a submitted trial."""
+        part = self._parts.pop(submitted_id, None)
+        if part is not None:
+            shown = part.group_id, part.shown_id
+            if part.trial_id == part.shown_id:  # Any other may come back as another submitted trial.
+                self._trials.pop(shown, None)
+
+    def _enter(self, entry: Mapping[str, Any]) -> None:
+        trial_id, group_id = str(entry["trial"]), str(entry.get("group", ""))
+        shown_id, before, inner = str(entry.get("shown", trial_id)), entry.get("iterations"), entry.get("metrics")
+        part = SubmittedTrial(
+            trial_id=trial_id,
+            group_id=group_id,
+            shown_id=shown_id,
+            before=before if isinstance(before, int) else 0,
+            inner=inner if isinstance(inner, str) else None,
+            config=_mapping(entry.get("config")),
+            state="",
+        )
+        self._parts[trial_id] = part
+        unique = self._owners.setdefault(shown_id, group_id) == group_id
+        self._trials[group_id, shown_id] = LoggedTrial(
+            trial_id=shown_id if unique else f"{shown_id}-{group_id}",
+            group=self._group(group_id).name,
+            config=part.config,
+            uid=f"{self._session_id}-{group_id}-{shown_id}",
+        )
+
+    def _group(self, group_id: str) -> _NamedGroup:
+        return self._groups.setdefault(group_id, _NamedGroup(group_id))
+
+    def _new_lines(self, name: str) -> Iterator[bytes]:
+        """Yields the new whole lines of a file; those that are not taken are yielded by the next call."""
+        try:
+            file = (self._run_dir / name).open("rb")
+        except FileNotFoundError:
+            raise FluidError(f"the run folder {self._run_dir} was deleted") from None
+        with file:
+            file.seek(self._positions[name])
+            for text in file:
+                if not text.endswith(b"\n"):
+                    return  # It is being written.
+                self._positions[name] += len(text)
+                yield text
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,273 @@
+"""CSV and Parquet: one table of trials and one of iterations, with the columns of ``SweepResult.dataframe``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fluid._clock import Clock, MonotonicClock
+from fluid._imports import try_import
+from fluid.engine.events import Failure
+from fluid.errors import InvalidFieldError
+from fluid.loggers.claims import is_claimed
+from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
+from fluid.loggers.values import text_of
+from fluid.results.iterations import flat
+from fluid.results.records import Result
+
+with try_import("pyarrow", extra="parquet") as _pyarrow:
+    import pyarrow
+    import pyarrow.parquet
+
+#: The columns that come first, and those that come last.
+_TRIAL, _ITERATION, _LAST = ("trial", "group", "state"), ("trial", "group"), ("error",)
+#: Least seconds between two writings of a table, and the share of the time that writing may take.
+_EVERY_S, _SHARE = 1.0, 0.05
+
+Row = dict[str, Any]
+
+
+class _Tables(TrialLogger):
+    """The tables in memory, which a subclass writes.
+
+    The tables of a resumed session are made anew, of all its results.
+    """
+
+    begins_anew = True
+
+    def __init__(self, folder: str | Path | None, clock: Clock | None = None) -> None:
+        self.destination = "" if folder is None else str(Path(folder).expanduser().absolute())
+        self._folder = Path(self.destination)
+        self._clock = clock or MonotonicClock()
+        self._trials: dict[str, Row] = {}
+        #: Iterations that are not written yet.
+        self._iterations: list[Row] = []
+        self._is_written = True
+        self._next_at = 0.0
+
+    def on_session(self, session: LoggedSession) -> None:
+        if not self.destination:
+            self._folder = session.run_dir / type(self).__name__.lower()
+        if not is_claimed(self._folder, session.session_id):
+            raise InvalidFieldError("folder", str(self._folder), "has the tables of another session; give another one")
+        self._begin()
+
+    def on_trial(self, trial: LoggedTrial) -> None:
+        row = self._trials.setdefault(
+            trial.trial_id, {"trial": trial.trial_id, "group": trial.group, "state": "UNFINISHED"}
+        )
+        row.update({"iteration": 0, "seconds": 0.0, **row, **_prefixed("config", trial.config)})
+        self._is_written = False
+
+    def on_start(self, trial_id: str) -> None:
+        self._trials[trial_id]["state"] = "UNFINISHED"
+
+    def on_result(self, result: Result) -> None:
+        row = self._trials[result.trial_id]
+        metrics = _prefixed("metrics", result.metrics)
+        row.update(metrics, iteration=result.iteration, seconds=row["seconds"] + result.seconds)
+        config = {name: value for name, value in row.items() if name.startswith("config/")}
+        own = {"trial": result.trial_id, "group": row["group"], "iteration": result.iteration}
+        self._iterations.append({**own, "seconds": result.seconds, **config, **metrics})
+        self._is_written = False
+
+    def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
+        error = None if failure is None else failure.message
+        self._trials[trial_id].update(state=state, error=error)
+        self._is_written = False
+
+    def on_broken(self, error: BaseException) -> None:
+        self._write()
+        self._is_written = True
+
+    def flush(self) -> bool:
+        began = self._clock.now()
+        if not self._is_written and began >= self._next_at:
+            self._write()
+            self._is_written = True
+            took = self._clock.now() - began
+            self._next_at = began + max(_EVERY_S, took / _SHARE)
+        return self._is_written
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Removes the tables of an earlier session of this run folder."""
+
+    @abstractmethod
+    def _write(self) -> None:
+        """Writes what is new."""
+
+
+class CSV(_Tables):
+    """Writes ``trials.csv``, with a row per trial, and ``iterations.csv``, with a row per iteration.
+
+    The columns are those of :meth:`fluid.SweepResult.dataframe`: nested names are joined by ``/``. They are up to date
+    within a second or so while trials run. What is neither a number nor a text is JSON.
+
+    Example:
+        >>> import csv
+        >>> from pathlib import Path
+        >>> from fluid import FluidExecutor, Trial, TrialGroup
+        >>> from fluid.loggers import CSV
+        >>> def train(config):
+        ...     yield {"loss": config["lr"] ** 2}
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0, loggers=[CSV("tables")]) as executor:
+        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, trial_id="a")], name="sweep")
+        ...     ended = executor.submit_trialgroup(group).wait()
+        >>> (row,) = csv.DictReader(Path("tables/trials.csv").read_text().splitlines())
+        >>> row["trial"], row["state"], row["config/lr"], row["metrics/loss"]
+        ('a', 'DONE', '0.5', '0.25')
+
+    Args:
+        folder: where the tables go; of one session only. ``None``, the default, for ``csv`` in the run folder.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        super().__init__(folder)
+        self._columns: list[str] = []
+
+    def _begin(self) -> None:
+        for name in ("trials.csv", "iterations.csv"):
+            (self._folder / name).unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        rows, self._iterations = self._iterations, []
+        path = self._folder / "iterations.csv"
+        columns = _ordered([dict.fromkeys(self._columns), *rows], _ITERATION)
+        if columns != self._columns:
+            earlier = []
+            if self._columns:
+                with path.open(newline="", encoding="utf-8") as file:
+                    earlier = list(csv.DictReader(file))
+            self._columns = columns
+            _replace(path, _csv(columns, [*earlier, *rows], header=True))
+        elif rows:
+            with path.open("a", newline="", encoding="utf-8") as file:
+                file.write(_csv(columns, rows, header=False))
+        trials = list(self._trials.values())
+        _replace(self._folder / "trials.csv", _csv(_ordered(trials, _TRIAL, _LAST), trials, header=True))
+
+
+class Parquet(_Tables):
+    """Writes ``trials.parquet``, with a row per trial, and ``iterations.parquet``, with a row per iteration.
+
+    The columns are those of :meth:`fluid.SweepResult.dataframe`. A column of values of several kinds is text. The files
+    are replaced every few seconds while trials run, as a whole, so that they can be read at any time.
+
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialGroup
+        >>> from fluid.loggers import Parquet
+        >>> def train(config):
+        ...     yield {"loss": config["lr"] ** 2}
+        >>> with FluidExecutor(backend="local", devices=1, verbose=0, loggers=[Parquet("tables")]) as executor:
+        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, trial_id="a")], name="sweep")
+        ...     ended = executor.submit_trialgroup(group).wait()
+        >>> import pandas
+        >>> table = pandas.read_parquet("tables/trials.parquet")
+        >>> table[["trial", "state", "config/lr", "metrics/loss"]].values.tolist()
+        [['a', 'DONE', 0.5, 0.25]]
+
+    Args:
+        folder: where the tables go; of one session only. ``None``, the default, for ``parquet`` in the run folder.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        _pyarrow.check()
+        super().__init__(folder)
+        #: All iterations that were written.
+        self._table: Any = None
+
+    def _begin(self) -> None:
+        for name in ("trials.parquet", "iterations.parquet"):
+            (self._folder / name).unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        rows, self._iterations = self._iterations, []
+        if rows:
+            fresh = _table(rows, _ordered(rows, _ITERATION))
+            self._table = fresh if self._table is None else _concatenated(self._table, fresh)
+            self._store("iterations.parquet", self._table.select(_ordered([*_names(self._table)], _ITERATION)))
+        trials = list(self._trials.values())
+        if trials:
+            self._store("trials.parquet", _table(trials, _ordered(trials, _TRIAL, _LAST)))
+
+    def _store(self, name: str, table: Any) -> None:
+        draft = self._folder / f".{name}.tmp"
+        pyarrow.parquet.write_table(table, draft)
+        os.replace(draft, self._folder / name)
+
+
+def _prefixed(prefix: str, content: object) -> Row:
+    return {
+        f"{prefix}/{name}": value if value is None or isinstance(value, (int, float)) else text_of(value)
+        for name, value in flat(content).items()
+    }
+
+
+def _ordered(rows: Iterable[Mapping[str, Any]], first: Iterable[str], last: Iterable[str] = ()) -> list[str]:
+    """The columns of some rows: the given ones, the config's, the metrics'."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    own = [*first, "iteration", "seconds"]
+    config = [name for name in names if name.startswith("config/")]
+    return [*own, *config, *(name for name in names if name.startswith("metrics/")), *last]
+
+
+def _csv(columns: list[str], rows: Iterable[Mapping[str, Any]], *, header: bool) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+def _names(table: Any) -> Iterable[Mapping[str, Any]]:
+    return [dict.fromkeys(table.column_names)]
+
+
+def _table(rows: list[Row], columns: list[str]) -> Any:
+    return pyarrow.table({name: _column([row.get(name) for row in rows]) for name in columns})
+
+
+def _column(values: list[Any]) -> Any:
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {int, float}:
+        values = [None if value is None else float(value) for value in values]
+    elif len(kinds) > 1 or any(isinstance(value, int) and abs(value) >= 1 << 63 for value in values):
+        values = _as_text(values)
+    return pyarrow.array(values)
+
+
+def _as_text(values: Iterable[Any]) -> list[str | None]:
+    return [None if value is None else value if isinstance(value, str) else str(value) for value in values]
+
+
+def _concatenated(table: Any, fresh: Any) -> Any:
+    """Appends rows; a column whose kind has changed becomes text, unless both are numbers."""
+    try:
+        return pyarrow.concat_tables([table, fresh], promote_options="permissive")
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+        shared = [name for name in table.column_names if name in fresh.column_names]
+        for name in shared:
+            if table.schema.field(name).type != fresh.schema.field(name).type:
+                table, fresh = (_with_text(one, name) for one in (table, fresh))
+        return pyarrow.concat_tables([table, fresh], promote_options="permissive")
+
+
+def _with_text(table: Any, name: str) -> Any:
+    position = table.column_names.index(name)
+    return table.set_column(position, name, pyarrow.array(_as_text(table.column(name).to_pylist()), pyarrow.string()))
