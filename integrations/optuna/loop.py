@@ -29,7 +29,7 @@ from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.trainables.driver_link import RequestRefusedError
-from fluid.trialgroup import IterationTimeout, Search, Trial, TrialGroup
+from fluid.trialgroup import IterationTimeout, Search, Shown, Trial, TrialGroup
 
 with try_import("Optuna", extra="optuna"):
     from optuna.study import StudyDirection
@@ -157,6 +157,8 @@ class OptimizeLoop(TrialListener):
                 trial_id=trial_id,
                 retry_errors=False,
                 iteration_timeout_s=self._arguments.iteration_timeout_s,
+                # What an objective's lane is told is no hyperparameter; it chooses those while it runs.
+                shown=None if work.configures else Shown(trial_id),
             )
             return [trial]
         except Exception as error:
@@ -190,9 +192,9 @@ class OptimizeLoop(TrialListener):
         """What reports and the live view say of a group: its number of trials, and a single objective's metric."""
         directions, metrics = self._study.directions, self._arguments.work.metrics
         if len(directions) != 1:
-            return Search(trials=trials, extends=False)
+            return Search(trials=trials)
         mode = "max" if directions[0] == StudyDirection.MAXIMIZE else "min"
-        return Search(metrics[0], mode, trials, extends=False)
+        return Search(metrics[0], mode, trials)
 
     def _fail(self, trials: list[Trial], error: FluidError) -> None:
         """Finishes trials that the executor refused."""

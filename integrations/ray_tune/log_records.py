@@ -18,7 +18,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None), bytes})
 _CONFIG = "config"
 
 
-class LoggedTrial:
+class SentTrial:
     """What loggers read of a trial; equal and hashed by its id, as Tune's own.
 
     Attributes:
@@ -55,7 +55,7 @@ class LoggedTrial:
         return hash(self.trial_id)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LoggedTrial) and other.trial_id == self.trial_id
+        return isinstance(other, SentTrial) and other.trial_id == self.trial_id
 
 
 def shown_params(trial: Trial) -> Any:
@@ -104,7 +104,7 @@ class LoggedResult(NamedTuple):
             whole = None if pickled.has_object_refs else pickled.content
         return cls(whole, pickle.dumps(_portable(result), pickle.HIGHEST_PROTOCOL), has_own_config)
 
-    def unpickle(self, trial: LoggedTrial) -> dict[str, Any]:
+    def unpickle(self, trial: SentTrial) -> dict[str, Any]:
         """Returns the result for the loggers."""
         result: dict[str, Any] | None = None
         if self.pickled is not None:
@@ -125,7 +125,7 @@ class LogStart(NamedTuple):
     """A trial starts, or has changed. ``loggers`` are the positions of those that are told of the start."""
 
     loggers: tuple[int, ...]
-    trial: LoggedTrial
+    trial: SentTrial
 
 
 class LogResult(NamedTuple):

@@ -23,11 +23,11 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallbac
 from fluid.integrations.ray_tune.log_records import (
     LogEnd,
     LogFlush,
-    LoggedTrial,
     LoggerFailed,
     LogLine,
     LogResult,
     LogStart,
+    SentTrial,
 )
 from fluid.processes.children import set_process_name
 
@@ -133,7 +133,7 @@ class _ToDriver(logging.Handler):
 class _JsonFileLogger(JsonLoggerCallback):  # type: ignore[misc]
     """Tune's, with the files of the config as the driver has made them."""
 
-    def update_config(self, trial: LoggedTrial, config: Any) -> None:
+    def update_config(self, trial: SentTrial, config: Any) -> None:
         self._trial_configs[trial] = config
         Path(trial.local_path, EXPR_PARAM_FILE).write_text(trial.config_text)
         Path(trial.local_path, EXPR_PARAM_PICKLE_FILE).write_bytes(trial.config_pickle)
@@ -145,7 +145,7 @@ class _FileLoggers:
     def __init__(self, channel: _DriverConnection) -> None:
         self._channel = channel
         self._loggers: list[LoggerCallback] = []
-        self._trials: dict[str, LoggedTrial] = {}
+        self._trials: dict[str, SentTrial] = {}
         #: Writers of TensorBoard's files that are still to be flushed to disk.
         self._unflushed: dict[Any, None] = {}
 

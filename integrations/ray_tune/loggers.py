@@ -27,11 +27,11 @@ from fluid.integrations.ray_tune.log_records import (
     LogEnd,
     LogFlush,
     LoggedResult,
-    LoggedTrial,
     LoggerFailed,
     LogLine,
     LogResult,
     LogStart,
+    SentTrial,
     shown_params,
 )
 from fluid.integrations.ray_tune.logger_process import framed, take_records
@@ -84,7 +84,7 @@ class LoggerConnection:
         #: Number of records sent since the files were known to have all.
         self._under_way = 0
         #: Trials that have started and not ended, with the loggers that know of them.
-        self._started: dict[str, tuple[set[int], LoggedTrial]] = {}
+        self._started: dict[str, tuple[set[int], SentTrial]] = {}
         #: The config of each trial that the process knows; a result usually has the same object.
         self._configs: dict[str, Any] = {}
         #: Trials with a result; a logger looks for earlier logs at the first one.
@@ -94,7 +94,7 @@ class LoggerConnection:
     def start(self, loggers: tuple[int, ...], trial: Trial) -> None:
         """Tells loggers of a trial's start."""
         self._configs[trial.trial_id] = trial.config
-        logged = LoggedTrial(trial)
+        logged = SentTrial(trial)
         known, _ = self._started.get(trial.trial_id, (set(), None))
         self.send(LogStart(loggers, logged))
         self._started[trial.trial_id] = known.union(loggers), logged

@@ -340,6 +340,7 @@ def search_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
         metric=scheduler.metric,
         mode=mode if mode in ("min", "max") else None,
         trials=int(left) if 0 < left < math.inf else None,
+        extends=True,
     )
 
 

@@ -54,7 +54,12 @@ def test_it_runs(name: str, algorithm: str, data: str, executor: Any, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "algorithm", "reuse"), [("cifar10", "grid", False), ("wlm", "random", True), ("dcgan", "random", True)]
+    ("name", "algorithm", "reuse"),
+    [
+        pytest.param("cifar10", "grid", False, marks=pytest.mark.long),
+        ("wlm", "random", True),
+        ("dcgan", "random", True),
+    ],
 )
 def test_the_same_with_and_without_fluid(
     name: str, algorithm: str, reuse: bool, data: str, executor: Any, tmp_path: Path

@@ -181,6 +181,20 @@ def test_a_table_has_the_parameters_that_were_suggested(tmp_path: Path) -> None:
     assert (loaded.best.value, loaded.best.config) == (study.best_value, study.best_params)
 
 
+def test_the_live_view_shows_the_best_parameters(executor: FluidExecutor) -> None:
+    shown: list[Any] = []
+
+    def look(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        best = executor.status().groups[-1].best
+        assert best is not None
+        shown.append((best.value, dict(best.config)))
+
+    study = optuna.create_study()
+    optimize(study, lambda trial: trial.suggest_float("x", 0.0, 1.0), 3, callbacks=[look], executor=executor)
+    assert shown[-1] == (study.best_value, study.best_params)
+    assert all(config.keys() <= {"x"} for _, config in shown)
+
+
 def test_callbacks_stop_and_the_limit_of_trials() -> None:
     def stop(study: Any, trial: Any) -> None:
         if trial.number == 3:

@@ -150,6 +150,7 @@ def test_trials_that_are_stopped_and_paused_by_their_scheduler(
     assert any(2 in widths(trial) for trial in done.trials)
 
 
+@pytest.mark.long
 def test_a_population_is_the_same_with_and_without_fluid(run: Run) -> None:
     sweeps = []
     for name in ("stock", "fluid"):

@@ -297,7 +297,7 @@ def test_a_killed_driver_leaves_a_sweep_that_goes_on(
     assert_goes_on(tmp_path, executor, logs_are_whole=False)
 
 
-@pytest.mark.parametrize("goes_on_with", ["fluid", "stock"])
+@pytest.mark.parametrize("goes_on_with", ["fluid", pytest.param("stock", marks=pytest.mark.long)])
 def test_an_interrupted_driver_leaves_no_process_and_a_sweep_that_goes_on(
     driver: subprocess.Popen[str], executor: Any, tmp_path: Path, processes: Any, goes_on_with: str
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_sweep_is_shown_once(tmp_path: Path, output: str) -> None:
     assert not any("Ray Tune is starting" in line or line.startswith("cpu ") for line in left), left
 
 
+@pytest.mark.long
 def test_a_user_who_asks_for_tunes_output_gets_it(tmp_path: Path) -> None:
     process = start(tmp_path, "1", 0.02)
     assert process.finish() == 0, process.screen.text()

@@ -96,6 +96,7 @@ def _run(system: str, address: str, folder: Path) -> tuple[list[str], list[str],
     return shown[0], shown[1], files
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_lines_and_files_are_those_of_ray_tune(ray_cluster: str, tmp_path: Path) -> None:
     results = []

@@ -211,6 +211,7 @@ def test_what_cannot_be_is_said(six_cpus: str, tmp_path: Path) -> None:
     assert outcome(last)[:3] == ("TERMINATED", 2.5, 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_lane_that_dies_takes_its_workers_along(six_cpus: str, tmp_path: Path) -> None:
     inner = trainable(tmp_path)

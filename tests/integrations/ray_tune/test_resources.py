@@ -17,7 +17,6 @@ import ray.tune
 from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 
 from fluid import Device, FluidExecutor, InvalidFieldError, tune
-from fluid.gpu.nvml import find_gpus
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -177,7 +176,6 @@ class Sees(Counts):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not find_gpus(), reason="needs a GPU")
 @pytest.mark.parametrize(("share", "most"), [(0.5, 2), (0.9, 1)])
 def test_a_share_bounds_the_trials_on_a_gpu(run: Run, cluster: str, tmp_path: Path, share: float, most: int) -> None:
     gpu = [Device(0, kind="gpu")]
@@ -188,8 +186,7 @@ def test_a_share_bounds_the_trials_on_a_gpu(run: Run, cluster: str, tmp_path: Pa
     assert {len(visible) for rows in column(done, "visible") for visible in rows} == {1}
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(len(find_gpus()) < 2, reason="needs two GPUs")
+@pytest.mark.gpu(2)
 def test_a_trial_that_requests_two_gpus_sees_both_and_has_them_for_itself(
     run: Run, cluster: str, tmp_path: Path
 ) -> None:

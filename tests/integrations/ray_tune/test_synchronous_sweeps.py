@@ -32,6 +32,7 @@ class Order(tune.Callback):
         self.heard.append((trial.trial_id, result["training_iteration"]))
 
 
+@pytest.mark.long
 def test_successive_halving_is_the_same_with_fluid_and_without(both: Both) -> None:
     def make() -> dict[str, Any]:
         scheduler = tune.SuccessiveHalvingScheduler(**SCORE, max_t=4, reduction_factor=2)

@@ -95,7 +95,7 @@ def test_artifacts(tmp_path: Path) -> None:
 
     def objective(trial: Any) -> float:
         x = trial.suggest_float("x", 0.0, 1.0)
-        path = Path("note.txt")
+        path = tmp_path / f"note-{trial.number}.txt"
         path.write_text(repr(x), encoding="utf-8")
         artifact = upload_artifact(artifact_store=store, file_path=str(path), study_or_trial=trial)
         trial.set_user_attr("artifact", artifact)

@@ -83,7 +83,7 @@ def streams_in_one_file(side: Side) -> None:
     side.run(talk, config={"x": 1.0}, name="second", log_to_file=("out.txt", "err.txt"))
 
 
-@case("report", telling=True)
+@case("report")
 def values_of_all_kinds(side: Side) -> None:
     side.run(Values, config={}, stop={"training_iteration": 2}, stock=REUSING)
     side.run(values, name="second", config={"nested": {"a": [1, {"b": 2.0}], "t": (1, 2)}, "none": None})

@@ -19,7 +19,7 @@ LENGTH = {"training_iteration": 5}
 REUSING = {"reuse_actors": True, "max_concurrent_trials": 1}
 
 
-@case("run.checkpoint_config", "CheckpointConfig.checkpoint_frequency", telling=True)
+@case("run.checkpoint_config", "CheckpointConfig.checkpoint_frequency")
 def checkpoints_at_times(side: Side) -> None:
     keeping = CheckpointConfig(checkpoint_frequency=2)
     side.run(ReusableClimber, config=GRID, stop=LENGTH, checkpoint_config=keeping, stock=REUSING)

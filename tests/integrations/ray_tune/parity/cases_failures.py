@@ -31,7 +31,7 @@ def failing(side: Side, at: list[int], **more: Any) -> dict[str, Any]:
     }
 
 
-@case("run.max_failures", telling=True)
+@case("run.max_failures")
 def a_class_that_raises_twice(side: Side) -> None:
     keeping = CheckpointConfig(checkpoint_frequency=2)
     side.run(Climber, config=failing(side, [3, 4]), stop=LENGTH, max_failures=2, checkpoint_config=keeping)

@@ -1,0 +1,1 @@
+"""Hydra's launcher ``fluid``. Hydra loads all of ``hydra_plugins`` at each start of an application."""

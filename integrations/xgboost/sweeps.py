@@ -1,0 +1,107 @@
+"""Sweeps over ``xgboost.train``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import xgboost
+
+from fluid.errors import InvalidFieldError
+from fluid.integrations.boosting import rounds_of, space_of, sweep
+from fluid.integrations.xgboost.matrices import Sets
+from fluid.integrations.xgboost.training import is_more, raw, train_rounds
+from fluid.results.sweep import SweepResult
+
+#: Parameters whose value is a list or a tuple.
+_LISTS = frozenset(
+    {"eval_metric", "interaction_constraints", "monotone_constraints", "quantile_alpha", "expectile_alpha"}
+)
+
+
+def train(
+    params: Any,
+    dtrain: Any,
+    num_boost_round: int = 10,
+    *,
+    evals: Sequence[tuple[Any, str]] = (),
+    metric: str | Sequence[str],
+    mode: str | Sequence[str] | None = None,
+    obj: Callable[..., Any] | None = None,
+    custom_metric: Callable[..., Any] | None = None,
+    maximize: bool | None = None,
+    early_stopping_rounds: int | None = None,
+    xgb_model: Any = None,
+    verbose_eval: Any = None,
+    rounds_per_iteration: int | None = None,
+    **options: Any,
+) -> SweepResult:
+    """Runs a sweep over ``xgboost.train``: each trial trains a booster.
+
+    Example:
+        >>> import numpy as np
+        >>> import xgboost
+        >>> import fluid.integrations.xgboost
+        >>> rows = np.random.default_rng(0).normal(size=(200, 3))
+        >>> data = xgboost.DMatrix(rows, label=rows.sum(axis=1))
+        >>> params = {"eta": fluid.search.loguniform(0.01, 1.0), "max_depth": [2, 4]}
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        ...     result = fluid.integrations.xgboost.train(
+        ...         params, data, 9, evals=[(data, "train")], metric="train-rmse", samples=4
+        ...     )
+        >>> result.best.load_checkpoint().num_boosted_rounds(), result.best.value < 1.0
+        (9, True)
+
+    Args:
+        params: parameters of the booster; lists of choices and distributions of :mod:`fluid.search` are tuned. Or a
+            function of an Optuna trial that returns parameters. Without ``nthread`` a trial uses the threads of its
+            device: one on a CPU core.
+        dtrain: the data, a ``DMatrix``; or a function that returns it, called once in each process, for other classes.
+        num_boost_round: most boosting rounds of a trial; 10 by default.
+        evals: sets to evaluate, with their names, as ``xgboost.train`` takes them; a function may stand for a set.
+        metric: which value to optimize, such as ``"valid-logloss"``.
+        mode: ``"min"`` or ``"max"``; ``None``, the default, for ``"max"`` with XGBoost's ``auc``, ``aucpr``, ``pre``,
+            ``map`` and ``ndcg``.
+        obj: objective function.
+        custom_metric: function for a further metric.
+        maximize: whether early stopping maximizes; ``None``, the default, to judge by the metric's name.
+        early_stopping_rounds: a trial ends if the last metric of the last set has not improved for so many rounds.
+        xgb_model: model to begin with: a ``Booster``, a path or its bytes.
+        verbose_eval: accepted for a call's sake; Fluid's live view shows how the sweep stands.
+        rounds_per_iteration: boosting rounds of an iteration, between which a trial can be stopped or saved; sets are
+            evaluated at its end. ``None``, the default, for one, or as many as make 100 iterations of more rounds.
+        options: further arguments of :func:`fluid.run`: ``samples``, ``algorithm``, ``seed``, ``executor``, ...
+
+    Returns:
+        As :func:`fluid.run`. ``result.best.load_checkpoint()`` is the best ``xgboost.Booster``.
+
+    Raises:
+        InvalidFieldError: an argument cannot be used.
+        SweepFailedError, SweepInterrupted, FluidError: as :func:`fluid.run`.
+    """
+    if not evals:
+        raise InvalidFieldError("evals", evals, "must name a set: a trial reports its metrics after each iteration")
+    sets = Sets(dtrain, evals)
+    trainable = functools.partial(
+        train_rounds,
+        sets=sets,
+        rounds=rounds_of(num_boost_round, rounds_per_iteration, early_stopping_rounds),
+        obj=obj,
+        custom_metric=custom_metric,
+        maximize=maximize,
+        begin=None if xgb_model is None else raw(xgboost.Booster(model_file=xgb_model)),
+    )
+    return run_sweep(trainable, params, metric, mode, options)
+
+
+def run_sweep(trainable: Any, params: Any, metric: Any, mode: Any, options: Mapping[str, Any]) -> SweepResult:
+    return sweep(
+        trainable,
+        space_of(params, _LISTS),
+        rounds=trainable.keywords["rounds"],
+        metric=metric,
+        mode=mode,
+        is_more=is_more,
+        options={"name": f"xgboost-{options.get('algorithm', 'asha')}", **options},
+    )
