@@ -77,7 +77,7 @@ class Allocations:
         Returns:
             Whether it fits now.
         """
-        need, width = self._estimates.need(trial), trial.placement.width
+        need, width, by_model = self._estimates.need(trial), trial.placement.width, self._estimates.by_model(trial)
         placed = self._occupancy.place(
             trial.row,
             width,
@@ -88,7 +88,13 @@ class Allocations:
             host=host,
             allowed=allowed,
             one_host=trial.spec.gang,
+            by_model=by_model,
         )
+        if placed is not None and by_model is not None and width < 1.0:
+            # The width was planned for the model on which most trials can be packed.
+            self.set_width(trial, max(width, 1.0 / by_model[self._occupancy.device(placed[0]).model].packing))
+        if placed is not None and len(self._occupancy.models) > 1:
+            self._occupancy.memory.place(trial.row, self._estimates.need(trial))  # on the model that it got
         return placed is not None
 
     def hold(self, trial: TrialRecord, devices: tuple[int, ...]) -> None:
@@ -147,7 +153,13 @@ class Allocations:
         """Adds a trial to those that planners may resize: it runs, or is about to, on the devices it holds."""
         devices = self._occupancy.held[trial.row]
         self._moving.discard(trial.row)
-        self._table.add(trial, devices, self._occupancy.speed(devices), self.work.by_row[trial.row])
+        self._table.add(
+            trial,
+            devices,
+            speed=self._estimates.speed(trial, devices),
+            work=self.work.by_row[trial.row],
+            model=self._estimates.of_key(trial).model,
+        )
 
     def release(self, trial: TrialRecord) -> None:
         """Frees everything that a trial holds."""
@@ -188,6 +200,30 @@ class Allocations:
         height = self._estimates.height(trial)
         self.work.set(trial.row, height)
         self._table.set_work(trial.row, height)
+
+    def update_speeds(self, profile_key: str | None = None) -> set[str]:
+        """Books how fast device models were measured to be.
+
+        Args:
+            profile_key: the key of which something was learnt; ``None`` if devices came or went.
+
+        Returns:
+            The keys of which a speed has changed.
+        """
+        changed = self._estimates.update_speeds(profile_key)
+        for key in changed:
+            for estimate in self._estimates.all_of(key):
+                self._estimates.update(estimate, trying_pays=False)  # Not known here; asked with the next observation.
+        for trial in self._trials.by_row.values() if changed else ():
+            factors = changed.get(trial.spec.profile_key)
+            if factors is None:
+                continue
+            trial.pace.rescale(factors.get(trial.pace.model, 1.0))
+            if trial.row in self.work.by_row:
+                self.update_work(trial)
+            if trial.row in self._table:
+                self._table.set_speed(trial.row, self._estimates.speed(trial, self._occupancy.held[trial.row]))
+        return set(changed)
 
     def update_works(self, profile_key: str) -> None:
         """Books the work left of all trials of a key, of whose pace there was only a guess before."""

@@ -196,6 +196,22 @@ class Resize(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitMemory(Command):
+    """Limit the device memory that a trial may take in its lane from the next iteration on. There is no answer.
+
+    The limit holds until another one, or until the trial leaves the lane.
+
+    Attributes:
+        lane_ids: its only lane.
+        limit_bytes: the most that it may take, its state and cached memory included; ``None`` for no limit.
+    """
+
+    trial_id: str
+    lane_ids: tuple[int, ...]
+    limit_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Call(Command):
     """Call a method of a trial in its lane, between two iterations if it runs; answered by TrialCalled.
 
@@ -246,10 +262,15 @@ class NoteResize(Notice):
 
 @dataclass(frozen=True, slots=True)
 class NoteDeviceLost(Notice):
-    """A device was lost or removed."""
+    """A device was lost or removed.
+
+    Attributes:
+        reason: why the engine uses it no more, for people; empty if the backend lost it, or it was drained.
+    """
 
     device_id: int
     at: float
+    reason: str = ""
 
 
 # -- for the submitter ------------------------------------------------------------------------------------

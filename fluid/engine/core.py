@@ -16,9 +16,11 @@ from fluid.engine.commands import (
     StopTrial,
 )
 from fluid.engine.deadlines import Deadlines
+from fluid.engine.device_strikes import DeviceStrikes
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.feasibility import Feasibility
+from fluid.engine.iteration_timing import IterationTiming
 from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.notices import NotePaused, NotePlaced, NoteQueued, NoteTrial
@@ -71,6 +73,7 @@ class SessionState:
         clearing: trials that wait to start until other trials' states have left their devices, by row.
         forgotten: ids of forgotten trials, which stay taken.
         deadlines: when parts of the engine want an Alarm.
+        strikes: the devices to blame for failures.
         drained: whether the session was told to drain, so that no trial starts any more.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
@@ -86,6 +89,7 @@ class SessionState:
     allocations: Allocations
     rebalancing: Rebalancing
     measuring: Measuring
+    timing: IterationTiming
     scheduling: Scheduling
     deadlines: Deadlines
     watching: Watching
@@ -96,6 +100,7 @@ class SessionState:
     resizing: dict[int, TrialRecord] = field(default_factory=dict)
     clearing: dict[int, TrialRecord] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
+    strikes: DeviceStrikes = field(default_factory=DeviceStrikes)
     drained: bool = False
     changed: bool = False
     now: float = 0.0
@@ -163,20 +168,9 @@ class SessionState:
 
     # -- steps ---------------------------------------------------------------------------------------------
 
-    def invalidate_timing(self, trial: TrialRecord) -> None:
-        """Marks the iterations in flight on a trial's devices: co-residency changes, so their seconds say nothing."""
-        trial.pace.disturbed = True
-        occupancy, records = self.occupancy, self.trials.by_row
-        for device in occupancy.held.get(trial.row, ()):
-            rows = occupancy.residents[device]
-            if len(rows) > 1:
-                for row in rows:
-                    if row in records:
-                        records[row].pace.disturbed = True
-
     def release(self, trial: TrialRecord) -> None:
         """Takes a trial off its devices and lanes."""
-        self.invalidate_timing(trial)
+        self.timing.invalidate(trial)
         place = trial.placement
         self.lanes.release(place.lanes)
         if place.move is not None:
@@ -389,6 +383,7 @@ def make_session_state(
         allocations=allocations,
         rebalancing=rebalancing,
         measuring=Measuring(profile, occupancy, estimates, allocations, rebalancing),
+        timing=IterationTiming(trials, occupancy),
         scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations),
         deadlines=deadlines,
         watching=Watching(deadlines, estimates, lanes),

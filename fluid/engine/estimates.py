@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import chain
 from statistics import median_low
 
 from fluid.engine import tuning
 from fluid.engine.key_estimates import KeyEstimate
+from fluid.engine.model_speeds import ModelSpeeds, Speeds
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
+from fluid.planning.device_models import ByModel, OnModel
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import TOLERANCE, stretch_of
@@ -35,23 +39,89 @@ class Estimates:
         self._table = table
         self._max_packing = max_packing
         self._max_width = max_width
-        self._by_key: dict[str, KeyEstimate] = {}
+        self._speeds = ModelSpeeds(profile, occupancy)
+        #: By profile key, then by device model.
+        self._by_key: dict[str, dict[str | None, KeyEstimate]] = {}
 
-    # -- by key --------------------------------------------------------------------------------------------
+    # -- by key and device model ---------------------------------------------------------------------------
 
     def of_key(self, trial: TrialRecord) -> KeyEstimate:
-        """The estimate of the trial's profile key."""
-        key = trial.spec.profile_key
-        estimate = self._by_key.get(key)
+        """The estimate of the trial's profile key, on the device model that it holds, or is planned for."""
+        key, models = trial.spec.profile_key, self._occupancy.models
+        if models.are_several:
+            held = self._occupancy.held.get(trial.row)
+            return self._to_plan(key) if held is None else self.on_model(key, self.slowest_model(key, held))
+        return self.on_model(key, models.first)
+
+    def on_model(self, key: str, model: str | None) -> KeyEstimate:
+        """The estimate of a profile key on a device model."""
+        by_model = self._by_key.get(key)
+        if by_model is None:
+            by_model = self._by_key[key] = {}
+        estimate = by_model.get(model)
         if estimate is None:
-            estimate = self._by_key[key] = KeyEstimate(key, self._max_packing, self._max_width)
+            known = self._profile.measured_packing(key, model) > 0
+            estimate = KeyEstimate(key, self._max_packing, self._max_width, model, busy_known=known)
+            by_model[model] = estimate
             self.update(estimate)
         return estimate
 
+    def _to_plan(self, key: str) -> KeyEstimate:
+        """The estimate by which trials are planned: of the device model on which most of them can be packed."""
+        known = [self.on_model(key, model) for model in self._occupancy.models]
+        # Where speeds are given, no device has a packing limit of its own: the plan's holds for all.
+        sign = -1 if self._occupancy.models.has_given_speeds else 1
+        return max(known, key=lambda estimate: (estimate.pace is not None, sign * estimate.packing))
+
+    def by_model(self, trial: TrialRecord) -> ByModel | None:
+        """How fast a trial is, and how far it is packed, on each device model; ``None`` if that is the same on all."""
+        key, cap = trial.spec.profile_key, trial.packing_cap
+        speeds = self._speeds.of(key)
+        if speeds is None:
+            return None
+        most = self._need_of_key(trial)
+        found = {}
+        for model in self._occupancy.models:
+            estimate = self.on_model(key, model)
+            c = estimate.packing if cap is None else min(estimate.packing, cap)
+            found[model] = OnModel(speeds[model], c, trial.spec.memory or self._as_fits(estimate.memory or most))
+        return found
+
+    def all_of(self, key: str) -> list[KeyEstimate]:
+        """The estimates of a profile key, on each device model that it was asked for."""
+        return list(self._by_key.get(key, {}).values())
+
     def update(self, estimate: KeyEstimate, *, trying_pays: bool = True) -> bool:
         """Brings a key's estimate up to date with the profile; returns whether c or d changed."""
+        speeds = self._speeds.of(estimate.key)
+        estimate.speed = 1.0 if speeds is None else speeds.get(estimate.model, 1.0)
+        estimate.scaling_model = self._scaling_model(estimate.key)
         changed = estimate.update(self._profile, trying_pays=trying_pays)
         self._table.set_key(estimate)
+        return changed
+
+    def update_speeds(self, profile_key: str | None = None) -> dict[str, Speeds]:
+        """Learns how fast device models are for a key and, if that has changed, for all keys.
+
+        Args:
+            profile_key: the key; ``None`` if devices came or went.
+
+        Returns:
+            By profile key, the factor by which the speed of each device model changed; keys without changes are left
+            out.
+        """
+        changed: dict[str, Speeds] = {}
+        if profile_key is not None:
+            factors = self._speeds.update(profile_key)
+            if factors is None:
+                return {}
+            changed[profile_key] = factors
+        elif not self._speeds.pop_changed():
+            return {}
+        # The other keys' speeds on models that they were not measured on follow from it.
+        for key in self._by_key:
+            if key != profile_key and (factors := self._speeds.update(key)) is not None:
+                changed[key] = factors
         return changed
 
     @property
@@ -61,14 +131,15 @@ class Estimates:
 
     def usual_pace(self) -> float:
         """Seconds per iteration to assume for unmeasured keys: the median of the measured ones, or 1."""
-        paces = [estimate.pace for estimate in self._by_key.values() if estimate.pace is not None]
+        known = chain.from_iterable(by_model.values() for by_model in self._by_key.values())
+        paces = [estimate.pace for estimate in known if estimate.pace is not None]
         return median_low(paces) if paces else 1.0
 
     # -- work and speed ------------------------------------------------------------------------------------
 
     def is_measured(self, trial: TrialRecord) -> bool:
         """Whether the trial's seconds per iteration were measured, on it or on its key."""
-        return trial.pace.seconds is not None or self.of_key(trial).pace is not None
+        return trial.pace.seconds is not None or self._pace_of_key(trial) is not None
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""
@@ -77,8 +148,25 @@ class Estimates:
 
     def pace(self, trial: TrialRecord) -> float:
         """Predicted seconds per iteration at width 1 and speed 1."""
-        pace = trial.pace.seconds if trial.pace.seconds is not None else self.of_key(trial).pace
+        pace = trial.pace.seconds if trial.pace.seconds is not None else self._pace_of_key(trial)
         return pace if pace is not None else self.usual_pace()
+
+    def _pace_of_key(self, trial: TrialRecord) -> float | None:
+        pace = self.of_key(trial).pace
+        return self._to_plan(trial.spec.profile_key).pace if pace is None and self._occupancy.models else pace
+
+    def speed(self, trial: TrialRecord, devices: Sequence[int]) -> float:
+        """Speed of the slowest of these devices, for this trial: as given by the user, or else as measured."""
+        several = self._occupancy.models.are_several
+        speeds = self._speeds.of(trial.spec.profile_key) if several else None
+        if speeds is None:
+            return self._occupancy.speed(devices)
+        return min(speeds[self._occupancy.device(index).model] for index in devices)
+
+    def slowest_model(self, key: str, devices: Sequence[int]) -> str | None:
+        """The model of the slowest of these devices for a key; of equally slow ones, of the first."""
+        models, speeds = [self._occupancy.device(index).model for index in devices], self._speeds.of(key)
+        return models[0] if speeds is None else min(models, key=speeds.__getitem__)
 
     def seconds_left(self, trial: TrialRecord) -> float:
         """Predicted seconds of running at the width that the trial has, or is to have."""
@@ -98,17 +186,38 @@ class Estimates:
         elif trial.spec.gang:
             width = 1.0  # its runtime is measured as it is, on all of its devices
         estimate = self.of_key(trial)
-        return stretch_of(estimate.alpha, estimate.beta, width) / self._occupancy.speed(devices)
+        return stretch_of(estimate.alpha, estimate.beta, width) / self.speed(trial, devices)
 
     def seconds_gained(self, trial: TrialRecord, width: float) -> float:
         """Predicted seconds by which a running trial ends earlier at another width of at least 1, after a resize.
 
         The iteration in flight still runs at its present width. Negative if the trial ends later.
         """
-        estimate, speed = self.of_key(trial), self._occupancy.speed(self._occupancy.held[trial.row])
+        estimate, speed = self.of_key(trial), self.speed(trial, self._occupancy.held[trial.row])
         after = self.height(trial) * (1.0 - 1.0 / max(1, trial.progress.left))
         moved = self.epsilon + after * stretch_of(estimate.alpha, estimate.beta, width) / speed
         return after * self.stretch(trial) - moved
+
+    def scaling_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
+        """Seconds that a wide iteration would have taken on devices of the model on which beta is measured.
+
+        ``None`` if that cannot be said: the key's speed on a device of the trial was not measured.
+        """
+        key, devices = trial.spec.profile_key, self._occupancy.held[trial.row]
+        speeds, model = self._speeds.of(key), self._scaling_model(key)
+        models = {self._occupancy.device(index).model for index in devices}
+        if speeds is None or models == {model}:
+            return seconds
+        if not all(self._speeds.is_measured(key, each) for each in {*models, model}):
+            return None
+        return seconds * min(speeds[each] for each in models) / speeds[model]
+
+    def _scaling_model(self, key: str) -> str | None:
+        """The device model on which a key's beta is measured: the first of those present that the key ran on."""
+        models = self._occupancy.models
+        if not models.are_several:
+            return models.first
+        return next((model for model in self._profile.models(key) if model in models), models.first)
 
     # -- packing and width ---------------------------------------------------------------------------------
 
@@ -149,11 +258,25 @@ class Estimates:
         """
         if trial.spec.memory is not None:
             return trial.spec.memory
-        need = self.of_key(trial).memory
+        return self._as_fits(self._need_of_key(trial))
+
+    def _as_fits(self, need: MemoryNeed | None) -> MemoryNeed | None:
         if need is None or self.most_usable() >= need.peak_bytes:
             return need
         share = self.most_usable() / need.peak_bytes
         return MemoryNeed(need.persistent_bytes * share * (1.0 - TOLERANCE), need.ephemeral_bytes * share)
+
+    def _need_of_key(self, trial: TrialRecord) -> MemoryNeed | None:
+        """What was measured on the device model that the trial holds; else the most that was on any."""
+        key, models = trial.spec.profile_key, self._occupancy.models
+        if len(models) <= 1 or trial.row in self._occupancy.held:
+            need = self.of_key(trial).memory
+            if need is not None or len(models) <= 1:
+                return need
+        known = [need for model in models if (need := self.on_model(key, model).memory) is not None]
+        if not known:
+            return None
+        return MemoryNeed(max(need.persistent_bytes for need in known), max(need.ephemeral_bytes for need in known))
 
     def kept_bytes(self, trial: TrialRecord) -> float:
         """Device memory that the trial's state takes between iterations; 0 if unknown."""

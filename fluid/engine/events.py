@@ -39,8 +39,8 @@ class Failure:
     Attributes:
         kind: ``"error"`` (the trial raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (an iteration gave no
             result in time, twice), ``"not_saved"`` (it was to leave a lane and could not be saved for want of space),
-            ``"no_device"`` (no device is left that could run it), or ``"stopped"`` for a call of a trial that was
-            stopped.
+            ``"no_device"`` (no device is left that could run it), ``"device"`` (the trial raised, and its device
+            answers no more), or ``"stopped"`` for a call of a trial that was stopped.
         message: one line for people.
         traceback: the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.
@@ -197,9 +197,10 @@ class DeviceAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost(Event):
-    """A device is lost, and every lane on it."""
+    """A device is lost, and every lane on it; ``reason`` is set if the engine gives it up."""
 
     device_id: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,7 @@ class LaneLost(Event):
     Attributes:
         culprit: the trial whose code ran when the lane died; ``None`` if none did, or it is unknown.
         blameless: whether no trial in the lane is to blame: something outside ended it.
+        failed_position: which of its devices the lane could not use at its start, from 0; ``None`` if that is not why.
     """
 
     lane_id: int
@@ -243,6 +245,7 @@ class LaneLost(Event):
     _: KW_ONLY
     culprit: str | None = None
     blameless: bool = False
+    failed_position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
-from fluid.engine.lane_record import LaneRecord
+from fluid.engine.lane_record import Killing, LaneRecord
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import TrialRecord
 from fluid.engine.residency import Residency
@@ -52,8 +52,10 @@ class Failures:
     # -- trials that raise ---------------------------------------------------------------------------------
 
     def trial_failed(self, event: TrialFailed) -> None:
-        """A trial raised, and has left the lane."""
+        """A trial raised, and has left the lane, which ends now if it can use its device no more."""
         core = self._core
+        if event.failure.kind == "device" and event.lane_id in core.lanes:
+            core.lanes[event.lane_id].killing = Killing(event.trial_id)
         if core.lanes.drained(event.lane_id, event.trial_id):
             self._lifecycle.lane_drained(event.lane_id)
             return
@@ -86,10 +88,13 @@ class Failures:
         neighbours = core.estimates.co_residents(trial)
         others = tuple(host for host in trial.placement.stays_in if host != lane_id)
         devices = [device for lane in trial.placement.stays_in for device in core.lanes[lane].device_ids]
+        own = core.lanes[lane_id].device_ids
         core.release(trial)
         core.drain(trial, others)
         self._residency.lose_state(trial, failure.message)
-        if failure.kind != "out_of_memory":
+        if failure.kind == "device":
+            self._left_device_unusable(trial, replace(failure, kind="error"), own)
+        elif failure.kind != "out_of_memory":
             self._count(trial, failure)
         elif neighbours > 1:
             # The trial runs again with fewer neighbours, and this does not count as a failure.
@@ -103,6 +108,17 @@ class Failures:
         else:
             trial.limits.failure = replace(failure, message=self._what_there_was(trial, failure, devices))
             core.end(trial, TrialState.FAILED, failure.message)
+
+    def _left_device_unusable(self, trial: TrialRecord, failure: Failure, devices: tuple[int, ...]) -> None:
+        core, strikes = self._core, self._core.strikes
+        if strikes.excuses(trial, devices, others=core.scheduling.placing.has_choice(trial)):
+            trial.limits.failure = failure
+            core.enqueue(trial, f"device {devices[0]} answered no more after: {failure.message}", kind="device")
+        else:
+            self._count(trial, failure)
+        for device in strikes.guilty():
+            why = f"{tuning.MOST_STRIKES} trials in a row left it unusable, the last by {failure.message}"
+            self.device_lost(DeviceLost(core.now, device, why))
 
     def _others_leave(self, devices: list[int]) -> bool:
         """Evicts states and ends idle lanes on devices where a trial ran out of memory; returns whether any goes."""
@@ -129,6 +145,8 @@ class Failures:
     def _failed_to_save(self, trial: TrialRecord, failure: Failure) -> None:
         """Sets a trial whose state could not be saved, and is gone, back to its newest checkpoint."""
         core = self._core
+        if failure.kind == "device":
+            failure = replace(failure, kind="error")
         self._residency.lose_state(trial, f"could not be saved: {failure.message}")
         core.changed = True
         if trial.state is TrialState.STARTING:
@@ -167,7 +185,8 @@ class Failures:
         lanes = self._core.lanes
         if event.lane_id in lanes:
             lanes.ready(event.lane_id, event.own_bytes)
-            self._false_starts.pop(lanes[event.lane_id].device_id, None)
+            for device in lanes[event.lane_id].device_ids:
+                self._false_starts.pop(device, None)
             self._lifecycle.lane_usable(event.lane_id)
 
     def lane_lost(self, event: LaneLost) -> None:
@@ -185,11 +204,20 @@ class Failures:
             self._evacuate(lane, event.reason, culprit=event.culprit, blameless=event.blameless)
             self._replace(lane)
             return
-        # A device on which no lane starts is tried a few more times, and then removed.
-        failed = self._false_starts[lane.device_id] = self._false_starts.get(lane.device_id, 0) + 1
+        device = lane.device_ids[event.failed_position or 0]
         self._evacuate(lane, event.reason, blameless=True)
+        if event.failed_position is not None and any(other.ready for other in core.lanes.on(device)):
+            # The device works, and takes no further process: its memory is full, or MPS or its compute mode refuse it.
+            if core.occupancy.residents[device]:
+                core.occupancy.cap(device, len(core.occupancy.residents[device]))
+                return
+            if self._others_leave([device]):
+                return
+        # A device on which no lane starts is tried a few more times, and then removed.
+        failed = self._false_starts[device] = self._false_starts.get(device, 0) + 1
         if failed > self._max_failures:
-            self.device_lost(DeviceLost(event.at, lane.device_id))
+            why = f"{failed} lanes in a row could not be started there, the last because it {event.reason}"
+            self.device_lost(DeviceLost(event.at, device, why))
             if not core.occupancy.devices:
                 self._why_nothing_starts = event.reason
 
@@ -326,6 +354,7 @@ class Failures:
             core.scheduling.close_device(event.device.index)
         self._why_nothing_starts = None
         self._false_starts.pop(event.device.index, None)
+        core.strikes.given_up.pop(event.device.index, None)
         core.lanes.start(event.device.index, core.commands)
         core.changed = self._devices_changed = True
 
@@ -338,9 +367,11 @@ class Failures:
             self._evacuate(lane, "its device was lost", blameless=True)
         device = core.occupancy.device(event.device_id)
         core.scheduling.remove_device(event.device_id)
+        core.allocations.update_speeds()
         if all(other.host != device.host for other in core.occupancy.devices):
             self._residency.lose_host(device.host)
-        core.commands.append(NoteDeviceLost(device.index, core.now))
+        core.strikes.removed(device.index, event.reason)
+        core.commands.append(NoteDeviceLost(device.index, core.now, event.reason))
         core.changed = self._devices_changed = True
 
     def end_misfits(self) -> None:

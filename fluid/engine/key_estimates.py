@@ -1,4 +1,6 @@
-"""Key estimates: a profile key's figures as planning uses them, and how far packing and widening were tried."""
+"""Key estimates: a profile key's figures on one device model as planning uses them, and how far packing and widening
+were tried.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,37 @@ from fluid.resources import MemoryNeed
 
 @dataclass(slots=True)
 class KeyEstimate:
-    """A copy of what the profile says about one key, taken when the profile learnt something.
+    """A copy of what the profile says about one key on one device model, taken when the profile learnt something.
 
     Attributes:
-        pace: seconds per iteration at width 1; ``None`` until measured.
+        model: the device model; ``None`` if unknown.
+        scaling_model: the device model on which beta, ``width`` and ``tried`` were measured; the same for all models.
+        speed: of the device model, for this key.
+        pace: seconds per iteration at width 1 and speed 1; ``None`` until measured on this model.
         packing: c, the packing limit. Rises from 1 by one co-resident after each that was measured to pay.
         width: d, the width limit. Doubles from 1 after each measured width while beta allows.
         tried: the widest measured width.
         memory: device memory; ``None`` until measured.
         starts: seconds of its trials' latest starts, afresh or from a checkpoint.
+        warm_ups: seconds that its trials' latest starts in unused lanes took in all: the lane's start, set-up, and what
+            the first iteration took longer than the second.
         saves: seconds of its trials' latest saves.
         latest: seconds of its trials' latest iterations, whatever ran beside them.
         longest: seconds of the longest one.
         observed: (co-residents, width) -> iterations seen.
+        busy_known: whether it was measured how busy a trial alone keeps a device, or an earlier session has measured
+            this key.
+        seconds_alone: seconds of iterations alone on a device.
+        observed_trials: co-residents -> rows of the first trials observed at that packing in this session, on devices
+            that a trial of this key shares: at most ``tuning.LEAST_OBSERVED`` of them.
     """
 
     key: str
     max_packing: int
     max_width: int
+    model: str | None = None
+    scaling_model: str | None = None
+    speed: float = 1.0
     pace: float | None = None
     alpha: float = 1.0
     beta: float = 1.0
@@ -39,10 +54,14 @@ class KeyEstimate:
     tried: int = 1
     memory: MemoryNeed | None = None
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
+    warm_ups: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_ITERATIONS))
     longest: float = 0.0
     observed: dict[tuple[int, int], int] = field(default_factory=dict)
+    busy_known: bool = False
+    seconds_alone: float = 0.0
+    observed_trials: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def interruption(self) -> float:
@@ -50,17 +69,38 @@ class KeyEstimate:
         start = median_low(self.starts) if self.starts else 0.0
         return start + (median_low(self.saves) if self.saves else start)
 
+    @property
+    def worth_trying(self) -> float:
+        """Seconds of work left per device that repay trying one more co-resident, which is started for it."""
+        warm_up = median_low(self.warm_ups) if self.warm_ups else 0.0
+        return max(tuning.WORTH_TRYING_S, tuning.WORTH_TRYING_STARTS * warm_up)
+
     def add_iteration(self, seconds: float) -> None:
         """Records how long an iteration took."""
         self.latest.append(seconds)
         if seconds > self.longest:
             self.longest = seconds
 
+    def is_usual(self, seconds: float) -> bool:
+        """Whether an iteration took about as long as others before it, and so hardly loaded or compiled anything."""
+        return len(self.latest) > tuning.LEAST_OBSERVED and seconds <= tuning.USUAL * median_low(self.latest)
+
     def worth_observing(self, co_residents: int, width: int) -> bool:
         """Counts an iteration; returns whether the profile is to learn from it."""
         seen = self.observed.get((co_residents, width), 0)
         self.observed[co_residents, width] = seen + 1
         return seen < tuning.OBSERVE_ALL or seen % tuning.OBSERVE_EVERY == 0
+
+    @property
+    def known_alone(self) -> bool:
+        """Whether the trials ran alone for long enough to tell how busy they keep a device, if its lanes measure it."""
+        return self.busy_known or self.seconds_alone >= tuning.LEAST_ALONE_S
+
+    def add_observed(self, co_residents: int, row: int) -> None:
+        """Records that a trial was observed on a device that so many share, a trial of this key among them."""
+        rows = self.observed_trials.setdefault(co_residents, set())
+        if len(rows) < tuning.LEAST_OBSERVED:
+            rows.add(row)
 
     def update(self, profile: Profile, *, trying_pays: bool = True) -> bool:
         """Copies the figures from the profile; returns whether c or d changed.
@@ -70,30 +110,42 @@ class KeyEstimate:
             trying_pays: whether the work left repays trying one more co-resident.
         """
         self.update_memory(profile)
-        self.pace = profile.seconds_per_iteration(self.key)
-        if self.pace is None:
+        seconds = profile.seconds_per_iteration(self.key, self.model)
+        self.pace = None if seconds is None else seconds * self.speed
+        if seconds is None:
             return False
-        self.alpha, self.beta = profile.alpha(self.key), profile.beta(self.key)
+        self.alpha, self.beta = profile.alpha(self.key, self.model), profile.beta(self.key, self.scaling_model)
         before = self.packing, self.width
-        self.packing = self._packing(profile, self.pace, trying_pays)
+        self.packing = self._packing(profile, seconds, trying_pays)
         self.width = self._width(profile)
         return before != (self.packing, self.width)
 
     def update_memory(self, profile: Profile) -> None:
         """Copies the memory from the profile."""
-        self.memory = profile.memory(self.key)
+        self.memory = profile.memory(self.key, self.model)
 
-    def _packing(self, profile: Profile, pace: float, trying_pays: bool) -> int:
-        if pace < tuning.TOO_SHORT_TO_PACK_S:
+    def _packing(self, profile: Profile, seconds: float, trying_pays: bool) -> int:
+        if seconds < tuning.TOO_SHORT_TO_PACK_S:
             return 1
-        limit, measured = profile.packing_limit(self.key, self.max_packing), profile.measured_packing(self.key)
+        limit = profile.packing_limit(self.key, self.max_packing, self.model)
+        measured = profile.measured_packing(self.key, self.model)
         tries = trying_pays or self.packing > measured  # a trial of packing that has begun is completed
-        return max(1, min(limit, measured + tries))
+        if measured == 1 and not self.known_alone:
+            tries = self.packing > 1
+        packing = max(1, min(limit, measured + tries))
+        if packing > self.packing and self._was_of_one_trial(packing - 1):
+            return self.packing
+        return packing
+
+    def _was_of_one_trial(self, co_residents: int) -> bool:
+        """Whether only one of the trials that shared a device in this session has been observed to do so."""
+        rows = self.observed_trials.get(co_residents)
+        return rows is not None and len(rows) < tuning.LEAST_OBSERVED
 
     def _width(self, profile: Profile) -> int:
-        limit = profile.width_limit(self.key, n=self.max_width, d_max=self.max_width)
+        limit = profile.width_limit(self.key, self.scaling_model, n=self.max_width, d_max=self.max_width)
         width = self.tried = 1
-        while not profile.needs_measuring(self.key, width=width):
+        while not profile.needs_measuring(self.key, self.scaling_model, width=width):
             self.tried = min(width, limit)
             if width >= limit:
                 break

@@ -1,16 +1,16 @@
-"""The record of a lane: plain data that the state machine changes."""
+"""The record of a lane: plain data that the state machine changes, and what a lane reports of itself."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from fluid.engine.events import Failure
+from fluid.engine.events import Event, Failure
 
 
 @dataclass(frozen=True, slots=True)
 class Killing:
-    """The engine has told the backend to kill a lane.
+    """A lane ends soon: the engine has told the backend to kill it, or a trial has left its device unusable to it.
 
     Attributes:
         trial_id: the trial because of which.
@@ -21,6 +21,18 @@ class Killing:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LaneMeasured(Event):
+    """A warm lane takes more or less device memory for itself than it reported before.
+
+    Attributes:
+        own_bytes: device memory that it takes besides its trials' tensors, such as for a CUDA context; above 0.
+    """
+
+    lane_id: int
+    own_bytes: float
+
+
 @dataclass(slots=True)
 class LaneRecord:
     """One lane.
@@ -29,23 +41,28 @@ class LaneRecord:
         device_id: its device; the first one of a gang's lane.
         others: further devices of a gang's lane, of the same host.
         ready: whether the lane has reported that it is warm.
+        used: whether a trial was placed in it.
         trial_id: the trial that holds the lane; ``None`` while it is idle.
         draining: trial that was told to leave and may still run here; no other trial runs here until it has left.
         residents: trials whose state the lane keeps though they do not run, least recently used first.
         reserved: bytes of device memory by trial, for residents and for trials about to leave.
-        own_bytes: device memory that the lane takes for itself, such as for a CUDA context.
-        killing: set once the backend was told to kill the lane; ``None`` otherwise.
+        own_bytes: device memory that the lane takes for itself, such as for a CUDA context; what other lanes take where
+            it was not measured.
+        is_measured: whether that was measured.
+        killing: set once the lane is known to end soon; ``None`` otherwise.
     """
 
     lane_id: int
     device_id: int
     others: tuple[int, ...] = ()
     ready: bool = False
+    used: bool = False
     trial_id: str | None = None
     draining: str | None = None
     residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
     reserved: dict[str, float] = field(default_factory=dict)
     own_bytes: float = 0.0
+    is_measured: bool = False
     killing: Killing | None = None
 
     @property

@@ -21,7 +21,7 @@ class Lanes:
     def __init__(self, resident_limit: int, memory: MemoryLedger) -> None:
         self.resident_limit = resident_limit
         self._memory = memory
-        #: The most bytes that a lane was measured to take for itself: the estimate for lanes that are not warm yet.
+        #: The most bytes that a lane takes for itself, as measured last: the estimate for lanes that were not measured.
         self.usual_bytes = 0.0
         #: Whether a gang's lane with memory of its own was ended since :meth:`pop_freed` was called.
         self._has_freed = False
@@ -68,17 +68,36 @@ class Lanes:
             lane_id: the lane.
             own_bytes: device memory that it takes for itself; 0 if unknown.
         """
-        lane = self._lanes[lane_id]
-        lane.ready = True
+        self._lanes[lane_id].ready = True
         if own_bytes > 0.0:
-            lane.own_bytes = own_bytes
-            if own_bytes > self.usual_bytes:
-                self.usual_bytes = own_bytes
-                for device_id in self._by_device:
-                    self._update_memory(device_id)
-            else:
-                for device_id in lane.device_ids:
-                    self._update_memory(device_id)
+            self.measured(lane_id, own_bytes)
+
+    def measured(self, lane_id: int, own_bytes: float) -> None:
+        """Books what a lane was measured to take for itself, in place of what it took before.
+
+        Args:
+            lane_id: the lane.
+            own_bytes: device memory, above 0.
+        """
+        lane = self._lanes[lane_id]
+        was_most = lane.is_measured and lane.own_bytes >= self.usual_bytes
+        lane.own_bytes, lane.is_measured = own_bytes, True
+        if was_most or own_bytes > self.usual_bytes:
+            self._update_usual()
+        for device_id in lane.device_ids:
+            self._update_memory(device_id)
+
+    def _update_usual(self) -> None:
+        """Estimates again what lanes take that were not measured."""
+        usual = max((lane.own_bytes for lane in self._lanes.values() if lane.is_measured), default=self.usual_bytes)
+        if usual == self.usual_bytes:
+            return
+        self.usual_bytes = usual
+        for lane in self._lanes.values():
+            if not lane.is_measured:
+                lane.own_bytes = usual
+        for device_id in self._by_device:
+            self._update_memory(device_id)
 
     def lose(self, lane_id: int) -> LaneRecord:
         """Removes a lane and frees what it reserved."""
@@ -91,6 +110,8 @@ class Lanes:
             self._update_memory(device_id)
         for trial_id in list(lane.reserved):
             self._free_memory(lane, trial_id)
+        if lane.is_measured and lane.own_bytes >= self.usual_bytes:
+            self._update_usual()
         return lane
 
     def stop_device(self, device_id: int, commands: list[Command]) -> list[LaneRecord]:
@@ -220,8 +241,8 @@ class Lanes:
         self._lanes[lane_id].residents.pop(trial_id, None)
 
     def check_memory(self, lane_id: int | None) -> None:
-        """Looks after this instant whether all still fits on a lane's devices; there is none for ``None``."""
-        for device in () if lane_id is None else self[lane_id].device_ids:
+        """Looks after this instant whether all still fits on a lane's devices, if there is that lane."""
+        for device in self._lanes[lane_id].device_ids if lane_id in self._lanes else ():
             self._memory.request_check(device)
 
     def kept_on(self, device_id: int) -> list[tuple[int, str]]:

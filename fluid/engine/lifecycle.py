@@ -15,6 +15,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.lane_record import LaneMeasured
 from fluid.engine.notices import NotePreempted
 from fluid.engine.records import NO_LANES, PendingPreemption, Stage, TrialRecord
 from fluid.engine.residency import Residency
@@ -47,9 +48,10 @@ class Lifecycle:
         else:
             lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
+        core.timing.placed(trial, lanes, core.now)
         core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
         core.note_placed(trial, devices)
-        core.invalidate_timing(trial)
+        core.timing.invalidate(trial)
         self._residency.clear_for(trial)
         self.launch_when_ready(trial)
 
@@ -74,6 +76,7 @@ class Lifecycle:
 
     def _launch(self, trial: TrialRecord) -> None:
         trial.progress.go_back_to(trial.residence.restart_at)
+        self._core.memory.note_change(trial.row)
         trial.placement.launched = True
         self._core.watching.launched(trial, self._core.now, iterates=False)
         iterations, checkpoint = trial.progress.grant(trial.limit), trial.residence.checkpoint
@@ -97,9 +100,8 @@ class Lifecycle:
         """STARTING -> RUNNING; a trial that was told to stop meanwhile stays STOPPING."""
         core = self._core
         trial = core.holder(event.trial_id, event.lane_id)
-        if trial is None or event.lane_id != trial.placement.lanes[0]:
-            return
-        if trial.state is not TrialState.STARTING and trial.state is not TrialState.STOPPING:
+        starting = (TrialState.STARTING, TrialState.STOPPING)
+        if trial is None or event.lane_id != trial.placement.lanes[0] or trial.state not in starting:
             return
         progress = trial.progress
         if event.iteration > progress.done:
@@ -111,6 +113,7 @@ class Lifecycle:
         if trial.state is TrialState.STOPPING:
             return
         core.set_state(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
+        core.timing.started(trial)
         core.report_start(trial)
         if progress.done >= progress.budget:
             self.finish(trial)  # it lost its lane after its last iteration, or was restored for a call
@@ -187,6 +190,10 @@ class Lifecycle:
         trial.residence.checkpoint_is_current = False
         if further:
             core.estimates.of_key(trial).add_iteration(event.seconds)
+            if core.strikes.any:
+                core.changed |= core.strikes.iterated(core.occupancy.held[trial.row])
+            if trial.limits.avoids is not None:
+                trial.limits.avoids = None
             self._learn(trial, event)
             self._report(trial, event)
         if event.finished:
@@ -205,11 +212,18 @@ class Lifecycle:
         self.finish(trial)
 
     def _learn(self, trial: TrialRecord, event: IterationDone) -> None:
-        if not trial.pace.disturbed and trial.placement.move is None:
-            self._core.measuring.observe(trial, event.seconds, event.memory, event.busy)
+        core, pace = self._core, trial.pace
+        if pace.settled_after is not None:
+            core.measuring.observe_warm_up(trial, pace.settled_after - event.seconds)
+            pace.settled_after = None
+        co_residents = None if pace.disturbed or trial.placement.move is not None else core.timing.co_residents(trial)
+        if co_residents is not None:
+            core.measuring.observe(trial, co_residents, event.seconds, event.memory, event.busy)
         elif event.memory is not None:
-            self._core.measuring.observe_memory(trial, event.memory)
-        trial.pace.disturbed = False
+            core.measuring.observe_memory(trial, event.memory)
+        if not pace.settled:
+            core.timing.settle(trial, core.now, is_usual=core.estimates.of_key(trial).is_usual(event.seconds))
+        pace.disturbed = False
 
     def _report(self, trial: TrialRecord, event: IterationDone) -> None:
         if event.iteration <= trial.progress.reported or trial.state is TrialState.STOPPING:
@@ -368,6 +382,12 @@ class Lifecycle:
         """Continues the trial that waits for a lane that another one has left; its memory may let queued ones start."""
         self._core.changed |= bool(self._core.queue)
         self.lane_usable(lane_id)
+
+    def lane_measured(self, event: LaneMeasured) -> None:
+        """A lane takes another amount of memory for itself; if it is less, queued trials may fit."""
+        if event.lane_id in self._core.lanes:
+            self._core.lanes.measured(event.lane_id, event.own_bytes)
+            self._core.changed |= bool(self._core.queue)
 
     def lane_usable(self, lane_id: int) -> None:
         """Continues the trial that waits for a lane, which can run it now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fluid.engine import tuning
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
@@ -38,50 +40,95 @@ class Measuring:
         self._estimates = estimates
         self._allocations = allocations
         self._rebalancing = rebalancing
-        #: Keys of which c, d or the first pace changed while their trials run or wait, by name.
-        self.ramp_changes: dict[str, KeyEstimate] = {}
+        #: Estimates of which c, d, speed or first pace changed while their trials run or wait, by key and model.
+        self.ramp_changes: dict[tuple[str, str | None], KeyEstimate] = {}
 
     def pop_ramp_changes(self) -> list[KeyEstimate]:
         """The keys of which c, d or the first pace changed since the last call."""
         changed, self.ramp_changes = self.ramp_changes, {}
         return list(changed.values())
 
-    def observe(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, busy: float | None = None) -> None:
+    def observe(
+        self,
+        trial: TrialRecord,
+        co_residents: Sequence[TrialRecord],
+        seconds: float,
+        memory: MemoryNeed | None,
+        busy: float | None = None,
+    ) -> None:
         """Learns from an iteration of a running trial whose co-residency did not change meanwhile.
 
         Args:
             trial: the trial.
+            co_residents: the trials on its device, itself included, all of which iterated.
             seconds: that the iteration took.
             memory: what the trial was seen to need, if that was measured.
             busy: share of the time in which the device was busy, if that was measured.
         """
         estimate = self._estimates.of_key(trial)
-        residents = self._estimates.co_residents(trial)
+        residents = len(co_residents)
         width = 1 if trial.spec.gang else max(1, round(trial.placement.width))
         if memory is not None:
             self.observe_memory(trial, memory)
         if seconds <= 0.0:
             return
         alone = residents == width == 1
-        if estimate.worth_observing(residents, width):
-            typical = seconds if alone else _as_typical(trial, estimate, seconds)
-            self._profile.observe(trial.spec.profile_key, typical, co_residents=residents, width=width, busy=busy)
-            self._update(trial, estimate, seconds)
+        learns = estimate.worth_observing(residents, width)
         if alone:
-            trial.pace.solo = _smooth(trial.pace.solo, seconds)
+            learns |= busy is not None and not estimate.busy_known
+            estimate.busy_known |= busy is not None
+            estimate.seconds_alone += seconds
+        if learns:
+            self._learn(trial, estimate, co_residents, seconds, width=width, busy=busy)
+        if alone:
+            speed = self._estimates.speed(trial, self._occupancy.held[trial.row])
+            trial.pace.solo = _smooth(trial.pace.solo, seconds * speed)
         trial.pace.seconds = _smooth(trial.pace.seconds, seconds / self._estimates.stretch(trial))
+        trial.pace.model = estimate.model
+
+    def _learn(
+        self,
+        trial: TrialRecord,
+        estimate: KeyEstimate,
+        co_residents: Sequence[TrialRecord],
+        seconds: float,
+        *,
+        width: int,
+        busy: float | None,
+    ) -> None:
+        """Adds an iteration to the profile, in seconds on a device of speed 1 if the user gave speeds."""
+        residents = len(co_residents)
+        alone = residents == width == 1
+        model = estimate.model
+        typical = seconds if alone else _as_typical(trial, estimate, seconds)
+        typical *= self._occupancy.speed(self._occupancy.held[trial.row])
+        if width > 1:
+            model, comparable = estimate.scaling_model, self._estimates.scaling_seconds(trial, typical)
+            if comparable is None:
+                return
+            typical = comparable
+        self._profile.observe(estimate.key, typical, model=model, co_residents=residents, width=width, busy=busy)
+        for other in co_residents if residents > 1 else ():
+            self._estimates.of_key(other).add_observed(residents, trial.row)
+        self._update(trial, estimate, seconds)
+        if residents == 1:
+            self._update_other_models(estimate, alone=alone)
 
     def observe_memory(self, trial: TrialRecord, memory: MemoryNeed) -> None:
         """Learns what a running trial was seen to need, whatever ran beside it."""
         estimate = self._estimates.of_key(trial)
         if _exceeds(memory, estimate.memory):
-            self._profile.observe_memory(estimate.key, memory)
+            self._profile.observe_memory(estimate.key, memory, model=estimate.model)
             estimate.update_memory(self._profile)
             self._allocations.update_needs(estimate.key)
 
     def observe_start(self, trial: TrialRecord, seconds: float) -> None:
         """Learns how long a trial took to start, afresh or from a checkpoint."""
         self._estimates.of_key(trial).starts.append(seconds)
+
+    def observe_warm_up(self, trial: TrialRecord, seconds: float) -> None:
+        """Learns how much longer a trial took to its second iteration, from an unused lane on, than an iteration."""
+        self._estimates.of_key(trial).warm_ups.append(max(0.0, seconds))
 
     def observe_save(self, trial: TrialRecord, seconds: float) -> None:
         """Learns how long a trial took to be saved."""
@@ -95,17 +142,33 @@ class Measuring:
         """Brings a key's estimate up to date with the profile, which learnt from an iteration of a trial."""
         if estimate.pace is None:
             estimate.pace = seconds / self._estimates.stretch(trial)
-            self.ramp_changes[estimate.key] = estimate
+            self._note_change(estimate)
             self._allocations.update_works(estimate.key)
         packing = estimate.packing
-        if self._estimates.update(estimate, trying_pays=self._trying_pays()):
-            self.ramp_changes[estimate.key] = estimate
+        if self._estimates.update(estimate, trying_pays=self._trying_pays(estimate)):
+            self._note_change(estimate)
         if estimate.packing < packing:
             self._rebalancing.check_packing()
 
-    def _trying_pays(self) -> bool:
+    def _update_other_models(self, estimate: KeyEstimate, *, alone: bool) -> None:
+        """Books what an iteration alone, or a wide one, says about a key on all models: speeds, or beta and d."""
+        if len(self._occupancy.models) <= 1:
+            return
+        if alone:
+            for key in self._allocations.update_speeds(estimate.key):
+                for each in self._estimates.all_of(key):
+                    self._note_change(each)
+            return
+        for other in self._estimates.all_of(estimate.key):
+            if other is not estimate and self._estimates.update(other, trying_pays=self._trying_pays(other)):
+                self._note_change(other)
+
+    def _note_change(self, estimate: KeyEstimate) -> None:
+        self.ramp_changes[estimate.key, estimate.model] = estimate
+
+    def _trying_pays(self, estimate: KeyEstimate) -> bool:
         """Whether the work left repays trying one more co-resident, for which a lane is started."""
-        return self._allocations.work.total >= tuning.WORTH_TRYING_S * len(self._occupancy)
+        return self._allocations.work.total >= estimate.worth_trying * len(self._occupancy)
 
 
 def _as_typical(trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> float:

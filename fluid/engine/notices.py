@@ -1,6 +1,6 @@
 """What the engine tells the journal about its decisions, for reports: where a trial runs, why it waits, what it costs.
 
-No backend and no submitter sees these. :mod:`fluid.report.history` reads them.
+No backend and no submitter sees these. :mod:`fluid.reports.history` reads them.
 """
 
 from __future__ import annotations

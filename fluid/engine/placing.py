@@ -56,7 +56,19 @@ class Placing:
         if self._trials.constrained:
             self.reservations.begin_round(self._queue)
             self._sought = self._sought_devices()
-        return self._queue.start(self._place) if self._queue else []
+        started = self._queue.start(self._place) if self._queue else []
+        for trial in self.refused.copy():
+            device = trial.limits.avoids
+            if device is not None and not self._occupancy.residents.get(device):
+                # No other trial can use that device, and so show that it works, or the trial fits nowhere else.
+                trial.limits.avoids, self.refused = None, []
+                started += self._queue.start(self._place)
+        return started
+
+    def has_choice(self, trial: TrialRecord) -> bool:
+        """Whether a trial may run on more than one device."""
+        eligible = self._occupancy.eligible.of(trial.constraint)
+        return len(self._occupancy if eligible is None else eligible) > 1
 
     def place_near(self, trial: TrialRecord, near: int | None, *, only: bool) -> bool:
         """Places a trial, on that device if it fits there; where ``only`` is set, on no other one."""
@@ -66,7 +78,8 @@ class Placing:
             own_state = self._lanes.kept_bytes(residence.lane, trial.trial_id)
         host = self._host_of_state(trial)
         if not self._trials.constrained:
-            return self._allocations.place(trial, near=near, only=only, own_state=own_state, host=host)
+            others = None if trial.limits.avoids is None else self.allowed(trial)
+            return self._allocations.place(trial, near=near, only=only, own_state=own_state, host=host, allowed=others)
         allowed = self.allowed(trial)
         if trial.spec.gang:
             return self._place_gang(trial, allowed, own_state, host, only=only)
@@ -95,9 +108,11 @@ class Placing:
         """The devices that a trial may get now; ``None`` for any."""
         allowed = self._occupancy.eligible.of(trial.constraint)
         # A pinned trial can start nowhere else, and the state that it keeps may be what the reservation waits for.
-        if not self.reservations or trial.pinned:
+        if trial.pinned:
             return allowed
-        forbidden = self.reservations.forbidden_to(trial)
+        forbidden = self.reservations.forbidden_to(trial) if self.reservations else frozenset()
+        if trial.limits.avoids is not None:
+            forbidden = forbidden | {trial.limits.avoids}
         if not forbidden:
             return allowed
         return frozenset(self._occupancy.residents if allowed is None else allowed) - forbidden

@@ -236,6 +236,9 @@ class Limits:
         packing_cap: most trials on its device, itself included, since it ran out of memory or killed its lane; ``None``
             for no cap.
         cannot_load: whether the trial's own code could load none of its checkpoints, so that it is moved no more.
+        excused: whether one of its exceptions was blamed on its device, and so was not counted.
+        avoids: the device that was blamed, until any trial has completed an iteration there, or this one elsewhere;
+            ``None`` for none.
     """
 
     failures: int = 0
@@ -244,6 +247,8 @@ class Limits:
     width_cap: int | None = None
     packing_cap: int | None = None
     cannot_load: bool = False
+    excused: bool = False
+    avoids: int | None = None
 
     def add_failure(self, failure: Failure) -> None:
         """Counts a failure after which the trial may be tried again."""
@@ -257,13 +262,28 @@ class Pace:
 
     Attributes:
         seconds: per iteration at width 1 and speed 1, as last observed; ``None`` before the first.
-        solo: seconds per iteration alone on one device, as last observed; ``None`` if it never was alone.
+        solo: seconds per iteration alone on one device of speed 1, as last observed; ``None`` if it never was alone.
+        model: the device model on which they were observed.
         disturbed: whether co-residency changed since the iteration in flight began, so that its seconds say nothing.
+        settled: whether the trial has finished an iteration on the devices that it holds. Before that it starts, loads
+            data or compiles: what others take beside it says nothing about packing.
+        placed_at: when the trial was placed in a lane that no trial had used, seconds; ``None`` otherwise, and once it
+            has settled there.
+        settled_after: seconds from then to the end of its first iteration; ``None`` otherwise, and from the second on.
     """
 
     seconds: float | None = None
     solo: float | None = None
+    model: str | None = None
     disturbed: bool = True
+    settled: bool = False
+    placed_at: float | None = None
+    settled_after: float | None = None
+
+    def rescale(self, factor: float) -> None:
+        """Changes both paces as the measured speed of the device model has changed, by that factor."""
+        self.seconds = None if self.seconds is None else self.seconds * factor
+        self.solo = None if self.solo is None else self.solo * factor
 
 
 @dataclass(slots=True, eq=False)

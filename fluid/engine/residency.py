@@ -11,6 +11,7 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import Save, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, TrialSaved
+from fluid.engine.memory_limits import MemoryLimits
 from fluid.engine.records import TrialRecord
 from fluid.engine.retention import TrialNotKept, is_to_be_kept
 from fluid.planning.constraints import Constraint
@@ -23,6 +24,7 @@ class Residency:
     def __init__(self, core: SessionState, calls: Calls) -> None:
         self._core = core
         self._calls = calls
+        self._limits = MemoryLimits(core)
 
     def keep(self, trial: TrialRecord, lane_id: int) -> None:
         """Keeps a trial's state resident in its lane, and evicts others if the device keeps too many."""
@@ -77,9 +79,10 @@ class Residency:
         self._evict_oldest(pinned, len(pinned) - limit * tuning.PINNED_ALLOWANCE)
 
     def evict_excess(self) -> None:
-        """Evicts states that can be fetched back until the known bytes on each device fit there."""
+        """Evicts states that can be fetched back until the known bytes on each device fit there; limits what runs."""
         for device in self._core.memory.pop_grown():
             self._evict_excess(device)
+        self._limits.update()
 
     def _evict_excess(self, device: int) -> None:
         core = self._core

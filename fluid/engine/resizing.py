@@ -30,13 +30,16 @@ class Resizing:
         # While others wait, a trial that is narrowed below its device lets them in; it does not join others elsewhere.
         stays = width < 1.0 and place.width == 1.0 and bool(core.queue)
         allowed = core.scheduling.placing.allowed(trial) if core.trials.constrained else None
-        devices = old_devices if stays else occupancy.devices_for(trial.row, width, need, allowed)
+        by_model = core.estimates.by_model(trial)
+        devices = old_devices if stays else occupancy.devices_for(trial.row, width, need, allowed, by_model)
         if devices is None or (devices != old_devices and not trial.spec.can_save):
             return
         if devices == old_devices:
             core.allocations.allow_packing(trial, width)
             core.log(trial, f"lets others share its device, up to {round(1.0 / width)} at once")
             return
+        if by_model is not None and width < 1.0:
+            width = max(width, 1.0 / by_model[occupancy.device(devices[0]).model].packing)
         gain = core.estimates.seconds_gained(trial, width)
         old_need, old_devices_row = core.memory.placed_need_of(trial.row), core.trials.new_row()
         move = Move(place.lanes, old_devices, place.width, old_devices_row, old_need, begun_at=core.now, gain=gain)
@@ -100,12 +103,12 @@ class Resizing:
         if not move.after_loss:
             core.measuring.observe_resize(event.seconds)
         core.watching.launched(trial, core.now, iterates=True)
-        core.invalidate_timing(trial)
+        core.timing.invalidate(trial)
         core.allocations.release_old_devices(move)
         core.lanes.release(lane_id for lane_id in move.old_lanes if lane_id not in place.lanes)
         place.move = None
         del core.resizing[trial.row]
-        core.invalidate_timing(trial)
+        core.timing.invalidate(trial)
         core.allocations.mark_running(trial)
         core.note_resize(trial, move, event.seconds)
         core.changed |= bool(core.queue) or core.occupancy.free_count > 0
@@ -174,7 +177,7 @@ class Resizing:
                 width = place.width  # less than 1 if it was to share that device, where others may be by now
             self._give_back(trial, place.move)
         place.preemption = None  # The loss answers a Pause as well.
-        core.invalidate_timing(trial)
+        core.timing.invalidate(trial)
         devices = tuple(core.lanes[other].device_id for other in lanes)
         need = core.memory.need_of(trial.row)
         core.allocations.move(trial, devices, width, need)

@@ -51,8 +51,8 @@ class RunningTable:
             *(self._row, self._key, self._device, self._packing_cap, self._width_cap),
             *(self._work, self._width, self._speed),
         )
-        # By profile key.
-        self._keys: dict[str, int] = {}
+        # By profile key and device model.
+        self._keys: dict[tuple[str, str | None], int] = {}
         self._alpha, self._beta = _Column(np.float64), _Column(np.float64)
         self._c, self._d = _Column(np.int64), _Column(np.int64)
 
@@ -66,8 +66,8 @@ class RunningTable:
         return iter(self._rows)
 
     def set_key(self, estimate: KeyEstimate) -> None:
-        """Sets what is known about a profile key."""
-        index = self._keys.setdefault(estimate.key, len(self._keys))
+        """Sets what is known about a profile key on a device model."""
+        index = self._keys.setdefault((estimate.key, estimate.model), len(self._keys))
         for column, value in (
             (self._alpha, estimate.alpha),
             (self._beta, estimate.beta),
@@ -77,14 +77,23 @@ class RunningTable:
             column.reserve(index + 1)
             column.values[index] = value
 
-    def add(self, trial: TrialRecord, devices: tuple[int, ...], speed: float, work: float) -> None:
+    def add(
+        self,
+        trial: TrialRecord,
+        devices: tuple[int, ...],
+        *,
+        speed: float = 1.0,
+        work: float,
+        model: str | None = None,
+    ) -> None:
         """Adds a trial.
 
         Args:
-            trial: a trial of a key that was set.
+            trial: a trial of a key that was set for that model.
             devices: that it holds.
             speed: of the slowest of them.
             work: seconds that it has left.
+            model: of the slowest of them.
         """
         position = self._position[trial.row] = len(self._rows)
         self._rows.append(trial.row)
@@ -94,7 +103,7 @@ class RunningTable:
         if trial.constraint is not None:
             self.constraints[trial.row] = trial.constraint
         self._row.values[position] = trial.row
-        self._key.values[position] = self._keys[trial.spec.profile_key]
+        self._key.values[position] = self._keys[trial.spec.profile_key, model]
         self._device.values[position] = devices[0]
         self._packing_cap.values[position] = _NO_LIMIT if packing_cap is None else packing_cap
         self._width_cap.values[position] = trial.max_width
@@ -119,6 +128,12 @@ class RunningTable:
         position = self._position.get(row)
         if position is not None:
             self._work.values[position] = work
+
+    def set_speed(self, row: int, speed: float) -> None:
+        """Sets the speed of a trial's slowest device; a trial that is not in the table is passed over."""
+        position = self._position.get(row)
+        if position is not None:
+            self._speed.values[position] = speed
 
     def set_width(self, row: int, width: float) -> None:
         """Sets the width of a trial that keeps its devices; one that is not in the table is passed over."""

@@ -82,6 +82,8 @@ class Savability:
         if waits:
             core.enqueue(trial, "can be saved now" if can_save else "can go on only where its state is")
         core.changed = True
+        if can_save:
+            core.lanes.check_memory(trial.residence.lane)  # its state may leave now
         if event.reason:
             core.tell(trial, f"its state cannot be saved: {event.reason}")
             notice = ReportUnsavable(trial_id=trial.trial_id, group_id=trial.group_id, at=core.now, reason=event.reason)

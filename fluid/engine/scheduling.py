@@ -321,7 +321,10 @@ class Scheduling:
         # that keeps its state, a trial fits although others with the same need do not.
         if pinned or (trial.residence.device is not None and self._estimates.need(trial) is not None):
             return trial.row
-        kind = trial.spec.memory or (trial.spec.profile_key if self._occupancy.memory.is_bounded else None)
+        if trial.limits.avoids is not None:
+            return trial.row
+        need, bounded, unlike = trial.spec.memory, self._occupancy.memory.is_bounded, len(self._occupancy.models) > 1
+        kind = (need, trial.spec.profile_key) if unlike else need or (trial.spec.profile_key if bounded else None)
         return kind if trial.constraint is None else (kind, trial.constraint)
 
     def withdraw(self, trial: TrialRecord) -> None:
@@ -374,20 +377,20 @@ class Scheduling:
         """Adds an idle device."""
         self._cluster = None
         self._occupancy.add_device(device)
+        self._allocations.update_speeds()
 
     def close_device(self, device_id: int) -> None:
         """Places no further trial on a device; queued trials get no more devices than are left."""
-        self._cluster = None
         self._occupancy.close_device(device_id)
         self._cap_widths()
 
     def remove_device(self, device_id: int) -> None:
         """Removes a device that no trial runs on; queued trials get no more devices than are left."""
-        self._cluster = None
         self._occupancy.remove_device(device_id)
         self._cap_widths()
 
     def _cap_widths(self) -> None:
+        self._cluster = None
         most = max(1, len(self._occupancy))
         for row in list(self._queue):
             trial = self._trials.by_row[row]

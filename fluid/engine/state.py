@@ -47,6 +47,7 @@ from fluid.engine.events import (
 from fluid.engine.failures import Failures
 from fluid.engine.holds import Holds
 from fluid.engine.hung_trials import HungTrials
+from fluid.engine.lane_record import LaneMeasured
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.measuring import notes_of
 from fluid.engine.preemption import Preemptions
@@ -114,9 +115,8 @@ class EngineState:
         )
         self.planner = planner
         self.profile, self.trials, self.groups, self.queue = core.profile, core.trials, core.groups, core.queue
-        self.lanes, self.occupancy, self.memory = core.lanes, core.occupancy, core.memory
-        self.estimates, self.allocations, self.clearing = core.estimates, core.allocations, core.clearing
-        self.deadlines = core.deadlines
+        self.lanes, self.occupancy, self.memory, self.clearing = core.lanes, core.occupancy, core.memory, core.clearing
+        self.estimates, self.allocations, self.deadlines = core.estimates, core.allocations, core.deadlines
         self.demand = DeviceDemand(core)
         #: Whether a Tick is due, once the submitter has had time to answer what ended.
         self.wants_tick = False
@@ -147,8 +147,7 @@ class EngineState:
 
     def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
         """What checks and what handles each event; events of the backend are not checked."""
-        submissions, failures, lifecycle = self._submissions, self._failures, self._lifecycle
-        drains = self._drains
+        submissions, failures, lifecycle, drains = self._submissions, self._failures, self._lifecycle, self._drains
         return {
             GroupSubmitted: (submissions.check_group, submissions.group_submitted),
             GroupRecovered: (submissions.check_recovered, submissions.group_recovered),
@@ -164,6 +163,7 @@ class EngineState:
             DeviceDraining: (drains.check_device, drains.device_draining),
             SessionDraining: (drains.check_session, drains.session_draining),
             LaneReady: (None, failures.lane_ready),
+            LaneMeasured: (None, lifecycle.lane_measured),
             LaneLost: (None, failures.lane_lost),
             TrialSetBack: (None, lifecycle.set_back),
             SavabilityChanged: (None, self._savability.changed),
@@ -223,7 +223,7 @@ class EngineState:
 
     def view(self) -> EngineView:
         """Returns how groups and devices stand, for displays."""
-        return view_of(self.groups.values(), self.trials, self.occupancy, self.lanes)
+        return view_of(self.groups.values(), self.trials, self.occupancy, self.lanes, self._core.strikes.given_up)
 
     def seconds_left(self, group_id: str, now: float | None = None) -> float | None:
         """Predicted seconds until a group has ended.
@@ -297,8 +297,7 @@ class EngineState:
         if event.purpose is PausePurpose.PREEMPT:
             self._lifecycle.paused(event)
             return
-        finished = self._resizing.paused(event)
-        if finished is not None:
+        if (finished := self._resizing.paused(event)) is not None:
             self._lifecycle.finish(finished)
 
     def _trial_saved(self, event: TrialSaved) -> None:
@@ -306,8 +305,7 @@ class EngineState:
         (self._drains.copied if is_of_drain else self._lifecycle.saved)(event)
 
     def _resize_done(self, event: ResizeDone) -> None:
-        finished = self._resizing.done(event)
-        if finished is not None:
+        if (finished := self._resizing.done(event)) is not None:
             self._lifecycle.finish(finished)
 
     def _trial_called(self, event: TrialCalled) -> None:
@@ -324,8 +322,7 @@ class EngineState:
     def _alarm(self, event: Alarm) -> None:
         """Hands each deadline that has come to the part whose it is; unlike a tick, it rebalances nothing."""
         deadlines = self._core.deadlines
-        asked_for = deadlines.earliest
-        if asked_for is not None and event.at > asked_for + tuning.LATE_S:
+        if deadlines.earliest is not None and event.at > deadlines.earliest + tuning.LATE_S:
             self._hung.begin_anew()
         for key in deadlines.pop_due(event.at):
             self._due[type(key)](key)
@@ -354,8 +351,11 @@ class EngineState:
             scheduling.arrive(arrived)
             # 5. Start what fits, calling off widenings and evicting kept states for it.
             self._dispatch()
-            for trial in list(core.clearing.values()):
+            clearing = list(core.clearing.values())
+            for trial in clearing:
                 self._lifecycle.launch_when_ready(trial)
+            if any(trial.state.ended for trial in clearing):  # One that was restored for a call left at once.
+                self._dispatch()
             core.changed, self.wants_tick, self.changed_at = False, True, core.now
         if self._ticked:
             self._ticked = False

@@ -15,6 +15,9 @@ PACE_SMOOTHING = 0.5
 OBSERVE_ALL = 64
 #: Later on, the profile learns from one iteration in so many, in order to follow drift.
 OBSERVE_EVERY = 8
+#: A key's speed on a device model is followed when it changes by more than this share: below it is noise, and every
+#: change has the queue planned again.
+SPEED_CHANGE = 0.05
 #: A median over so many of the latest starts and saves predicts the next one: the first in a process also load modules.
 LATEST_TIMES = 5
 
@@ -25,6 +28,17 @@ TOO_SHORT_TO_PACK_S = 1e-3
 #: Work left per device below which no further co-resident is tried: a lane for it costs up to half a second of the
 #: processor (benchmarks/overhead.py), which the work left must repay.
 WORTH_TRYING_S = 5.0
+#: The same in starts of a trial in an unused lane, as measured. On a GPU one takes seconds, and a minute where it
+#: compiles; it is repaid by what two trials at a time save, up to half of the work and often a fifth.
+WORTH_TRYING_STARTS = 5.0
+#: Seconds of iterations alone before a first co-resident is tried, where lanes do not tell at once how busy a trial
+#: keeps the device: a GPU's lane tells once a second, and the first time may fall into the warm-up.
+LEAST_ALONE_S = 2.5
+#: Fewest trials that were observed at a packing before one more co-resident is tried: the iterations of one say too
+#: little, as the others may still have been warming up.
+LEAST_OBSERVED = 2
+#: A trial's first iteration on a device is as long as usual up to so many times the median of its key's latest ones.
+USUAL = 2.0
 #: Fewest iterations left for which an unmeasured width is worth trying: one is lost to warm-up, one is measured, the
 #: rest must repay both.
 LEAST_TO_TRY = 4
@@ -52,6 +66,8 @@ DUMP_SHARE = 0.9
 LATE_S = 1.0
 #: A trial that times out more often has failed.
 MOST_TIMEOUTS = 1
+#: A device is given up after exceptions of so many trials that left it unusable, if other devices work.
+MOST_STRIKES = 3
 
 # -- order and preemption (benchmarks/ray_tune.py, workload hyperband) --------------------------------------
 
@@ -72,6 +88,14 @@ PINNED_ALLOWANCE = 8
 MEASURED_ALLOWANCE = 32
 #: A checkpoint that may not be needed is saved if that takes at most this share of the work since the last one.
 CHEAP_SAVE = 0.1
+
+# -- memory limits (benchmarks/packing_safety.py) ------------------------------------------------------------
+
+#: A trial that shares a device may take so many times the memory that its key was seen to need.
+MEMORY_TOLERANCE = 1.25
+#: A limit is told again once it is more than so many times what it would be now, or less than so many times that.
+TIGHT_LIMIT = 1.02
+LOOSE_LIMIT = 0.95
 
 # -- waiting for the submitter (benchmarks/ray_tune.py, benchmarks/stragglers.py) ---------------------------
 

@@ -166,8 +166,7 @@ def _idle_devices(state: EngineState) -> Iterator[str]:
     for row in state.queue if idle else ():
         trial = state.trials.by_row[row]
         eligible = occupancy.eligible.of(trial.constraint)
-        fitting = [device for device in idle if eligible is None or device in eligible]
-        fitting = [device for device in fitting if _could_start(state, trial, device)]
+        fitting = [at for at in idle if (eligible is None or at in eligible) and _could_start(state, trial, at)]
         if any(device in reserved for device in fitting):
             continue
         if trial.spec.gang:
@@ -202,18 +201,19 @@ def _work(state: EngineState) -> Iterator[str]:
 def _copies(state: EngineState) -> Iterator[str]:
     """Every copy of a width, and of the work left, says the same as the trial's record."""
     records, work, running = state.trials.by_row, state.allocations.work.by_row, state.allocations.snapshot()
-    columns = zip(running.rows.tolist(), running.widths.tolist(), running.remaining.tolist(), strict=True)
-    for row, width, left in columns:
-        recorded = records[row].placement.width
-        if (width, left) != (recorded, work[row]):
-            yield f"row {row}: width {recorded:g} and {work[row]:g} s of work; planners see {width:g} and {left:g} s"
+    columns = (column.tolist() for column in (running.rows, running.widths, running.remaining, running.speed))
+    for row, *seen in zip(*columns, strict=True):
+        speed = state.estimates.speed(records[row], state.occupancy.held[row])
+        if seen != (known := [records[row].placement.width, work[row], speed]):
+            yield f"row {row}: width, work and speed are {known}; planners see {seen}"
     for row in state.queue:
         if state.queue.width(row) != records[row].placement.width:
             yield f"row {row}: width {records[row].placement.width:g}, and it is queued for {state.queue.width(row):g}"
     for device, rows in state.occupancy.residents.items():
         tolerated = [residents_at(records[row].placement.width) for row in rows if row in records]
-        if rows and len(tolerated) == len(rows) and state.occupancy.limit(device) != min(tolerated):
-            yield f"device {device} tolerates {state.occupancy.limit(device)}, and its trials {min(tolerated)}"
+        most = min([*tolerated, state.occupancy.caps.get(device, float("inf"))])
+        if rows and len(tolerated) == len(rows) and state.occupancy.limit(device) != most:
+            yield f"device {device} tolerates {state.occupancy.limit(device)}, and its trials {most}"
 
 
 def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:

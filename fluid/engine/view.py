@@ -70,17 +70,21 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engine's groups in order of submission, and its devices in order of their index."""
+    """The engine's groups in order of submission, its devices by index, and why it has given others up, by index."""
 
     groups: tuple[GroupView, ...]
     devices: tuple[DeviceView, ...]
+    given_up: tuple[tuple[int, str], ...] = ()
 
 
-def view_of(groups: Iterable[GroupRecord], trials: Trials, occupancy: Occupancy, lanes: Lanes) -> EngineView:
+def view_of(
+    groups: Iterable[GroupRecord], trials: Trials, occupancy: Occupancy, lanes: Lanes, given_up: Mapping[int, str]
+) -> EngineView:
     """Copies what displays show."""
     return EngineView(
         tuple(_group_view(group, trials) for group in groups),
         tuple(_device_view(device, trials, occupancy, lanes) for device in occupancy.devices),
+        tuple(sorted(given_up.items())),
     )
 
 

@@ -7,6 +7,7 @@ gradients is fastest, and of one speed if possible, so that no device waits for 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
@@ -16,6 +17,8 @@ from fluid.resources import Device
 _Group = tuple[str, float]
 #: Says which devices have room for a trial; ``None`` if all have.
 _Fits = Callable[[int], bool] | None
+#: How fast a device is for a trial.
+SpeedOf = Callable[[int], float]
 #: host -> speed -> indices, ascending.
 _ByHost = dict[str, dict[float, list[int]]]
 
@@ -82,7 +85,13 @@ class IdleDevices:
     # -- choices -------------------------------------------------------------------------------------------
 
     def choose(
-        self, count: int, fits: _Fits = None, host: str | None = None, *, one_host: bool = False
+        self,
+        count: int,
+        fits: _Fits = None,
+        host: str | None = None,
+        *,
+        one_host: bool = False,
+        speed_of: SpeedOf | None = None,
     ) -> tuple[int, ...] | None:
         """Chooses ``count`` idle devices: of one host and speed if possible, then of one host, then any.
 
@@ -91,17 +100,18 @@ class IdleDevices:
             fits: says which devices have room for the trial; ``None`` if all have.
             host: preferred among hosts that are equally good otherwise.
             one_host: whether all have to be of one host.
+            speed_of: how fast each device is for the trial; ``None`` for the devices' own speeds.
 
         Returns:
             Their indices; ``None`` if there are too few.
         """
         if count > self.count:
             return None
-        if fits is None and len(self._groups) == 1:  # The usual case: alike devices on one host.
+        if fits is None and speed_of is None and len(self._groups) == 1:  # The usual case: alike devices on one host.
             return tuple(next(iter(self._by_speed.values()))[:count])
         if count == 1:
-            return self._fastest(fits, host)
-        idle = self._fitting(fits)
+            return self._fastest(fits, host) if speed_of is None else self._fastest_for(speed_of, fits, host)
+        idle = self._fitting(fits, speed_of=speed_of)
         chosen = self._on_one_host(count, idle, host)
         if chosen is not None or one_host:
             return chosen
@@ -112,7 +122,9 @@ class IdleDevices:
         order = sorted(sizes, key=lambda name: (-sizes[name], name != host, name))
         return tuple(islice(chain.from_iterable(_fastest_first(idle[name]) for name in order), count))
 
-    def resized(self, own: tuple[int, ...], count: int, fits: _Fits = None) -> tuple[int, ...] | None:
+    def resized(
+        self, own: tuple[int, ...], count: int, fits: _Fits = None, speed_of: SpeedOf | None = None
+    ) -> tuple[int, ...] | None:
         """Chooses ``count`` devices for a trial that holds some alone: those, fewer of them, or others too.
 
         They are of one host if any host has enough: that of the trial's first device, then another one on which it
@@ -122,15 +134,16 @@ class IdleDevices:
             own: the devices that the trial holds.
             count: how many it is to hold, at least 1.
             fits: says which idle devices have room for the trial; ``None`` if all have.
+            speed_of: as in :meth:`choose`.
 
         Returns:
             Their indices, those that it keeps first; ``None`` if too few are idle.
         """
         if count > len(own) + self.count:
             return None
-        if fits is None and len(self._groups) == 1:
+        if fits is None and speed_of is None and len(self._groups) == 1:
             return own[:count] + tuple(next(iter(self._by_speed.values()))[: max(0, count - len(own))])
-        kept = self._best(own, count)
+        kept = self._best(own, count, speed_of)
         if len(kept) == count and len({self._group[index][0] for index in kept}) == 1:
             return kept
         by_host: dict[str, list[int]] = {}
@@ -138,13 +151,13 @@ class IdleDevices:
             by_host.setdefault(self._group[index][0], []).append(index)
         first, *others = by_host
         for host in (first, *sorted(others, key=lambda name: -len(by_host[name]))):
-            chosen = self._extend(tuple(by_host[host]), count, self._fitting(fits, (host,)))
+            chosen = self._extend(tuple(by_host[host]), count, self._fitting(fits, (host,), speed_of), speed_of)
             if chosen is not None:
                 return chosen
-        idle = self._fitting(fits)
-        spread = self._extend(own, count, idle)
+        idle = self._fitting(fits, speed_of=speed_of)
+        spread = self._extend(own, count, idle, speed_of)
         moved = self._on_one_host(count, idle)
-        if spread is None or moved is None or self._speed(moved) < self._speed(spread):
+        if spread is None or moved is None or self._slowest(moved, speed_of) < self._slowest(spread, speed_of):
             return spread
         return moved
 
@@ -165,8 +178,24 @@ class IdleDevices:
                     return (index,)
         return None
 
-    def _fitting(self, fits: _Fits, hosts: Sequence[str] | None = None) -> _ByHost:
+    def _fastest_for(self, speed_of: SpeedOf, fits: _Fits, host: str | None) -> tuple[int] | None:
+        """As :meth:`_fastest`, where devices have other speeds for the trial."""
+        found = [
+            (-speed_of(index), self._group[index][0] != host, index)
+            for index in self.since
+            if fits is None or fits(index)
+        ]
+        return (min(found)[2],) if found else None
+
+    def _fitting(self, fits: _Fits, hosts: Sequence[str] | None = None, speed_of: SpeedOf | None = None) -> _ByHost:
         """The idle devices that have room, of these hosts or of all."""
+        if speed_of is not None:
+            by_host: _ByHost = {}
+            for index in sorted(self.since):
+                host = self._group[index][0]
+                if (hosts is None or host in hosts) and (fits is None or fits(index)):
+                    by_host.setdefault(host, {}).setdefault(speed_of(index), []).append(index)
+            return by_host
         some = self._by_host if hosts is None else {host: self._by_host.get(host, {}) for host in hosts}
         if fits is None:
             return some
@@ -197,16 +226,18 @@ class IdleDevices:
         chosen = min(enough, key=lambda name: (name != host, -sizes[name], name))
         return tuple(islice(_fastest_first(idle[chosen]), count))
 
-    def _extend(self, own: tuple[int, ...], count: int, idle: _ByHost) -> tuple[int, ...] | None:
+    def _extend(
+        self, own: tuple[int, ...], count: int, idle: _ByHost, speed_of: SpeedOf | None
+    ) -> tuple[int, ...] | None:
         """Some of a trial's devices, or all and some of these: first those like its own, then those on its hosts."""
-        kept = self._best(own, count)
+        kept = self._best(own, count, speed_of)
         missing = count - len(kept)
         if not missing:
             return kept
         sizes = _sizes(idle)
         if sum(sizes.values()) < missing:
             return None
-        groups = {self._group[index] for index in own}
+        groups = {self._group_for(index, speed_of) for index in own}
         hosts = {host for host, _ in groups}
         order = sorted(
             ((host, speed) not in groups, host not in hosts, -speed, -sizes[host], indices)
@@ -215,18 +246,21 @@ class IdleDevices:
         )
         return kept + tuple(islice(chain.from_iterable(indices for *_, indices in order), missing))
 
-    def _best(self, devices: tuple[int, ...], count: int) -> tuple[int, ...]:
+    def _best(self, devices: tuple[int, ...], count: int, speed_of: SpeedOf | None) -> tuple[int, ...]:
         """At most ``count`` of a trial's devices: those of the most numerous group, then the fastest."""
         if count >= len(devices):
             return devices
-        tally: dict[_Group, int] = {}
-        for index in devices:
-            tally[self._group[index]] = tally.get(self._group[index], 0) + 1
-        ranked = sorted(devices, key=lambda index: (-tally[self._group[index]], -self._group[index][1]))
+        group = {index: self._group_for(index, speed_of) for index in devices}
+        tally = Counter(group.values())
+        ranked = sorted(devices, key=lambda index: (-tally[group[index]], -group[index][1]))
         return tuple(ranked[:count])
 
-    def _speed(self, devices: tuple[int, ...]) -> float:
-        return min(self._group[index][1] for index in devices)
+    def _group_for(self, index: int, speed_of: SpeedOf | None) -> _Group:
+        host, speed = self._group[index]
+        return (host, speed) if speed_of is None else (host, speed_of(index))
+
+    def _slowest(self, devices: tuple[int, ...], speed_of: SpeedOf | None) -> float:
+        return min(self._group_for(index, speed_of)[1] for index in devices)
 
 
 def _sizes(idle: _ByHost) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Measurements of one profile key: seconds per iteration by co-residency and width, and memory.
+"""Measurements of one profile key on one device model: seconds per iteration by co-residency and width, and memory.
 
 A saved profile is read and checked here by hand. With cattrs, as in json_input, it would take as many lines: most
 checks relate values to each other or to the profile's window, beyond what a record can declare.
@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
@@ -90,7 +90,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class KeyProfile:
-    """The measurements of one profile key."""
+    """The measurements of one profile key on one device model."""
 
     buckets: dict[BucketId, Bucket] = field(default_factory=dict)
     memory: MemoryNeed | None = None
@@ -98,6 +98,12 @@ class KeyProfile:
     busy: list[float] = field(default_factory=list)
     #: Fitted overheads, computed on demand and cleared by each observation.
     fitted: dict[Overhead, float] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> float | None:
+        """Seconds per iteration alone on one device; ``None`` until it was measured."""
+        bucket = self.buckets.get(ALONE)
+        return bucket.estimate if bucket is not None and bucket.measured else None
 
     def line(self, overhead: Overhead) -> dict[int, Bucket]:
         """Measured buckets by co-residents (alpha) or width (beta), ascending; (1, 1) is in both."""
@@ -163,6 +169,29 @@ def bucket_from_json(where: str, data: object, window: int) -> Bucket:
         raise InvalidFieldError(f"{where}.streak", streak, f"must be at most {longest}")
     restarts = require_integer(f"{where}.restarts", member(where, data, "restarts"), at_least=0)
     return Bucket(seconds, streak, restarts)
+
+
+def key_to_json(known: KeyProfile) -> dict[str, object]:
+    return {
+        "memory": None if known.memory is None else asdict(known.memory),
+        "busy": known.busy,
+        "buckets": [{"co_residents": p, "width": w, **asdict(bucket)} for (p, w), bucket in known.buckets.items()],
+    }
+
+
+def models_from_json(where: str, data: object, window: int) -> dict[str | None, KeyProfile]:
+    if not isinstance(data, list):
+        raise InvalidFieldError(where, data, "must be a list, with an entry for each device model")
+    by_model: dict[str | None, KeyProfile] = {}
+    for index, entry in enumerate(data):
+        spot = f"{where}[{index}]"
+        model = member(spot, entry, "model")
+        if model is not None and not isinstance(model, str):
+            raise InvalidFieldError(f"{spot}.model", model, "must be a string or null")
+        if model in by_model:
+            raise InvalidFieldError(f"{spot}.model", model, "occurs twice")
+        by_model[model] = key_from_json(spot, entry, window)
+    return by_model
 
 
 def key_from_json(where: str, data: object, window: int) -> KeyProfile:

@@ -30,7 +30,7 @@ class MemoryLedger:
         #: Devices whose memory bounds packing.
         self._bounded = 0
         self._needs: dict[int, MemoryNeed] = {}
-        #: row -> its need when it was placed, where that was known.
+        #: row -> its need when it was placed, or a smaller one learnt since, where that was known.
         self._placed: dict[int, MemoryNeed] = {}
         #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
         self.reserved: dict[int, float] = {}
@@ -38,6 +38,8 @@ class MemoryLedger:
         self._lanes: dict[int, tuple[int, float, float]] = {}
         #: devices to be named by :meth:`pop_grown`.
         self._grown: set[int] = set()
+        #: devices to be named by :meth:`pop_changed`.
+        self._changed: set[int] = set()
 
     # -- devices -------------------------------------------------------------------------------------------
 
@@ -68,6 +70,7 @@ class MemoryLedger:
         if need is not None:
             self._needs[row] = self._placed[row] = need
         self._grown.update(self._held[row])
+        self.note_change(row)
 
     def set_need(self, row: int, need: MemoryNeed | None) -> None:
         """Changes the need of a trial that holds devices; trials that come later must leave as much to it."""
@@ -75,10 +78,19 @@ class MemoryLedger:
             self._needs.pop(row, None)
         else:
             self._needs[row] = need
+            if row in self._placed and need.peak_bytes < self._placed[row].peak_bytes:
+                self._placed[row] = need  # Measured on this device's model: trials are placed by it from now on.
             self._grown.update(self._held[row])
+            self.note_change(row)
+
+    def note_change(self, row: int) -> None:
+        """Makes :meth:`pop_changed` name a trial's devices: the trial begins to run there, or its need has changed."""
+        if self._bounded:
+            self._changed.update(self._held[row])
 
     def release(self, row: int) -> None:
-        """Forgets a trial that leaves its devices."""
+        """Forgets a trial that leaves its devices, which it still holds."""
+        self.note_change(row)
         self._needs.pop(row, None)
         self._placed.pop(row, None)
 
@@ -87,7 +99,7 @@ class MemoryLedger:
         return self._needs.get(row)
 
     def placed_need_of(self, row: int) -> MemoryNeed | None:
-        """The need with which the trial was placed, whatever was learnt since."""
+        """The need with which the trial was placed, or a smaller one that was learnt since."""
         return self._placed.get(row)
 
     # -- kept states and lanes -----------------------------------------------------------------------------
@@ -97,6 +109,7 @@ class MemoryLedger:
         left = self.reserved.pop(index, 0.0) + memory
         if left > 0.0:
             self.reserved[index] = left
+        self._changed.add(index)
         if memory > 0.0:
             self._grown.add(index)
 
@@ -113,6 +126,7 @@ class MemoryLedger:
         """
         self._lanes[index] = (count, memory, each)
         self._grown.add(index)
+        self._changed.add(index)
 
     def lane_bytes(self, index: int, trials: int) -> float:
         """Bytes that lanes take on a device if so many trials run there, but for the one beyond the watermark."""
@@ -133,12 +147,20 @@ class MemoryLedger:
         self._grown.clear()
         return grown
 
+    def pop_changed(self) -> list[int]:
+        """Devices on which trials, their needs, kept states or lanes have changed since the last call."""
+        if not self._changed:
+            return []
+        changed = sorted(index for index in self._changed if self._usable.get(index) is not None)
+        self._changed.clear()
+        return changed
+
     def running_bytes(self, index: int) -> float:
         """Bytes that the trials on a device take, as known when they were placed, or learnt since."""
         return sum(self._needs[row].peak_bytes for row in self._residents[index] if row in self._needs)
 
     def placed_bytes(self, index: int) -> float:
-        """Bytes that the trials on a device take, as known when they were placed."""
+        """Bytes that the trials on a device take, as known when they were placed, or found to be less since."""
         return sum(self._placed[row].peak_bytes for row in self._residents[index] if row in self._placed)
 
     def taken_bytes(self, index: int) -> float:

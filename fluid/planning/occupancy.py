@@ -5,13 +5,14 @@ Packed trials (width 1/p) go to the most idle device. Wide trials get the device
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from fluid.errors import InvalidFieldError
 from fluid.planning.constraints import EligibleDevices
-from fluid.planning.idle_devices import IdleDevices
+from fluid.planning.device_models import ByModel, DeviceModels
+from fluid.planning.idle_devices import IdleDevices, SpeedOf
 from fluid.planning.memory_ledger import MemoryLedger
+from fluid.planning.open_devices import OpenDevices
 from fluid.planning.runtime_model import residents_at
 from fluid.resources import DEFAULT_MEMORY_WATERMARK, Cluster, Device, MemoryNeed
 
@@ -37,6 +38,7 @@ class Occupancy:
         #: Which devices meet which requirements.
         self.eligible = EligibleDevices()
         self._devices = self.eligible.all
+        self.models = DeviceModels()
         #: devices that no further trial is placed on
         self._closed: set[int] = set()
         #: device index -> rows on it, in order of arrival.
@@ -45,6 +47,8 @@ class Occupancy:
         self.held: dict[int, tuple[int, ...]] = {}
         #: row -> most trials it tolerates on its device, itself included; 1 for widths >= 1.
         self._tolerates: dict[int, int] = {}
+        #: device index -> most trials there, whatever they tolerate; only for devices with such a cap, while not idle.
+        self.caps: dict[int, int] = {}
         #: What the trials, kept states and lanes take of each device's memory.
         self.memory = MemoryLedger(
             cluster.memory_watermark if cluster is not None else watermark, self.residents, self.held
@@ -53,8 +57,7 @@ class Occupancy:
         self.now = 0.0
         #: host -> its devices
         self._on_host: dict[str, list[int]] = {}
-        #: residents -> heap of (-speed, device) that may have an open slot; entries go stale, see _open_device.
-        self._open: dict[int, list[tuple[float, int]]] = {}
+        self._open = OpenDevices(self._devices, self.residents, self.open_slots)
         for device in cluster.devices if cluster is not None else ():
             self.add_device(device)
 
@@ -106,7 +109,7 @@ class Occupancy:
     def open_slots(self, device: int) -> int:
         """Further packed trials that the residents of ``device`` tolerate; 0 for an idle or closed device."""
         rows = self.residents[device]
-        return self._limit(rows) - len(rows) if rows and device not in self._closed else 0
+        return self._limit(device) - len(rows) if rows and device not in self._closed else 0
 
     # -- changes ------------------------------------------------------------------------------------------
 
@@ -115,6 +118,7 @@ class Occupancy:
         if device.index in self._devices:
             raise InvalidFieldError("index", device.index, "a device with this index exists already")
         self.eligible.add(device)
+        self.models.add(device)
         self._on_host.setdefault(device.host, []).append(device.index)
         self.residents[device.index] = []
         self.memory.add_device(device.index, device.memory_bytes)
@@ -136,11 +140,14 @@ class Occupancy:
             self._closed.remove(index)
             self._refresh(index)
         self._idle.remove_device(index)
-        host = self._devices[index].host
+        device = self._devices[index]
+        self.models.remove(device)
+        host = device.host
         self._on_host[host].remove(index)
         if not self._on_host[host]:
             del self._on_host[host]
         del self.residents[index]
+        self.caps.pop(index, None)
         self.eligible.remove(index)
         self.memory.remove_device(index)
         return evicted
@@ -157,6 +164,7 @@ class Occupancy:
         host: str | None = None,
         allowed: Set[int] | None = None,
         one_host: bool = False,
+        by_model: ByModel | None = None,
     ) -> tuple[int, ...] | None:
         """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now.
 
@@ -171,19 +179,21 @@ class Occupancy:
             host: to prefer among hosts with equally idle and fast devices.
             allowed: the only devices that will do; ``None`` for all.
             one_host: whether all have to be of one host.
+            by_model: how it does on unlike device models; ``None`` for the devices' own speeds.
         """
         chosen: tuple[int, ...] | None = None
         can_be_near = near is not None and width <= 1.0 and (allowed is None or near in allowed)
-        if near is not None and can_be_near and self._admits(near, width, need, own_state):
+        if near is not None and can_be_near and self._admits(near, width, need, own_state, by_model):
             chosen = (near,)
         elif not only and width < 1.0:
-            device = self._open_device(residents_at(width), need, host=host, allowed=allowed)
+            device = self._open_device(residents_at(width), need, host=host, allowed=allowed, by_model=by_model)
             chosen = None if device is None else (device,)
         elif not only:
             own = own_state if near is None else 0.0
-            chosen = self._idle.choose(round(width), self._fits(need, allowed, own), host, one_host=one_host)
+            fits, speed_of = self._fits(need, allowed, own, by_model), self._speed_of(by_model)
+            chosen = self._idle.choose(round(width), fits, host, one_host=one_host, speed_of=speed_of)
         if chosen is not None:
-            self._hold(row, chosen, residents_at(width), need)
+            self._hold(row, chosen, residents_at(width), self._need_on(chosen[0], need, by_model))
         return chosen
 
     def hold(self, row: int, devices: tuple[int, ...], width: float, need: MemoryNeed | None = None) -> None:
@@ -198,15 +208,18 @@ class Occupancy:
 
     def limit(self, index: int) -> int:
         """Most trials that the residents of a device tolerate there, themselves included; 1 for an idle device."""
-        rows = self.residents[index]
-        return self._limit(rows) if rows else 1
+        return self._limit(index) if self.residents[index] else 1
+
+    def cap(self, index: int, most: int) -> None:
+        """Places at most so many trials, at least 1, on a device until it is idle again."""
+        self.caps[index] = most
 
     def is_open(self, index: int, width: float) -> bool:
         """Whether a device takes one more trial of that width, memory apart: it is idle, or all there are packed."""
         rows = self.residents[index]
         if index in self._closed:
             return False
-        return not rows or (width < 1.0 and len(rows) < min(self._limit(rows), residents_at(width)))
+        return not rows or (width < 1.0 and len(rows) < min(self._limit(index), residents_at(width)))
 
     def has_open(self, width: float) -> bool:
         """Whether enough devices are open to a trial of that width, its memory apart."""
@@ -216,9 +229,9 @@ class Occupancy:
 
     def release(self, row: int) -> None:
         """Frees everything that ``row`` holds."""
+        self.memory.release(row)
         devices = self.held.pop(row)
         del self._tolerates[row]
-        self.memory.release(row)
         for index in devices:
             self.residents[index].remove(row)
             self._refresh(index)
@@ -250,7 +263,12 @@ class Occupancy:
             self.memory.set_need(old_devices_row, old_need)
 
     def devices_for(
-        self, row: int, width: float, need: MemoryNeed | None = None, allowed: Set[int] | None = None
+        self,
+        row: int,
+        width: float,
+        need: MemoryNeed | None = None,
+        allowed: Set[int] | None = None,
+        by_model: ByModel | None = None,
     ) -> tuple[int, ...] | None:
         """The devices that :meth:`move` can give a row for another width; changes nothing.
 
@@ -263,21 +281,23 @@ class Occupancy:
             width: its new width.
             need: device memory, where it is known.
             allowed: the only devices that it may get; ``None`` for all.
+            by_model: as in :meth:`place`.
 
         Returns:
             The devices; ``None`` if it cannot have that width now.
         """
         before = self.held[row]
-        host = self._devices[before[0]].host
+        host, speed_of = self._devices[before[0]].host, self._speed_of(by_model)
         if width < 1.0:
-            tolerates = residents_at(width)
-            slot = self._open_device(tolerates, need, avoid=before, shared_only=True, host=host, allowed=allowed)
+            slot = self._open_device(
+                residents_at(width), need, avoid=before, shared_only=True, host=host, allowed=allowed, by_model=by_model
+            )
             if slot is None and len(self.residents[before[0]]) > residents_at(width):
                 return None
             return (slot,) if slot is not None else self._idle.resized(before, 1)
         if all(len(self.residents[index]) == 1 for index in before):
-            return self._idle.resized(before, round(width), self._fits(need, allowed))
-        return self._idle.choose(round(width), self._fits(need, allowed), host)
+            return self._idle.resized(before, round(width), self._fits(need, allowed, 0.0, by_model), speed_of)
+        return self._idle.choose(round(width), self._fits(need, allowed, 0.0, by_model), host, speed_of=speed_of)
 
     def can_widen_in_place(self, row: int, width: float) -> bool:
         """Whether the host of a row's first device has enough idle devices for this width, memory apart."""
@@ -285,9 +305,15 @@ class Occupancy:
 
     # -- choices ------------------------------------------------------------------------------------------
 
-    def _admits(self, index: int, width: float, need: MemoryNeed | None, own_state: float) -> bool:
+    def _admits(
+        self, index: int, width: float, need: MemoryNeed | None, own_state: float, by_model: ByModel | None
+    ) -> bool:
         """Whether a trial of a width of at most 1 fits on this device now."""
-        if index not in self._devices or not self.memory.fits(index, need, own_state=own_state):
+        if index not in self._devices:
+            return False
+        if not self.memory.fits(index, self._need_on(index, need, by_model), own_state=own_state):
+            return False
+        if by_model is not None and self._is_full_for(index, by_model):
             return False
         return self.is_open(index, width)
 
@@ -300,57 +326,42 @@ class Occupancy:
         shared_only: bool = False,
         host: str | None = None,
         allowed: Set[int] | None = None,
+        by_model: ByModel | None = None,
     ) -> int | None:
         """The most idle device for one more packed trial: fewest residents, fastest, on that host, lowest index."""
         if not shared_only and self._idle.count:
-            idle = self._idle.choose(1, self._fits(need, allowed), host)
+            idle = self._idle.choose(
+                1, self._fits(need, allowed, 0.0, by_model), host, speed_of=self._speed_of(by_model)
+            )
             if idle is not None:
                 return idle[0]
-        for count in range(1, tolerates):
-            heap = self._open.get(count, [])
-            unfit: list[tuple[float, int]] = []
-            found = None
-            while heap and found is None:
-                index = heap[0][1]
-                if (
-                    len(self.residents.get(index, ())) != count
-                    or self.open_slots(index) <= 0
-                    or self._devices[index].speed != -heap[0][0]
-                ):
-                    heapq.heappop(heap)  # stale: the device changed since this entry was made
-                elif index in avoid or not self._takes(index, need, allowed):
-                    unfit.append(heapq.heappop(heap))
-                else:
-                    found = index
-            for entry in unfit:
-                heapq.heappush(heap, entry)
-            if found is not None:
-                return self._alike_on(host, found, avoid, need, allowed)
-        return None
 
-    def _alike_on(
-        self, host: str | None, found: int, avoid: tuple[int, ...], need: MemoryNeed | None, allowed: Set[int] | None
-    ) -> int:
-        """The first device of a host that is open to a trial and as idle and fast as another one; else that one."""
-        other = self._devices[found]
-        if host is None or host == other.host or host not in self._on_host:
-            return found
-        for index in self._on_host[host]:
-            if (
-                len(self.residents[index]) == len(self.residents[found])
-                and self.open_slots(index) > 0
-                and self._devices[index].speed == other.speed
-                and index not in avoid
-                and self._takes(index, need, allowed)
-            ):
-                return index
-        return found
+        def takes(index: int) -> bool:
+            return index not in avoid and self._takes(index, self._need_on(index, need, by_model), allowed)
 
-    def _fits(self, need: MemoryNeed | None, allowed: Set[int] | None = None, own_state: float = 0.0) -> _Fits:
+        return self._open.find(tolerates, takes, host, self._on_host.get(host or "", ()), by_model)
+
+    def _is_full_for(self, index: int, by_model: ByModel) -> bool:
+        return 0 < by_model[self._devices[index].model].packing <= len(self.residents[index])
+
+    def _need_on(self, index: int, need: MemoryNeed | None, by_model: ByModel | None) -> MemoryNeed | None:
+        return need if by_model is None else by_model[self._devices[index].model].need
+
+    def _speed_of(self, by_model: ByModel | None) -> SpeedOf | None:
+        return None if by_model is None else lambda index: by_model[self._devices[index].model].speed
+
+    def _fits(
+        self, need: MemoryNeed | None, allowed: Set[int] | None, own_state: float, by_model: ByModel | None
+    ) -> _Fits:
+        fits = self.memory.fits
+        if by_model is not None:
+            return lambda index: (
+                (allowed is None or index in allowed)
+                and fits(index, self._need_on(index, need, by_model), own_state=own_state)
+            )
         if allowed is not None:
-            fits = self.memory.fits
             return lambda index: index in allowed and (need is None or fits(index, need, own_state=own_state))
-        return None if need is None else lambda index: self.memory.fits(index, need)
+        return None if need is None else lambda index: fits(index, need)
 
     def _takes(self, index: int, need: MemoryNeed | None, allowed: Set[int] | None) -> bool:
         return (allowed is None or index in allowed) and self.memory.fits(index, need)
@@ -373,9 +384,11 @@ class Occupancy:
             return
         rows = self.residents[index]
         if not rows:
+            self.caps.pop(index, None)
             self._idle.add(index, self.now)
-        elif len(rows) < self._limit(rows):
-            heapq.heappush(self._open.setdefault(len(rows), []), (-self._devices[index].speed, index))
+        elif len(rows) < self._limit(index):
+            self._open.push(index)
 
-    def _limit(self, rows: list[int]) -> int:
-        return min(self._tolerates[row] for row in rows)
+    def _limit(self, index: int) -> int:
+        most = min(self._tolerates[row] for row in self.residents[index])
+        return min(most, self.caps.get(index, most)) if self.caps else most

@@ -1,14 +1,13 @@
 """The profile: measured seconds per iteration, overheads and memory of trials, and the cost of a resize.
 
 Profiling uses the trials' own iterations (docs/theory.md, section 7; paper section 3.4.2.2). Measurements are kept per
-profile key and bucket: p trials on one device, or one trial on w devices. Without data nothing is guessed: seconds and
-memory are ``None``, alpha = beta = 1, epsilon = 0, and the limits are the ideal model's. As in the paper, trials of one
-key are assumed to be alike: a search space whose model shapes differ needs a key per shape.
+profile key, device model and bucket: p trials on one device, or one trial on w devices. Without data nothing is
+guessed: seconds and memory are ``None``, alpha = beta = 1, epsilon = 0, and the limits are the ideal model's. As in the
+paper, trials of one key are assumed to be alike: a search space whose model shapes differ needs a key per shape.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import json
 import logging
@@ -16,11 +15,11 @@ import math
 import os
 import statistics
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_text
 from fluid.planning.measurements import (
     ALONE,
     DRIFT_BASELINE,
@@ -32,11 +31,14 @@ from fluid.planning.measurements import (
     bucket_from_json,
     bucket_id,
     key_from_json,
+    key_to_json,
     mapping,
     member,
+    models_from_json,
     prefix,
     require_share,
 )
+from fluid.planning.overhead_fit import bounded_exp, slope, weighted_median
 from fluid.planning.runtime_model import (
     DEFAULT_BENEFIT_THRESHOLD,
     TOLERANCE,
@@ -49,7 +51,11 @@ from fluid.resources import MemoryNeed
 _log = logging.getLogger(__name__)
 
 #: Version of what :meth:`Profile.to_json` writes.
-FORMAT = 2
+FORMAT = 3
+#: The version before, which did not tell device models apart.
+_WITHOUT_MODELS = 2
+#: Stands for the device model in such a profile: the first model that is observed takes its measurements over.
+_ANY_MODEL = ""
 #: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
 DEFAULT_WINDOW = 31
 #: Keeps a clamped overhead inside its half-open interval by more than TOLERANCE.
@@ -59,7 +65,9 @@ _INSIDE = 1.0 - 1e-6
 class Profile:
     """Learns the speed of trials alone, packed and wide, and their memory (docs/theory.md, section 7).
 
-    Pure: no clock, no threads, no randomness. An unknown key is not an error.
+    Pure: no clock, no threads, no randomness. An unknown key is not an error. A method that takes a key also takes a
+    device model, such as ``"NVIDIA H200"``. The default ``None`` means devices of unknown model; if the key was
+    measured on none of these, it means the model that the key was measured on first.
 
     Example:
         >>> from fluid import Profile
@@ -86,15 +94,17 @@ class Profile:
         self.threshold = require_number("threshold", threshold, at_least=0.0)
         if self.threshold >= 1.0:
             raise InvalidFieldError("threshold", threshold, "must be below 1")
-        self._keys: dict[str, KeyProfile] = {}
+        #: By profile key, then by device model.
+        self._keys: dict[str, dict[str | None, KeyProfile]] = {}
         self._resizes = Bucket()
-        self._logged: set[tuple[str, Overhead]] = set()
+        self._logged: set[tuple[str, str | None, Overhead]] = set()
 
     def observe(
         self,
         key: str,
         seconds: float,
         *,
+        model: str | None = None,
         co_residents: int = 1,
         width: int = 1,
         iterations: int = 1,
@@ -106,6 +116,7 @@ class Profile:
         Args:
             key: the trial's profile key.
             seconds: wall time of these iterations together, above 0.
+            model: the device's model; of several unlike devices, that of the slowest. ``None`` if unknown.
             co_residents: p, trials on the device, this one included; above 1 only at width 1.
             width: devices the trial ran on; above 1 only without co-residents.
             iterations: how many iterations took ``seconds``.
@@ -120,19 +131,20 @@ class Profile:
             raise InvalidFieldError("seconds", seconds, "must be above 0")
         share = None if busy is None else require_share("busy", busy)
         if memory is not None:
-            self.observe_memory(key, memory)
-        known = self._keys.setdefault(_named("key", key), KeyProfile())
+            self.observe_memory(key, memory, model=model)
+        known = self._own(key, model)
         known.fitted.clear()
         if share is not None and ids == ALONE:
             known.busy = [*known.busy, share][-self.window :]
         if known.buckets.setdefault(ids, Bucket()).add(each, self.window):
-            _log.info("profile %r drifted at co_residents=%d, width=%d: measuring again", key, *ids)
+            message = "profile %r, model %s, drifted at co_residents=%d, width=%d: measuring again"
+            _log.info(message, key, model, *ids)
 
-    def observe_memory(self, key: str, memory: MemoryNeed) -> None:
-        """Adds the peak memory of a trial, in bytes, without its seconds."""
+    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
+        """Adds the peak memory of a trial on a device of that model, in bytes, without its seconds."""
         if not isinstance(memory, MemoryNeed):
             raise InvalidFieldError("memory", memory, "must be a MemoryNeed")
-        self._keys.setdefault(_named("key", key), KeyProfile()).grow_memory(memory)
+        self._own(key, model).grow_memory(memory)
 
     def observe_resize(self, seconds: float) -> None:
         """Adds the measured cost of one resize, in seconds; 0 is allowed."""
@@ -147,65 +159,88 @@ class Profile:
         """The profile keys seen, in the order of their first observation."""
         return list(self._keys)
 
-    def memory(self, key: str) -> MemoryNeed | None:
-        """The maximum of each part, in bytes; ``None`` until some is reported."""
-        return self._known(key).memory
+    def models(self, key: str) -> list[str | None]:
+        """The device models that a key was measured on, in the order of their first observation."""
+        return [None if model == _ANY_MODEL else model for model in self._keys.get(key, ())]
 
-    def busy(self, key: str) -> float | None:
+    def speeds(self, key: str, models: Sequence[str | None]) -> dict[str | None, float]:
+        """Iterations per second of a key's trials on each of these device models, relative to the first of them.
+
+        The ratio of the median seconds per iteration of trials alone on one device. A model on which the key has fewer
+        than ``MIN_OBSERVATIONS`` of these has the median of the other keys' ratios, or else speed 1.
+        """
+        reference = models[0]
+        seconds = {model: known.alone for model in models if (known := self._exact(key, model)).alone is not None}
+        unit = seconds.get(reference)
+        if unit is None and seconds:
+            first = next(iter(seconds))
+            unit = seconds[first] * self._usual_speed(first, reference)
+        return {
+            model: unit / seconds[model]
+            if unit is not None and model in seconds
+            else self._usual_speed(model, reference)
+            for model in models
+        }
+
+    def memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
+        """The maximum of each part, in bytes; ``None`` until some is reported."""
+        return self._known(key, model).memory
+
+    def busy(self, key: str, model: str | None = None) -> float | None:
         """Share of an iteration, alone on one device, in which the trial keeps it busy; ``None`` until measured."""
-        shares = self._known(key).busy
+        shares = self._known(key, model).busy
         return statistics.median(shares) if shares else None
 
-    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+    def needs_measuring(self, key: str, model: str | None = None, *, co_residents: int = 1, width: int = 1) -> bool:
         """Whether a bucket holds under ``MIN_OBSERVATIONS``: at first, and after a drift restarted it."""
-        bucket = self._known(key).buckets.get(bucket_id(co_residents, width), Bucket())
+        bucket = self._known(key, model).buckets.get(bucket_id(co_residents, width), Bucket())
         return len(bucket.seconds) < MIN_OBSERVATIONS
 
-    def seconds_per_iteration(self, key: str) -> float | None:
+    def seconds_per_iteration(self, key: str, model: str | None = None) -> float | None:
         """Seconds per iteration at width 1, alone on the device; ``None`` for an unknown key.
 
         If only packed or wide iterations were measured, eq. 3.2 converts them to width 1. Buckets with too few
         observations are used only if there are no others.
         """
-        buckets = self._known(key).buckets
+        buckets = self._known(key, model).buckets
         for usable in ({ids: bucket for ids, bucket in buckets.items() if bucket.measured}, buckets):
             if ALONE in usable:
                 return usable[ALONE].estimate
             if usable:
-                alpha, beta = math.log(self.alpha(key)), math.log(self.beta(key))
+                alpha, beta = math.log(self.alpha(key, model)), math.log(self.beta(key, model))
                 logs = {
                     (p, w): math.log(bucket.estimate * w) - (p - 1) * alpha - (w - 1) * beta
                     for (p, w), bucket in usable.items()
                 }
-                return _exp(_weighted_median((logs[ids], len(usable[ids].seconds)) for ids in usable))
+                return bounded_exp(weighted_median((logs[ids], len(usable[ids].seconds)) for ids in usable))
         return None
 
-    def alpha(self, key: str) -> float:
+    def alpha(self, key: str, model: str | None = None) -> float:
         """Packing overhead per extra co-resident, in [1, c/(c-1)) for the c measured; 1.0 until measured.
 
         The weighted median of the slopes between measured buckets (Theil-Sen), which no single bucket of many decides.
         A value outside the interval is clamped, which is logged once per key.
         """
-        return self._overhead(key, "alpha")
+        return self._overhead(key, model, "alpha")
 
-    def beta(self, key: str) -> float:
+    def beta(self, key: str, model: str | None = None) -> float:
         """Scaling overhead per extra device, in [1, d/(d-1)); 1.0 until measured; fitted as :meth:`alpha`.
 
         d is the last of the measured widths 1, 2, ... of which each is faster than the one before.
         """
         # The paper prints [1, (d+1)/d), which its own definition of d contradicts (docs/theory.md, section 2).
-        return self._overhead(key, "beta")
+        return self._overhead(key, model, "beta")
 
-    def measured_packing(self, key: str) -> int:
+    def measured_packing(self, key: str, model: str | None = None) -> int:
         """The largest p such that each of 1..p co-residents was measured; 0 if 1 was not."""
-        return len(prefix(self._known(key).line("alpha")))
+        return len(prefix(self._known(key, model).line("alpha")))
 
-    def marginal_benefits(self, key: str) -> dict[int, float]:
+    def marginal_benefits(self, key: str, model: str | None = None) -> dict[int, float]:
         """O^p (eq. 3.1) by p, if p and p - 1 were measured; from medians in place of the paper's means."""
-        seconds = {p: bucket.estimate for p, bucket in self._known(key).line("alpha").items()}
+        seconds = {p: bucket.estimate for p, bucket in self._known(key, model).line("alpha").items()}
         return {p: marginal_benefit(p, seconds[p], seconds[p - 1]) for p in seconds if p - 1 in seconds}
 
-    def packing_limit(self, key: str, c_max: int) -> int:
+    def packing_limit(self, key: str, c_max: int, model: str | None = None) -> int:
         """c, the most co-residents worth packing on a device.
 
         Up to :meth:`measured_packing` the measured O^p decide. Beyond it, each further trial is assumed to cost the
@@ -213,11 +248,11 @@ class Profile:
         take at least p u of it.
         """
         c_max = require_integer("c_max", c_max, at_least=1)
-        seconds = prefix(self._known(key).line("alpha"))[:c_max]
+        seconds = prefix(self._known(key, model).line("alpha"))[:c_max]
         c = packing_limit_from_seconds(seconds, threshold=self.threshold)
         if c < len(seconds):
             return c
-        alpha, busy = self.alpha(key), self.busy(key)
+        alpha, busy = self.alpha(key, model), self.busy(key, model)
         least = (seconds[0] if seconds else 1.0) * (busy or 0.0)
         latest = seconds[c - 1] if seconds else 1.0
         while c < c_max:
@@ -227,9 +262,9 @@ class Profile:
             c, latest = c + 1, following
         return c
 
-    def width_limit(self, key: str, *, n: int, d_max: int) -> int:
+    def width_limit(self, key: str, model: str | None = None, *, n: int, d_max: int) -> int:
         """d, the most of ``n`` devices a trial may span: ``min(d_max, n, max{w : beta < w/(w-1)})``."""
-        return width_limit(self.beta(key), n=n, d_max=d_max)
+        return width_limit(self.beta(key, model), n=n, d_max=d_max)
 
     def to_json(self) -> dict[str, object]:
         """The measurements, as JSON."""
@@ -239,28 +274,30 @@ class Profile:
             "threshold": self.threshold,
             "resizes": asdict(self._resizes),
             "keys": {
-                key: {
-                    "memory": None if known.memory is None else asdict(known.memory),
-                    "busy": known.busy,
-                    "buckets": [
-                        {"co_residents": p, "width": w, **asdict(bucket)} for (p, w), bucket in known.buckets.items()
-                    ],
-                }
-                for key, known in self._keys.items()
+                key: [{"model": model, **key_to_json(known)} for model, known in by_model.items()]
+                for key, by_model in self._keys.items()
             },
         }
 
     @classmethod
     def from_json(cls, data: object) -> Profile:
-        """Makes the profile that :meth:`to_json` wrote, with the same estimates and the same drift state."""
+        """Makes the profile that :meth:`to_json` wrote, with the same estimates and the same drift state.
+
+        In a profile of format 2, measurements have no device model: the first model observed takes them over.
+        """
         version = member("", data, "format")
-        if version != FORMAT:
-            raise InvalidFieldError("format", version, f"is unknown; this Fluid reads format {FORMAT}")
+        if version not in (FORMAT, _WITHOUT_MODELS):
+            known = f"formats {_WITHOUT_MODELS} and {FORMAT}"
+            raise InvalidFieldError("format", version, f"is unknown; this Fluid reads {known}")
         profile = cls(window=member("", data, "window"), threshold=member("", data, "threshold"))
         profile._resizes = bucket_from_json("resizes", member("", data, "resizes"), profile.window)
         for key, content in mapping("keys", member("", data, "keys")).items():
             name = _named("keys", key)
-            profile._keys[name] = key_from_json(f"keys[{name!r}]", content, profile.window)
+            where = f"keys[{name!r}]"
+            if version == _WITHOUT_MODELS:
+                profile._keys[name] = {_ANY_MODEL: key_from_json(where, content, profile.window)}
+            else:
+                profile._keys[name] = models_from_json(where, content, profile.window)
         return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -287,18 +324,50 @@ class Profile:
         except (ValueError, RecursionError) as error:
             raise InvalidFieldError("path", name, f"is not a JSON file: {error}") from error
 
-    def _known(self, key: str) -> KeyProfile:
-        return self._keys.get(key) or KeyProfile()
+    def _exact(self, key: str, model: str | None) -> KeyProfile:
+        """What was measured on that very model, or in a profile without models."""
+        by_model = self._keys.get(key, {})
+        return by_model.get(model) or by_model.get(_ANY_MODEL) or KeyProfile()
 
-    def _overhead(self, key: str, name: Overhead) -> float:
-        known = self._known(key)
+    def _known(self, key: str, model: str | None) -> KeyProfile:
+        by_model = self._keys.get(key)
+        if not by_model:
+            return KeyProfile()
+        known = by_model.get(model)
+        if known is None and model is None:
+            known = next(iter(by_model.values()))
+        return known or self._exact(key, model)
+
+    def _own(self, key: str, model: str | None) -> KeyProfile:
+        """Where observations of a key on a model are added."""
+        if model is not None:
+            require_text("model", model)
+        by_model = self._keys.setdefault(_named("key", key), {})
+        known = by_model.get(model)
+        if known is None:
+            known = by_model[model] = by_model.pop(_ANY_MODEL) if _ANY_MODEL in by_model else KeyProfile()
+        return known
+
+    def _usual_speed(self, model: str | None, reference: str | None) -> float:
+        """The median over all keys of their speed on a model relative to another; 1 if no key has both measured."""
+        if model == reference:
+            return 1.0
+        ratios = []
+        for by_model in self._keys.values():
+            one, other = by_model.get(reference), by_model.get(model)
+            if one is not None and other is not None and one.alone is not None and other.alone is not None:
+                ratios.append(one.alone / other.alone)
+        return statistics.median(ratios) if ratios else 1.0
+
+    def _overhead(self, key: str, model: str | None, name: Overhead) -> float:
+        known = self._known(key, model)
         if name not in known.fitted:
             line = known.line(name)
-            value = 1.0 if len(line) < 2 else _exp(_slope(line, shared=name == "beta"))
-            known.fitted[name] = self._clamped(key, name, value, prefix(line))
+            value = 1.0 if len(line) < 2 else bounded_exp(slope(line, shared=name == "beta"))
+            known.fitted[name] = self._clamped(key, model, name, value, prefix(line))
         return known.fitted[name]
 
-    def _clamped(self, key: str, name: Overhead, value: float, seconds: Sequence[float]) -> float:
+    def _clamped(self, key: str, model: str | None, name: Overhead, value: float, seconds: Sequence[float]) -> float:
         """``value`` clamped to [1, m/(m-1)), where m is the measured c or d."""
         if name == "alpha":
             limit = packing_limit_from_seconds(seconds, threshold=self.threshold)
@@ -309,10 +378,10 @@ class Profile:
         if 1.0 <= value < bound:
             return value
         clamped = max(1.0, min(value, bound * _INSIDE))
-        if (key, name) not in self._logged:
-            self._logged.add((key, name))
-            message = "profile %r: measured %s=%.6g lies outside [1, %.6g); %.6g is used"
-            _log.info(message, key, name, value, bound, clamped)
+        if (key, model, name) not in self._logged:
+            self._logged.add((key, model, name))
+            message = "profile %r, model %s: measured %s=%.6g lies outside [1, %.6g); %.6g is used"
+            _log.info(message, key, model, name, value, bound, clamped)
         return clamped
 
 
@@ -320,26 +389,3 @@ def _named(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidFieldError(name, value, "must be a non-empty string")
     return value
-
-
-def _slope(line: Mapping[int, Bucket], *, shared: bool) -> float:
-    """log alpha, or log beta if the devices share the work (eq. 3.2), from at least two buckets."""
-    logs = {step: math.log(bucket.estimate * (step if shared else 1)) for step, bucket in line.items()}
-    slopes = []
-    for a, b in itertools.combinations(line, 2):
-        # A slope is the more certain the further apart its two buckets are, and the more observations they have.
-        noise = math.sqrt(1 / len(line[a].seconds) + 1 / len(line[b].seconds))
-        slopes.append(((logs[b] - logs[a]) / (b - a), (b - a) / noise))
-    return _weighted_median(slopes)
-
-
-def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
-    """The smallest value such that the values up to it have at least half of the weight."""
-    ordered = sorted(weighted)
-    sums = list(itertools.accumulate(weight for _, weight in ordered))
-    return ordered[bisect.bisect_left(sums, 0.5 * sums[-1] * (1.0 - TOLERANCE))][0]
-
-
-def _exp(exponent: float) -> float:
-    """exp without OverflowError: an absurd measurement gives an absurd number."""
-    return math.exp(min(max(exponent, -700.0), 700.0))

@@ -60,22 +60,22 @@ class Known(Profile):
     def observe_resize(self, seconds: float) -> None:
         pass
 
-    def seconds_per_iteration(self, key: str) -> float | None:
+    def seconds_per_iteration(self, key: str, model: str | None = None) -> float | None:
         return self._seconds
 
-    def measured_packing(self, key: str) -> int:
+    def measured_packing(self, key: str, model: str | None = None) -> int:
         return self._c
 
-    def packing_limit(self, key: str, c_max: int) -> int:
+    def packing_limit(self, key: str, c_max: int, model: str | None = None) -> int:
         return min(self._c, c_max)
 
-    def width_limit(self, key: str, *, n: int, d_max: int) -> int:
+    def width_limit(self, key: str, model: str | None = None, *, n: int, d_max: int) -> int:
         return min(self._d, d_max)
 
-    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+    def needs_measuring(self, key: str, model: str | None = None, *, co_residents: int = 1, width: int = 1) -> bool:
         return False
 
-    def memory(self, key: str) -> MemoryNeed | None:
+    def memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
         return self._need
 
 
@@ -115,9 +115,11 @@ class Hand:
 
     # -- events --------------------------------------------------------------------------------------------
 
-    def add_device(self, index: int, memory: float | None = None, host: str = "localhost") -> list[Command]:
+    def add_device(
+        self, index: int, memory: float | None = None, host: str = "localhost", **more: Any
+    ) -> list[Command]:
         kind = "cpu" if memory is None else "gpu"  # whose memory is its trials' alone
-        return self.do(DeviceAdded(self.now, Device(index, kind=kind, host=host, memory_bytes=memory)))
+        return self.do(DeviceAdded(self.now, Device(index, kind=kind, host=host, memory_bytes=memory, **more)))
 
     def lose_device(self, index: int) -> list[Command]:
         return self.do(DeviceLost(self.now, index))
@@ -149,20 +151,20 @@ class Hand:
     def ready(self, lane_id: int) -> list[Command]:
         return self.do(LaneReady(self.now, lane_id))
 
-    def lose(self, lane_id: int, culprit: str | None = None) -> list[Command]:
-        return self.do(LaneLost(self.now, lane_id, "killed", culprit=culprit))
+    def lose(self, lane_id: int, culprit: str | None = None, **more: Any) -> list[Command]:
+        return self.do(LaneLost(self.now, lane_id, "killed", culprit=culprit, **more))
 
     def started(self, trial_id: str, iteration: int = 0) -> list[Command]:
         return self.do(TrialStarted(self.now, trial_id, self.lane(trial_id), iteration=iteration, seconds=0.1))
 
-    def iterate(self, trial_id: str, times: int = 1, **more: Any) -> list[Command]:
+    def iterate(self, trial_id: str, times: int = 1, *, seconds: float = 1.0, **more: Any) -> list[Command]:
         """Has a trial finish iterations, one instant each; returns the commands of the last."""
         commands: list[Command] = []
         for _ in range(times):
-            self.now += 1.0
+            self.now += seconds
             done = self.trial(trial_id).progress.done + 1
             commands = self.do(
-                IterationDone(self.now, trial_id, self.lane(trial_id), iteration=done, seconds=1.0, **more)
+                IterationDone(self.now, trial_id, self.lane(trial_id), iteration=done, seconds=seconds, **more)
             )
         return commands
 

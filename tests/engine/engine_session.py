@@ -53,16 +53,20 @@ def fingerprint(state: EngineState) -> str:
     return repr((trials, lanes, rest, state.allocations.running, state.wants_tick))
 
 
+#: How fast devices are by model, where the engine is not told.
+_SPEEDS: dict[str | None, float] = {"NVIDIA A100-SXM4-80GB": 1.0, "Tesla T4": 0.3, None: 2.0}
+
+
 class Known(Profile):
     """A profile for which all is measured: packing and widening begin at once."""
 
-    def seconds_per_iteration(self, key: str) -> float | None:
+    def seconds_per_iteration(self, key: str, model: str | None = None) -> float | None:
         return 0.1
 
-    def measured_packing(self, key: str) -> int:
+    def measured_packing(self, key: str, model: str | None = None) -> int:
         return 8
 
-    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+    def needs_measuring(self, key: str, model: str | None = None, *, co_residents: int = 1, width: int = 1) -> bool:
         return False
 
 
@@ -77,10 +81,10 @@ class Sours(Known):
         super().observe(key, seconds, **more)
         self._left -= 1
 
-    def packing_limit(self, key: str, c_max: int) -> int:
+    def packing_limit(self, key: str, c_max: int, model: str | None = None) -> int:
         return c_max if self._left > 0 else 1
 
-    def alpha(self, key: str) -> float:
+    def alpha(self, key: str, model: str | None = None) -> float:
         return 1.0 if self._left > 0 else 10.0
 
 
@@ -111,6 +115,8 @@ class Session:
         self.rng = rng
         self.picky = picky
         self.undivided, self.sparse = undivided, sparse
+        #: whether devices of some models are faster, which the engine has to measure
+        self.unlike = rng.random() < 0.3
         if undivided:
             options["max_packing"] = 1
         self.backend = FakeBackend(rng, chances)
@@ -381,6 +387,9 @@ class Session:
             more["model"] = self.rng.choice(["NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", "Tesla T4", None])
             more["tags"] = self.rng.choice([(), ("fast",)])
             more["kind"] = self.rng.choice(["gpu", "gpu", "cpu"])
+        if self.unlike:
+            more["model"], speed = self.rng.choice([*_SPEEDS]), 1.0
+            self.backend.speeds[self._next_device] = _SPEEDS[more["model"]]
         device = Device(self._next_device, host=host, speed=speed, memory_bytes=self.memory, **more)
         self.handle(DeviceAdded(self.backend.now, device))
 
@@ -542,6 +551,7 @@ def random_session(seed: int, steps: int) -> Session:
     if not chances.hang:  # While a lane waits for an answer, a drain may rely on one that hangs.
         chances.ask = rng.choice([0.0, 0.1])
     chances.unsavable = rng.choice([0.0, 0.0, 0.2])
+    chances.device = rng.choice([0.0, 0.0, 0.05])
     undivided = rng.random() < 0.3
     sparse = not undivided and rng.random() < 0.3
     planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]

@@ -12,6 +12,7 @@ from fluid.engine.commands import (
     Command,
     DumpStacks,
     KillLane,
+    LimitMemory,
     Notice,
     Pause,
     Persist,
@@ -38,6 +39,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.lane_record import LaneMeasured
 from fluid.engine.requests import Answer, TrialAsked
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
@@ -85,6 +87,8 @@ class Chances:
     finish: float = 0.0
     save_fails: float = 0.0
     false_start: float = 0.0
+    #: That an exception leaves the lane's device unusable.
+    device: float = 0.0
     own_save: float = 0.0
     hang: float = 0.0
     damaged: float = 0.0
@@ -110,6 +114,8 @@ class FakeBackend:
         self.progress: dict[str, int] = {}
         #: machine of each device
         self.hosts: dict[int, str] = {}
+        #: speed of each device that has another than 1
+        self.speeds: dict[int, float] = {}
         #: (trial, call) -> iterations done when the method was called, each time it was
         self.called: dict[tuple[str, int], list[int]] = {}
         self.requests = 0
@@ -135,6 +141,9 @@ class FakeBackend:
             elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial, Call)):
                 for lane_id in command.lane_ids:
                     self._post(lane_id, command)
+            elif isinstance(command, LimitMemory):
+                assert command.limit_bytes is None or command.limit_bytes > 0.0
+                self._post(command.lane_ids[0], command)
             elif isinstance(command, Answer):
                 self._take_answer(command)
             else:
@@ -197,7 +206,8 @@ class FakeBackend:
         if not lane.ready:
             if self._happens(self.chances.false_start):
                 lane.dead = True
-                lane.outbox.append(LaneLost(self.now, lane_id, "did not start"))
+                position = self.rng.choice([None, 0])
+                lane.outbox.append(LaneLost(self.now, lane_id, "did not start", failed_position=position))
             else:
                 lane.ready = True
                 lane.outbox.append(
@@ -211,6 +221,8 @@ class FakeBackend:
         for trial_id, hosted in list(lane.hosted.items()):
             if hosted.left and hosted.lanes[0] == lane_id:
                 self._iterate(lane_id, lane, trial_id, hosted)
+                if self.chances.own_bytes and self._happens(0.2):
+                    lane.outbox.append(LaneMeasured(self.now, lane_id, self.chances.own_bytes * self.rng.random()))
                 return
 
     def _obey(self, lane_id: int, lane: Lane, command: Command) -> None:
@@ -355,7 +367,7 @@ class FakeBackend:
     def _iterate(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted) -> None:
         if any(peer not in self.lanes or self.lanes[peer].dead for peer in hosted.lanes):
             return  # it hangs
-        if self._happens(self.chances.hang):
+        if not hosted.finished and self._happens(self.chances.hang):  # Else the lane answers by itself.
             hosted.hung = True
             return
         if self._happens(self.chances.ask):
@@ -378,7 +390,7 @@ class FakeBackend:
         hosted.left -= 1
         self.progress[trial_id] = hosted.done
         memory = MemoryNeed(*self.rng.choice(MEASURED)) if self._happens(self.chances.memory) else None
-        seconds = self.rng.choice([0.1, 0.11, 0.12])
+        seconds = self.rng.choice([0.1, 0.11, 0.12]) / self.speeds.get(lane.device_id, 1.0)
         lane.outbox.append(
             IterationDone(
                 self.now,
@@ -402,9 +414,16 @@ class FakeBackend:
         kind = "error" if self._happens(self.chances.fail) else ""
         if self._happens(self.chances.out_of_memory):
             kind = "out_of_memory"
+        if self._happens(self.chances.device):
+            kind = "device"
         if kind:
             del lane.hosted[trial_id]
             lane.outbox.append(TrialFailed(self.now, trial_id, lane_id, Failure(kind, f"{kind} of {trial_id}")))
+        if kind == "device":
+            lane.dead = True
+            lane.inbox.clear()
+            lane.hosted.clear()
+            lane.outbox.append(LaneLost(self.now, lane_id, "exited with status 70"))
         return bool(kind)
 
     def _happens(self, chance: float) -> bool:

@@ -30,10 +30,10 @@ class Flips(Known):
     def observe(self, key: str, seconds: float, **more: Any) -> None:
         self._seen += 1
 
-    def packing_limit(self, key: str, c_max: int) -> int:
+    def packing_limit(self, key: str, c_max: int, model: str | None = None) -> int:
         return 3 + self._seen // 2 % 2
 
-    def seconds_per_iteration(self, key: str) -> float | None:
+    def seconds_per_iteration(self, key: str, model: str | None = None) -> float | None:
         return 1.0 if key == "" else 2.5
 
 
@@ -104,11 +104,12 @@ def test_planning_by_kinds_decides_as_planning_trial_by_trial(
 
 def test_of_lines_that_get_another_width_the_journal_names_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "LONG_QUEUE", 1)
+    rng = random.Random(0)
     hand = Hand(devices=2, profile=Flips())
     submit(hand, [5] * 60, keys=1)
     line = next(note.line for note in hand.log if isinstance(note, NoteWaiting))
     while sum(isinstance(command, NoteMeasured) for command in hand.log) < 4:
-        hand.iterate(start(hand)[0])
+        hand.iterate(rng.choice(start(hand)))
     notes = [note for note in hand.log if isinstance(note, NoteWaiting)]
     assert [len(note.trial_ids) > 0 for note in notes].count(True) == 1, "when they were submitted"
     assert {note.line for note in notes} == {line}

@@ -9,6 +9,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Save, StartLane, StartTrial, StopLane, StopTrial
 from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady
+from fluid.engine.lane_record import LaneMeasured
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
@@ -19,7 +20,7 @@ GB = 1e9
 class Learns(Known):
     """A profile that knows all but memory, and learns that."""
 
-    def observe_memory(self, key: str, memory: MemoryNeed) -> None:
+    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
         old = self._need or MemoryNeed(0.0)
         self._need = MemoryNeed(
             max(old.persistent_bytes, memory.persistent_bytes), max(old.ephemeral_bytes, memory.ephemeral_bytes)
@@ -120,6 +121,29 @@ def test_a_lane_takes_memory_for_as_long_as_it_lives() -> None:
     hand.lose_device(0)
     hand.add_device(0, 10 * GB)
     assert lane_bytes(hand) == 0.0
+
+
+def test_a_lane_that_takes_more_or_less_than_before() -> None:
+    """What one lane takes is the estimate for the next; a wrong figure does not stay after it was corrected."""
+    hand = Hand(memory=10 * GB, ready=False)
+    hand.do(LaneReady(0.0, 0, 3 * GB))
+    ready(hand, hand.submit("a", "b", memory=MemoryNeed(1 * GB)), 0.5 * GB)
+    assert lane_bytes(hand) == 3.5 * GB
+    hand.do(LaneMeasured(0.0, 0, 1 * GB))
+    assert lane_bytes(hand) == 1.5 * GB
+    hand.do(LaneMeasured(0.0, 1, 2 * GB))
+    assert lane_bytes(hand) == 3 * GB
+    hand.do(LaneLost(0.0, 1, "died"), LaneMeasured(0.0, 1, 9 * GB))
+    assert lane_bytes(hand) == 2 * GB, "the lane in its place is not measured yet, and one more"
+
+
+def test_memory_that_a_lane_gives_back_is_for_the_trials_that_wait() -> None:
+    hand = Hand(memory=10 * GB, ready=False)
+    hand.do(LaneReady(0.0, 0, 3 * GB))
+    hand.submit("a", "b", memory=MemoryNeed(4 * GB))
+    assert hand.states() == {"a": "STARTING", "b": "QUEUED"}
+    hand.do(LaneMeasured(0.0, 0, 0.5 * GB))
+    assert hand.states() == {"a": "STARTING", "b": "STARTING"}
 
 
 def test_contexts_count_among_trials_that_share_a_device() -> None:

@@ -193,10 +193,10 @@ class _MeasuredMemory(Known):
         super().__init__(packing=1, width=1)
         self._needs: dict[str, MemoryNeed] = {}
 
-    def observe_memory(self, key: str, memory: MemoryNeed) -> None:
+    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
         self._needs[key] = memory
 
-    def memory(self, key: str) -> MemoryNeed | None:
+    def memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
         return self._needs.get(key)
 
 

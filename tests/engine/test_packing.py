@@ -66,6 +66,155 @@ def test_a_device_that_one_trial_keeps_busy_is_never_shared(busy: float, states:
     assert list(hand.states().values()) == states
 
 
+# --- What counts as packed
+
+
+def measured(hand: Hand, trial_id: str, times: int, seconds: float) -> int:
+    """Iterates a trial; returns the packing measured for its key, in a session of one key."""
+    hand.iterate(trial_id, times, seconds=seconds)
+    return hand.state.profile.measured_packing("net")
+
+
+def packed(*trial_ids: str) -> Hand:
+    """A session of one device where the first trial has been measured alone and the second one is about to start."""
+    hand = Hand(profile=Profile(), max_packing=4)
+    hand.submit(*trial_ids, budget=100, profile_key="net")
+    hand.started(trial_ids[0])
+    assert measured(hand, trial_ids[0], 10, 1.0) == 1
+    hand.tick()
+    assert hand.states()[trial_ids[1]] == "STARTING"
+    return hand
+
+
+def test_a_trial_that_has_not_iterated_yet_is_no_co_resident() -> None:
+    """It makes a CUDA context, loads data or compiles: what the others take meanwhile says nothing about packing."""
+    hand = packed("a", "b", "c", "d")
+    assert measured(hand, "a", 10, 1.0) == 1, "the lane of b is not even ready"
+    hand.ready(1)
+    assert measured(hand, "a", 10, 1.0) == 1
+    hand.started("b")
+    assert measured(hand, "a", 10, 1.0) == 1, "b compiles in its first iteration"
+    hand.tick()
+    assert list(hand.states().values()) == ["RUNNING", "RUNNING", "QUEUED", "QUEUED"]
+    assert measured(hand, "b", 1, 30.0) == 1
+    assert measured(hand, "a", 1, 1.0) == 1, "b settled in the middle of this iteration"
+    assert measured(hand, "a", 5, 1.5) == 2
+    assert hand.state.profile.alpha("net") == pytest.approx(1.5)
+
+
+def test_a_further_co_resident_waits_until_two_trials_were_observed() -> None:
+    hand = packed("a", "b", "c")
+    hand.ready(1)
+    hand.started("b")
+    hand.iterate("b", seconds=30.0)
+    assert measured(hand, "a", 10, 1.1) == 2
+    hand.tick()
+    assert hand.states()["c"] == "QUEUED", "only one of them is known to be as fast as that"
+    hand.iterate("b", seconds=1.1)
+    hand.tick()
+    assert hand.states()["c"] == "STARTING"
+
+
+def test_a_co_resident_of_another_key_counts_too() -> None:
+    """Each key has one trial on the device: neither would ever be observed on two."""
+    profile = Profile()
+    for key in "ab":
+        for _ in range(5):
+            profile.observe(key, 1.0)
+    hand = Hand(profile=profile, max_packing=4)
+    for trial_id in "ab":
+        hand.submit(trial_id, budget=100, profile_key=trial_id)
+    hand.started("a")
+    hand.iterate("a", 2)
+    hand.tick()
+    hand.ready(1)
+    hand.started("b")
+    for _ in range(8):
+        hand.iterate("b")
+        hand.iterate("a")
+    assert hand.state.estimates.of_key(hand.trial("a")).packing == 3
+
+
+def test_a_co_resident_that_is_started_again_settles_anew() -> None:
+    hand = packed("a", "b")
+    hand.ready(1)
+    hand.started("b")
+    hand.iterate("b")
+    hand.iterate("a", 2)
+    before = hand.state.estimates.of_key(hand.trial("a")).observed[2, 1]
+    hand.lose(1)
+    hand.tick()
+    assert hand.states()["b"] == "STARTING"
+    hand.iterate("a", 5)
+    hand.ready(2)
+    hand.started("b")
+    hand.iterate("a", 5)
+    assert hand.state.estimates.of_key(hand.trial("a")).observed[2, 1] == before
+    hand.iterate("b")
+    hand.iterate("a", 2)
+    assert hand.state.estimates.of_key(hand.trial("a")).observed[2, 1] == before + 2, (
+        "b's first one was as long as usual"
+    )
+
+
+# --- What it costs to try
+
+
+def test_a_gpu_has_a_moment_to_tell_how_busy_a_trial_keeps_it() -> None:
+    """Its lane tells once a second, however short the iterations are."""
+    hand = Hand(profile=Profile(), max_packing=4)
+    hand.submit("a", "b", budget=10_000, profile_key="net")
+    hand.started("a")
+    hand.iterate("a", 99, seconds=0.01)
+    hand.tick()
+    assert hand.states()["b"] == "QUEUED"
+    hand.iterate("a", seconds=0.01, busy=0.99)  # of the iterations by now, the profile learns from one in eight
+    hand.iterate("a", 1000, seconds=0.01)
+    hand.tick()
+    assert hand.states()["b"] == "QUEUED", "a keeps it busy"
+
+
+def test_a_gpu_that_does_not_tell_is_tried() -> None:
+    hand = Hand(profile=Profile(), max_packing=4)
+    hand.submit("a", "b", budget=10_000, profile_key="net")
+    hand.started("a")
+    hand.iterate("a", 400, seconds=0.01)
+    hand.tick()
+    assert hand.states()["b"] == "STARTING"
+
+
+def started_slowly(budget: int, warm_up: float) -> Hand:
+    """Two trials on a device of which the first one, in a new lane, took that many seconds more to settle."""
+    hand = Hand(profile=Profile(), max_packing=4, ready=False)
+    hand.submit("a", "b", budget=budget, profile_key="net")
+    hand.now += warm_up / 2
+    hand.ready(0)
+    hand.started("a")
+    hand.now += warm_up / 2
+    hand.iterate("a")  # 1 s, as the others
+    return hand
+
+
+@pytest.mark.parametrize(("budget", "state"), [(140, "QUEUED"), (170, "STARTING")])
+def test_a_co_resident_is_tried_if_the_work_left_repays_its_start(budget: int, state: str) -> None:
+    """A start takes 60 s: five times as long is 300 s of work, less than two trials of 170 iterations have left."""
+    hand = started_slowly(budget, 60.0)
+    hand.iterate("a", 8)
+    hand.tick()
+    assert hand.states() == {"a": "RUNNING", "b": state}
+
+
+def test_a_start_in_a_lane_that_was_used_says_little_of_one_in_a_new_lane() -> None:
+    hand = started_slowly(3, 60.0)
+    warm_ups = hand.state.estimates.of_key(hand.trial("a")).warm_ups
+    assert not warm_ups, "the first iteration alone does not tell what it took too long"
+    hand.iterate("a", 2)
+    assert list(warm_ups) == [60.0]
+    hand.started("b")  # in the same lane
+    hand.iterate("b", 3)
+    assert list(warm_ups) == [60.0]
+
+
 # --- Step by step
 
 
@@ -74,10 +223,10 @@ class Sours(Known):
 
     sour = False
 
-    def packing_limit(self, key: str, c_max: int) -> int:
+    def packing_limit(self, key: str, c_max: int, model: str | None = None) -> int:
         return 1 if self.sour else c_max
 
-    def alpha(self, key: str) -> float:
+    def alpha(self, key: str, model: str | None = None) -> float:
         return 10.0 if self.sour else 1.0
 
 
@@ -91,6 +240,7 @@ def too_many(**options: Any) -> Hand:
     hand.ready(2)
     for trial_id in "abc":
         hand.started(trial_id)
+    for trial_id in "cba":  # in this order the next iteration of "a" is the first of which all three had settled
         hand.iterate(trial_id)
     profile.sour = True
     hand.iterate("a")

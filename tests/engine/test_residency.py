@@ -19,7 +19,7 @@ from fluid.resources import MemoryNeed
 class Learns(Known):
     """A profile that knows all beforehand, but learns memory."""
 
-    def observe_memory(self, key: str, memory: MemoryNeed) -> None:
+    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
         self._need = memory
 
 

@@ -29,7 +29,7 @@ def table_of(trials: list[TrialRecord]) -> RunningTable:
     for estimate in KEYS.values():
         table.set_key(estimate)
     for trial in trials:
-        table.add(trial, (trial.row,), 1.0, float(trial.row))
+        table.add(trial, (trial.row,), work=float(trial.row))
     return table
 
 

@@ -261,3 +261,14 @@ class Admission(RuleBasedStateMachine):
 
 TestAdmission = Admission.TestCase
 TestAdmission.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+def test_a_need_that_shrinks_makes_room_and_one_that_grows_admitted_nothing_wrong() -> None:
+    occupancy = one_device(100.0)
+    memory = occupancy.memory
+    assert occupancy.place(0, 0.5, MemoryNeed(70.0)) == (0,)
+    memory.set_need(0, MemoryNeed(15.0))
+    assert occupancy.place(1, 0.5, MemoryNeed(60.0)) == (0,)
+    assert memory.placed_bytes(0) == 75.0
+    memory.set_need(0, MemoryNeed(80.0))
+    assert (memory.placed_bytes(0), memory.filled_bytes(0)) == (75.0, 140.0)

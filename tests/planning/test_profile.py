@@ -571,7 +571,7 @@ def test_what_to_json_returns_is_a_copy() -> None:
     profile = profile_of([1.0, 1.1])
     before = learnt(profile)
     data: Any = profile.to_json()
-    data["keys"][KEY]["buckets"][0]["seconds"].append(100.0)
+    data["keys"][KEY][0]["buckets"][0]["seconds"].append(100.0)
     data["keys"].clear()
     assert learnt(profile) == before
 
@@ -623,7 +623,7 @@ def test_loading_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
         Profile.load(tmp_path / "nowhere.json")
 
 
-BUCKET = f"keys['{KEY}'].buckets[0]"
+BUCKET = f"keys['{KEY}'][0].buckets[0]"
 
 
 @pytest.mark.parametrize(
@@ -638,25 +638,25 @@ BUCKET = f"keys['{KEY}'].buckets[0]"
         (["keys"], [], "keys"),
         (["keys", ""], {}, "keys"),
         (["keys", KEY], 3, f"keys['{KEY}']"),
-        (["keys", KEY, "memory"], 3, f"keys['{KEY}'].memory"),
-        (["keys", KEY, "memory"], {"persistent_bytes": 1.0}, f"keys['{KEY}'].memory.ephemeral_bytes"),
-        (["keys", KEY, "memory", "persistent_bytes"], -1.0, "persistent_bytes"),
-        (["keys", KEY, "busy"], 0.5, f"keys['{KEY}'].busy"),
-        (["keys", KEY, "busy"], [1.5], f"keys['{KEY}'].busy"),
-        (["keys", KEY, "busy"], [0.5] * 32, f"keys['{KEY}'].busy"),
-        (["keys", KEY, "buckets"], {}, f"keys['{KEY}'].buckets"),
-        (["keys", KEY, "buckets", 0], None, BUCKET),
-        (["keys", KEY, "buckets", 0, "co_residents"], 0, f"{BUCKET}.co_residents"),
-        (["keys", KEY, "buckets", 1, "width"], 2, f"keys['{KEY}'].buckets[1].width"),
-        (["keys", KEY, "buckets", 1, "co_residents"], 1, f"keys['{KEY}'].buckets[1]"),
-        (["keys", KEY, "buckets", 0, "seconds"], [], f"{BUCKET}.seconds"),
-        (["keys", KEY, "buckets", 0, "seconds"], [0.0], f"{BUCKET}.seconds"),
-        (["keys", KEY, "buckets", 0, "seconds"], [math.nan], f"{BUCKET}.seconds"),
-        (["keys", KEY, "buckets", 0, "seconds"], [1.0] * 32, f"{BUCKET}.seconds"),
-        (["keys", KEY, "buckets", 0, "seconds"], "1.0", f"{BUCKET}.seconds"),
-        (["keys", KEY, "buckets", 0, "streak"], DRIFT_STREAK, f"{BUCKET}.streak"),
-        (["keys", KEY, "buckets", 0, "streak"], -DRIFT_STREAK, f"{BUCKET}.streak"),
-        (["keys", KEY, "buckets", 0, "restarts"], 0.5, f"{BUCKET}.restarts"),
+        (["keys", KEY, 0, "memory"], 3, f"keys['{KEY}'][0].memory"),
+        (["keys", KEY, 0, "memory"], {"persistent_bytes": 1.0}, f"keys['{KEY}'][0].memory.ephemeral_bytes"),
+        (["keys", KEY, 0, "memory", "persistent_bytes"], -1.0, "persistent_bytes"),
+        (["keys", KEY, 0, "busy"], 0.5, f"keys['{KEY}'][0].busy"),
+        (["keys", KEY, 0, "busy"], [1.5], f"keys['{KEY}'][0].busy"),
+        (["keys", KEY, 0, "busy"], [0.5] * 32, f"keys['{KEY}'][0].busy"),
+        (["keys", KEY, 0, "buckets"], {}, f"keys['{KEY}'][0].buckets"),
+        (["keys", KEY, 0, "buckets", 0], None, BUCKET),
+        (["keys", KEY, 0, "buckets", 0, "co_residents"], 0, f"{BUCKET}.co_residents"),
+        (["keys", KEY, 0, "buckets", 1, "width"], 2, f"keys['{KEY}'][0].buckets[1].width"),
+        (["keys", KEY, 0, "buckets", 1, "co_residents"], 1, f"keys['{KEY}'][0].buckets[1]"),
+        (["keys", KEY, 0, "buckets", 0, "seconds"], [], f"{BUCKET}.seconds"),
+        (["keys", KEY, 0, "buckets", 0, "seconds"], [0.0], f"{BUCKET}.seconds"),
+        (["keys", KEY, 0, "buckets", 0, "seconds"], [math.nan], f"{BUCKET}.seconds"),
+        (["keys", KEY, 0, "buckets", 0, "seconds"], [1.0] * 32, f"{BUCKET}.seconds"),
+        (["keys", KEY, 0, "buckets", 0, "seconds"], "1.0", f"{BUCKET}.seconds"),
+        (["keys", KEY, 0, "buckets", 0, "streak"], DRIFT_STREAK, f"{BUCKET}.streak"),
+        (["keys", KEY, 0, "buckets", 0, "streak"], -DRIFT_STREAK, f"{BUCKET}.streak"),
+        (["keys", KEY, 0, "buckets", 0, "restarts"], 0.5, f"{BUCKET}.restarts"),
     ],
 )
 def test_malformed_content_is_refused(place: list[Any], value: object, field: str) -> None:

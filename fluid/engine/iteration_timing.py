@@ -1,0 +1,76 @@
+"""Iteration timing: which iterations were timed while the trials on their device all iterated, and so can be compared.
+
+A trial that starts, loads data or compiles takes seconds or minutes before it competes with its co-residents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fluid.engine.lane_record import LaneRecord
+from fluid.engine.records import TrialRecord
+from fluid.engine.trials import Trials
+from fluid.planning.occupancy import Occupancy
+
+
+class IterationTiming:
+    """Marks iterations whose seconds say nothing about packing.
+
+    Args:
+        trials: the trials of the session.
+        occupancy: which trial holds which device.
+    """
+
+    def __init__(self, trials: Trials, occupancy: Occupancy) -> None:
+        self._trials = trials
+        self._occupancy = occupancy
+
+    def invalidate(self, trial: TrialRecord) -> None:
+        """Marks the iterations in flight on a trial's devices: it comes there or leaves."""
+        trial.pace.disturbed, trial.pace.settled = True, False
+        move = trial.placement.move
+        self._disturb(self._occupancy.held.get(trial.row, ()))
+        self._disturb(move.old_devices if move is not None else ())
+
+    def placed(self, trial: TrialRecord, lanes: Sequence[LaneRecord], now: float) -> None:
+        """Records that a trial was placed in these lanes; its start is timed in a lane that has to load everything."""
+        unused = len(lanes) == 1 and not lanes[0].used
+        trial.pace.placed_at, trial.pace.settled_after = now if unused else None, None
+        for lane in lanes:
+            lane.used = True
+
+    def started(self, trial: TrialRecord) -> None:
+        """Marks the iterations in flight beside a trial that begins to iterate."""
+        self._disturb(self._occupancy.held[trial.row])
+
+    def settle(self, trial: TrialRecord, now: float, *, is_usual: bool) -> None:
+        """Records that a trial has finished its first iteration where it is.
+
+        Marks those in flight beside it, unless it took as long as usual: then the trial competed all the time. Trials
+        of few iterations would never be measured otherwise.
+        """
+        if not is_usual:
+            self._disturb(self._occupancy.held[trial.row])
+        pace = trial.pace
+        pace.settled = True
+        pace.settled_after = None if pace.placed_at is None else now - pace.placed_at
+        pace.placed_at = None
+
+    def co_residents(self, trial: TrialRecord) -> list[TrialRecord] | None:
+        """The trials on a trial's device, itself included; ``None`` unless all of them have settled there."""
+        rows = self._occupancy.residents[self._occupancy.held[trial.row][0]]
+        if len(rows) == 1:
+            return [trial]
+        records = self._trials.by_row
+        # A row without a record belongs to a trial that is being resized, which may be at a standstill.
+        found = [records[row] for row in rows if row in records and records[row].pace.settled]
+        return found if len(found) == len(rows) else None
+
+    def _disturb(self, devices: Iterable[int]) -> None:
+        records = self._trials.by_row
+        for device in devices:
+            rows = self._occupancy.residents.get(device, ())
+            if len(rows) > 1:
+                for row in rows:
+                    if row in records:
+                        records[row].pace.disturbed = True

@@ -1,0 +1,65 @@
+"""Model speeds: how fast the trials of each profile key are on each device model, as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fluid.engine import tuning
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.profile import Profile
+
+Speeds = Mapping[str | None, float]
+
+
+class ModelSpeeds:
+    """Iterations per second by profile key and device model, relative to the model that was there first.
+
+    Devices of one model, and devices whose speed the user gave, have no measured speeds.
+
+    Args:
+        profile: what was measured.
+        occupancy: knows the devices.
+    """
+
+    def __init__(self, profile: Profile, occupancy: Occupancy) -> None:
+        self._profile = profile
+        self._occupancy = occupancy
+        self._by_key: dict[str, Speeds] = {}
+        self._seen: tuple[object, ...] = ()
+
+    def pop_changed(self) -> bool:
+        """Whether devices of another model came, or the last of a model went, since the last call."""
+        before, self._seen = self._seen, (*self._occupancy.models, self._occupancy.models.has_given_speeds)
+        return before != self._seen
+
+    def of(self, key: str) -> Speeds | None:
+        """The speeds of a key by device model; ``None`` if the devices' own speeds hold."""
+        occupancy = self._occupancy
+        if not occupancy.models.are_several or occupancy.models.has_given_speeds:
+            return None
+        known = self._by_key.get(key)
+        if known is None:
+            known = self._by_key[key] = self._measured(key)
+        return known
+
+    def update(self, key: str) -> Speeds | None:
+        """Learns a key's speeds anew; returns the factor by which each has changed, or ``None`` if hardly any has."""
+        if not self._occupancy.models:
+            return None
+        before, now = self._by_key.get(key, {}), self._measured(key)
+        factors = {model: speed / before.get(model, 1.0) for model, speed in now.items()}
+        if all(abs(factor - 1.0) <= tuning.SPEED_CHANGE for factor in factors.values()):
+            self._by_key[key] = {**now, **before}
+            return None
+        self._by_key[key] = now
+        return factors
+
+    def is_measured(self, key: str, model: str | None) -> bool:
+        """Whether a key's trials ran alone on a device of that model often enough."""
+        return not self._profile.needs_measuring(key, model)
+
+    def _measured(self, key: str) -> Speeds:
+        models = list(self._occupancy.models)
+        if self._occupancy.models.has_given_speeds:
+            return dict.fromkeys(models, 1.0)
+        return self._profile.speeds(key, [*models, *(gone for gone in self._profile.models(key) if gone not in models)])

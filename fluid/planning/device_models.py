@@ -1,0 +1,74 @@
+"""Device models: which models the devices have, and how trials do on unlike ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fluid.resources import Device, MemoryNeed
+
+
+class DeviceModels:
+    """The models of the devices that there are; the one that was there first comes first.
+
+    Attributes:
+        first: that one; ``None`` if it is unknown, or there is no device.
+        are_several: whether there is another one.
+    """
+
+    def __init__(self) -> None:
+        #: Devices of each model; no zeros.
+        self._counts: dict[str | None, int] = {}
+        self._with_given_speed = 0
+        self.first: str | None = None
+        self.are_several = False
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __iter__(self) -> Iterator[str | None]:
+        return iter(self._counts)
+
+    def __contains__(self, model: object) -> bool:
+        return model in self._counts
+
+    @property
+    def has_given_speeds(self) -> bool:
+        """Whether the user said how fast devices are: the speed of one of them is not 1."""
+        return self._with_given_speed > 0
+
+    def add(self, device: Device) -> None:
+        """Adds a device."""
+        self._counts[device.model] = self._counts.get(device.model, 0) + 1
+        self._with_given_speed += device.speed != 1.0
+        self._refresh()
+
+    def remove(self, device: Device) -> None:
+        """Removes a device."""
+        self._counts[device.model] -= 1
+        if not self._counts[device.model]:
+            del self._counts[device.model]
+        self._with_given_speed -= device.speed != 1.0
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.first, self.are_several = next(iter(self._counts), None), len(self._counts) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class OnModel:
+    """What a trial does on devices of one model.
+
+    Attributes:
+        speed: iterations per second, relative to a device of speed 1.
+        packing: c there.
+        need: device memory that it needs there; ``None`` if unknown.
+    """
+
+    speed: float
+    packing: int
+    need: MemoryNeed | None = None
+
+
+#: By device model, for each that there is.
+ByModel = Mapping[str | None, OnModel]

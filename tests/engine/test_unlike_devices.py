@@ -1,0 +1,216 @@
+"""Devices of unlike models: the engine measures how fast they are for each profile key, and plans with that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engine_helpers import Hand
+
+from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.engine.commands import Notice, StartLane
+from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, LaneReady, Tick
+from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.validate import validate_state
+from fluid.planners.by_name import make_planner
+from fluid.planning.measurements import MIN_OBSERVATIONS
+from fluid.planning.profile import Profile
+from fluid.resources import Device, MemoryNeed
+
+SLOW, FAST = "NVIDIA A100", "NVIDIA H200"
+
+
+def add(hand: Hand, index: int, model: str | None, **more: Any) -> None:
+    for command in hand.add_device(index, model=model, **more):
+        if isinstance(command, StartLane):
+            hand.do(LaneReady(hand.now, command.lane_id))
+
+
+def unlike(*models: str | None, profile: Profile | None = None, **options: Any) -> Hand:
+    hand = Hand(devices=0, profile=profile or Profile(), **options)
+    for index, model in enumerate(models):
+        add(hand, index, model)
+    return hand
+
+
+def speeds(hand: Hand) -> dict[int, float]:
+    """The speed that planners see, by trial."""
+    running = hand.state.allocations.snapshot()
+    return dict(zip(running.rows.tolist(), running.speed.tolist(), strict=True))
+
+
+def run(hand: Hand, seconds: dict[str, float], times: int = MIN_OBSERVATIONS + 1) -> None:
+    """Has trials iterate in turn; the first iteration of each begins before it runs alone, and is not counted."""
+    for trial_id in seconds:
+        hand.started(trial_id)
+    for _ in range(times):
+        for trial_id, each in seconds.items():
+            hand.iterate(trial_id, seconds=each)
+
+
+def test_planners_see_the_speeds_that_were_measured() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=1)
+    hand.submit("a", "b", "c", budget=100)
+    run(hand, {"a": 2.0, "b": 0.5})
+    estimates, trial = hand.state.estimates, hand.trial
+    assert speeds(hand) == {trial("a").row: 1.0, trial("b").row: 4.0}
+    assert estimates.pace(trial("c")) == 2.0, "on a device of speed 1"
+    assert estimates.pace(trial("b")) == pytest.approx(2.0), (
+        "seconds on a device of speed 1, also of the fast one's trial"
+    )
+    left = trial("a").progress.left
+    assert estimates.seconds_left(trial("a")) == pytest.approx(2.0 * left)
+    assert estimates.seconds_left(trial("b")) == pytest.approx(0.5 * left)
+
+
+def test_the_speeds_are_those_of_each_profile_key() -> None:
+    hand = unlike(SLOW, FAST, SLOW, FAST, max_packing=1, max_width=1)
+    hand.submit("a", "b", budget=100, profile_key="bound by the GPU")
+    hand.submit("c", "d", budget=100, profile_key="bound by its input")
+    run(hand, {"a": 2.0, "b": 0.5, "c": 1.0, "d": 0.8})
+    seen = {name: speeds(hand)[hand.trial(name).row] for name in "abcd"}
+    assert seen == pytest.approx({"a": 1.0, "b": 4.0, "c": 1.0, "d": 1.25})
+
+
+def test_a_key_that_was_not_measured_has_the_usual_speed() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=1)
+    hand.submit("a", "b", budget=MIN_OBSERVATIONS + 1, profile_key="old")
+    run(hand, {"a": 2.0, "b": 0.5})
+    hand.submit("c", "d", budget=9, profile_key="new")
+    assert sorted(speeds(hand).values()) == [1.0, 4.0]
+
+
+def test_speeds_that_the_user_gave_hold() -> None:
+    hand = unlike(SLOW)
+    add(hand, 1, FAST, speed=3.0)
+    hand.submit("a", "b", budget=100, profile_key="net")
+    row = {device: hand.state.occupancy.residents[device][0] for device in (0, 1)}
+    slow, fast = (hand.state.trials.by_row[row[device]].trial_id for device in (0, 1))
+    run(hand, {slow: 2.0, fast: 0.5})
+    assert speeds(hand) == {row[0]: 1.0, row[1]: 3.0}
+    assert hand.state.profile.seconds_per_iteration("net", FAST) == 1.5, "seconds on a device of speed 1"
+
+
+def test_noise_is_no_speed() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=1)
+    hand.submit("a", "b", budget=100)
+    run(hand, {"a": 1.0, "b": 0.96})
+    assert set(speeds(hand).values()) == {1.0}
+
+
+def test_paces_are_relative_to_a_model_that_is_left() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=1)
+    hand.submit("a", "b", "c", budget=100)
+    run(hand, {"a": 2.0, "b": 0.5})
+    hand.stop("a")
+    hand.released("a", hand.lane("a"))
+    hand.lose_device(0)
+    assert set(speeds(hand).values()) == {1.0}
+    for name in "bc":
+        assert hand.state.estimates.pace(hand.trial(name)) == pytest.approx(0.5)
+    add(hand, 2, SLOW)
+    waits = [name for name in "abc" if hand.trial(name).state.value == "STARTING"]
+    assert sorted(speeds(hand).values()) == [0.25, 1.0], waits
+
+
+def test_each_model_has_its_own_packing_limit() -> None:
+    profile = Profile()
+    for model, seconds in ((SLOW, (1.0, 2.0)), (FAST, (1.0, 1.1, 1.2, 1.3))):
+        for p, each in enumerate(seconds, start=1):
+            for _ in range(MIN_OBSERVATIONS):
+                profile.observe("net", each, model=model, co_residents=p)
+    hand = unlike(SLOW, FAST, profile=profile, max_packing=4, max_width=1)
+    hand.submit(*"abcdefgh", budget=100, profile_key="net")
+    assert hand.state.estimates.on_model("net", SLOW).packing == 1
+    assert hand.state.estimates.on_model("net", FAST).packing == 4
+
+
+def test_memory_is_that_of_the_model_where_a_trial_runs() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=1)
+    hand.submit("a", "b", "c", budget=100)
+    run(hand, {"a": 1.0, "b": 1.0}, 1)
+    hand.iterate("a", memory=MemoryNeed(3.0))
+    hand.iterate("b", memory=MemoryNeed(5.0))
+    need = hand.state.estimates.need
+    assert [need(hand.trial(name)) for name in "abc"] == [MemoryNeed(3.0), MemoryNeed(5.0), MemoryNeed(5.0)]
+
+
+def test_beta_is_measured_on_one_model() -> None:
+    """Seconds of a wide iteration on slower devices are converted to those of the model that was measured first."""
+    hand = unlike(FAST, SLOW, SLOW, max_packing=1, max_width=2)
+    hand.submit("a", "b", budget=100, max_width=1, profile_key="net")
+    run(hand, {"a": 1.0, "b": 4.0})
+    estimates = hand.state.estimates
+    hand.submit("c", budget=100, max_width=2, profile_key="net")
+    hand.started("c")
+    assert estimates.scaling_seconds(hand.trial("c"), 4.0) == 1.0
+    assert {estimate.scaling_model for estimate in estimates.all_of("net")} == {FAST}
+
+
+def test_a_trial_gets_the_device_that_is_fastest_for_its_key() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=1)
+    hand.submit("a", "b", budget=MIN_OBSERVATIONS + 1, profile_key="net")
+    run(hand, {"a": 2.0, "b": 0.5})
+    hand.submit("c", budget=9, profile_key="net")
+    assert hand.state.occupancy.held[hand.trial("c").row] == (1,), "though device 0 is idle, too"
+
+
+def test_a_wide_trial_gets_devices_of_one_model() -> None:
+    hand = unlike(SLOW, FAST, SLOW, FAST, max_packing=1, max_width=2)
+    hand.submit("a", "b", budget=MIN_OBSERVATIONS + 1, max_width=1, profile_key="net")
+    run(hand, {"a": 2.0, "b": 0.5})
+    hand.submit("c", budget=50, devices=2, max_width=2, profile_key="net")
+    assert sorted(hand.state.occupancy.held[hand.trial("c").row]) == [1, 3]
+
+
+def test_a_device_is_packed_as_far_as_its_model_allows() -> None:
+    profile = Profile()
+    for model, seconds in ((SLOW, (1.0, 2.0)), (FAST, (1.0, 1.1, 1.2, 1.3))):
+        for p, each in enumerate(seconds, start=1):
+            for _ in range(MIN_OBSERVATIONS):
+                profile.observe("net", each, model=model, co_residents=p)
+    hand = unlike(SLOW, FAST, profile=profile, max_packing=4, max_width=1)
+    hand.submit(*"abcdefgh", budget=100, profile_key="net")
+    assert {device: len(rows) for device, rows in hand.state.occupancy.residents.items()} == {0: 1, 1: 4}
+
+
+def test_a_trial_fits_where_its_model_needs_less_memory() -> None:
+    profile = Profile()
+    profile.observe_memory("net", MemoryNeed(30.0), model=SLOW)
+    profile.observe_memory("net", MemoryNeed(60.0), model=FAST)
+    hand = unlike(profile=profile, max_packing=1, max_width=1)
+    add(hand, 0, SLOW, memory=40.0)
+    add(hand, 1, FAST, memory=80.0)
+    hand.submit("a", "b", budget=9, profile_key="net")
+    assert {device: len(rows) for device, rows in hand.state.occupancy.residents.items()} == {0: 1, 1: 1}
+
+
+def simulate(*devices: Device) -> tuple[float, Profile]:
+    """The makespan of 24 trials on a backend where the fast model is four times as fast, and what was learnt."""
+    backend, profile = SimulatedBackend(lambda *_: Truth(1.0, alpha=1.2, speeds={FAST: 4.0})), Profile()
+    state = EngineState(make_planner("portfolio", c=2, d=1), profile, max_packing=2)
+
+    def handle(*events: Event) -> None:
+        backend.execute([command for command in state.handle(*events) if not isinstance(command, Notice)])
+        validate_state(state)
+
+    for device in devices:
+        backend.add_devices([device])
+        handle(DeviceAdded(0.0, device))
+    handle(GroupSubmitted(0.0, "group", tuple(TrialSpec(f"t{row}", 60, profile_key="net") for row in range(24))))
+    while any(not trial.state.ended for trial in state.trials.values()):
+        assert backend.next_at() < float("inf"), "it waits for ever"
+        handle(*backend.poll())
+        while state.wants_tick:
+            handle(Tick(backend.now()))
+    return backend.now(), profile
+
+
+def test_what_is_measured_is_what_the_simulated_devices_do() -> None:
+    measured, profile = simulate(Device(0, model=SLOW), Device(1, model=FAST), Device(2, model=SLOW))
+    assert profile.speeds("net", [SLOW, FAST])[FAST] == pytest.approx(4.0)
+    for model in (SLOW, FAST):
+        assert profile.alpha("net", model) == pytest.approx(1.2)
+    # Two slow devices and a fast one do the work of six slow ones, and packing is worth 2 / 1.2.
+    assert measured < 1.5 * 24 * 60 / 6 / (2 / 1.2)
