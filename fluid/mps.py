@@ -33,6 +33,7 @@ from fluid.gpu.mps_control import (
     log_tail,
     memory_text,
     percentage_text,
+    search_paths,
     stray_processes,
 )
 from fluid.gpu.mps_supervisor import SupervisorProcess
@@ -62,9 +63,11 @@ class MpsDaemon:
         start_timeout: longest that the daemon and its first server may take to start, seconds.
         answer_timeout: longest that it may take to answer a command, seconds.
         quit_timeout: seconds that its clients have to leave when it is ended; at least 1.
+        is_cancelled: called while the daemon starts; once it returns True, the start fails.
 
     Attributes:
         devices: UUIDs of the GPUs.
+        program: path of the control program.
         restarts: how often it was restarted.
         pipe_folder: the private folder of its sockets.
         log_folder: the folder of its logs.
@@ -94,14 +97,16 @@ class MpsDaemon:
         start_timeout: float = 30.0,
         answer_timeout: float = 5.0,
         quit_timeout: float = 5.0,
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.devices = _checked(devices)
-        self._program = program or find_program() or ""
+        self.program = program or find_program() or ""
         self._start_timeout = require_number("start_timeout", start_timeout, at_least=0.0)
         answer = require_number("answer_timeout", answer_timeout, at_least=0.0)
         self._quit_timeout = require_number("quit_timeout", quit_timeout, at_least=1.0)
-        if not self._program:
+        if not self.program:
             raise MpsError(f"{PROGRAM} is not installed (it is part of the NVIDIA driver)")
+        self._is_cancelled = is_cancelled
         self._clock = MonotonicClock()
         self._closed = False
         self.restarts = 0
@@ -109,7 +114,7 @@ class MpsDaemon:
         self._kept = None if log_folder is None else os.path.abspath(log_folder)
         self.log_folder = self._kept or os.path.join(self.pipe_folder, "log")
         self._environment = self._daemon_environment()
-        self._control = Control(self._program, self._environment, answer)
+        self._control = Control(self.program, self._environment, answer)
         self._supervisor: SupervisorProcess | None = None
         self._servers: list[int] = []
         #: Runs at the end of the interpreter too, for callers that do not call close().
@@ -197,18 +202,22 @@ class MpsDaemon:
         return [client for server in self.servers() for client in self._control.clients(server)]
 
     def problem(self) -> str:
-        """Returns the daemon's problem as a sentence, or an empty text; may take a few times ``answer_timeout``."""
-        if self._closed:
+        """Returns the daemon's problem as a sentence, or an empty text; may take a few times ``answer_timeout``.
+
+        Raises:
+            MpsError: the daemon runs, but did not answer this time, as on an overloaded machine.
+        """
+        if self._closed or self._supervisor is None:
             return "the MPS daemon was closed"
+        if reason := self._supervisor.wait(0.0):
+            return reason
         try:
-            self._check_alive()
             faulty = [server for server, state in self.servers().items() if state == "FAULT"]
-        except MpsError as error:
+        except MpsError:
             # A daemon that has just died does not answer; its supervisor says how it ended, a moment later.
-            if self._supervisor is None:
-                return str(error)
-            self._supervisor.wait(_END_TOLD_S)
-            return self._supervisor.exit_reason or str(error)
+            if reason := self._supervisor.wait(_END_TOLD_S):
+                return reason
+            raise
         if faulty:
             return f"MPS server {faulty[0]} is in FAULT: a client failed, and no other can start until all have ended"
         return ""
@@ -261,6 +270,7 @@ class MpsDaemon:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         return {
             **inherited,
+            **search_paths(self.program, inherited),
             PIPE_VARIABLE: self.pipe_folder,
             LOG_VARIABLE: self.log_folder,
             "CUDA_VISIBLE_DEVICES": ",".join(self.devices),
@@ -270,7 +280,7 @@ class MpsDaemon:
         try:
             os.makedirs(self.log_folder, mode=0o700, exist_ok=True)
             self._supervisor = SupervisorProcess(
-                self._program,
+                self.program,
                 self._environment,
                 grace=self._quit_timeout,
                 output=os.path.join(self.log_folder, OUTPUT_LOG),
@@ -278,7 +288,8 @@ class MpsDaemon:
             )
             deadline = self._clock.now() + self._start_timeout
             self._wait_until(deadline, "answer", self._answers)
-            self._control.query(f"start_server -uid {os.getuid()}")
+            # It may answer only once the server runs, which takes seconds where the GPU has to be initialised.
+            self._control.query(f"start_server -uid {os.getuid()}", timeout=max(1.0, deadline - self._clock.now()))
             self._wait_until(deadline, "start a server", self._has_server)
         except MpsError as error:
             tail = log_tail(self.log_folder)
@@ -292,6 +303,8 @@ class MpsDaemon:
         """Waits until ``done`` returns True. The daemon refuses commands before it is ready."""
         while True:
             self._check_alive()
+            if self._is_cancelled():
+                raise MpsError("the start of the MPS control daemon was cancelled")
             why = ""
             try:
                 if done():
@@ -313,9 +326,8 @@ class MpsDaemon:
 
     def _check_alive(self) -> None:
         assert self._supervisor is not None
-        self._supervisor.wait(0.0)
-        if self._supervisor.exit_reason:
-            raise MpsError(self._supervisor.exit_reason)
+        if reason := self._supervisor.wait(0.0):
+            raise MpsError(reason)
 
 
 def start_or_warn(gpus: Sequence[GpuState] | None = None, **options: object) -> tuple[MpsDaemon | None, str]:
@@ -332,28 +344,16 @@ def start_or_warn(gpus: Sequence[GpuState] | None = None, **options: object) -> 
         >>> start_or_warn(gpus=[])
         (None, 'trials share GPUs by time slices, without MPS: there is no GPU')
     """
-    daemon, reason = try_start(describe_gpus() if gpus is None else gpus, **options)
-    if daemon is not None:
-        return daemon, ""
+    chosen = describe_gpus() if gpus is None else gpus
+    reason = unsupported_reason_here(chosen)
+    if not reason:
+        try:
+            return MpsDaemon([gpu.token for gpu in chosen], **options), ""  # type: ignore[arg-type]
+        except MpsError as error:
+            reason = str(error)
     text = f"trials share GPUs by time slices, without MPS: {reason}"
     _log.warning(text)
     return None, text
-
-
-def try_start(gpus: Sequence[GpuState], **options: object) -> tuple[MpsDaemon | None, str]:
-    """Starts MPS as :func:`start_or_warn`, but logs nothing, and returns the reason as a clause.
-
-    Example:
-        >>> try_start(gpus=[])
-        (None, 'there is no GPU')
-    """
-    reason = unsupported_reason_here(gpus)
-    if not reason:
-        try:
-            return MpsDaemon([gpu.token for gpu in gpus], **options), ""  # type: ignore[arg-type]
-        except MpsError as error:
-            reason = str(error)
-    return None, reason
 
 
 def _checked(devices: Sequence[str]) -> tuple[str, ...]:

@@ -1,15 +1,18 @@
 """A stand-in for ``nvidia-cuda-mps-control``: real processes and a real socket, but no GPU.
 
-It takes ``-f`` and the commands that Fluid gives, and fails as it is told to, by files in the folder that FAKE_MPS
-names, without which it is the daemon's own:
+It takes ``-f`` and the commands that Fluid gives, and fails as it is told to, by files in the daemon's own folder, or,
+for all daemons, in the folder that FAKE_MPS names:
 
 refuses           the daemon says so and ends with status 1
 never_answers     the daemon opens no socket
 hangs             the daemon takes commands and does not answer
 no_server         servers end as soon as they are started
 fault             servers are in FAULT, until the next one is started
-old               it knows neither the state of servers nor limits
+old               it knows neither the state of servers nor limits, nor "quit -t"
+wordy             it answers in other words than usual
+no_termination    the front end hangs when it is to end the work of a client
 stays             the daemon does not quit
+busy              the front end refuses all commands but "quit"; the daemon runs
 """
 
 from __future__ import annotations
@@ -26,14 +29,18 @@ from pathlib import Path
 
 
 def told() -> Path:
-    return Path(os.environ.get("FAKE_MPS") or os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+    return Path(os.environ["FAKE_MPS"]) if "FAKE_MPS" in os.environ else pipe()
+
+
+def pipe() -> Path:
+    return Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
 
 
 def is_told(name: str) -> bool:
-    return (told() / name).exists()
+    return (told() / name).exists() or (pipe() / name).exists()
 
 
-def serve(pipe: Path, log: Path) -> int:
+def serve(log: Path) -> int:
     """The daemon."""
     print("starting control daemon", flush=True)
     if is_told("refuses"):
@@ -42,10 +49,10 @@ def serve(pipe: Path, log: Path) -> int:
     (told() / "environment.json").write_text(json.dumps(dict(os.environ)))
     if is_told("never_answers"):
         signal.pause()
-    (pipe / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    (pipe() / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     servers: list[subprocess.Popen[bytes]] = []
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(pipe / "control"))
+        listener.bind(str(pipe() / "control"))
         listener.listen()
         while True:
             connection, _ = listener.accept()
@@ -57,7 +64,9 @@ def serve(pipe: Path, log: Path) -> int:
                 with suppress(OSError):
                     stream.write(answer(line.split(), servers))
                     stream.flush()
-            if line.startswith("quit") and not is_told("stays"):
+            if (line == "quit" and not is_told("stays")) or (
+                line.startswith("quit") and not (is_told("stays") or is_told("old"))
+            ):
                 (log / "control.log").write_text(line)
                 for server in servers:
                     server.kill()
@@ -67,11 +76,14 @@ def serve(pipe: Path, log: Path) -> int:
 
 def answer(words: list[str], servers: list[subprocess.Popen[bytes]]) -> str:
     command, *arguments = words
+    if command == "quit" and arguments and is_told("old"):
+        return "Invalid command quit -t\n"
     if command in ("get_server_status", "set_default_device_pinned_mem_limit") and is_told("old"):
         return f"Invalid command {command}\n"
     if command == "start_server":
         assert arguments == ["-uid", str(os.getuid())]
-        (told() / "fault").unlink(missing_ok=True)
+        for folder in (told(), pipe()):
+            (folder / "fault").unlink(missing_ok=True)
         servers.append(subprocess.Popen([sys.executable, __file__, "--server"]))
         if is_told("no_server"):
             servers[-1].kill()
@@ -79,23 +91,34 @@ def answer(words: list[str], servers: list[subprocess.Popen[bytes]]) -> str:
         (told() / command).touch()
         return ""
     if command == "get_server_list":
-        return "".join(f"{server.pid}\n" for server in servers)
+        prefix = "[2026-11-22 10:15:02.123 Control    41] server " if is_told("wordy") else ""
+        return "".join(f"{prefix}{server.pid}\n" for server in servers)
     if command == "get_server_status":
-        return "FAULT\n" if is_told("fault") else "ACTIVE\n"
+        state = "FAULT" if is_told("fault") else "ACTIVE"
+        return f"Server state: MPS_SERVER_{state}.\n" if is_told("wordy") else f"{state}\n"
     if command == "get_client_list":
         return f"{os.getpid()}\n"
+    if command == "terminate_client":
+        with (told() / command).open("a") as file:
+            print(*arguments, "alive" if Path("/proc", arguments[1]).exists() else "dead", file=file)
+        return ""
     if command in ("set_default_active_thread_percentage", "set_default_device_pinned_mem_limit", "quit"):
         (told() / command).write_text(" ".join(arguments))
         return ""
     return f"Invalid command {command}\n"
 
 
-def ask(pipe: Path) -> int:
+def ask() -> int:
     """The front end."""
     for line in sys.stdin:
+        if is_told("busy") and not line.startswith("quit"):
+            print("temporarily unavailable")
+            return 1
+        if is_told("no_termination") and line.startswith("terminate_client"):
+            signal.pause()
         with socket.socket(socket.AF_UNIX) as connection:
             try:
-                connection.connect(str(pipe / "control"))
+                connection.connect(str(pipe() / "control"))
             except OSError:
                 print("Cannot find MPS control daemon process")
                 return 1
@@ -108,8 +131,7 @@ def ask(pipe: Path) -> int:
 def main() -> int:
     if sys.argv[1:] == ["--server"]:
         select.select([], [], [])
-    pipe = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
-    return serve(pipe, Path(os.environ["CUDA_MPS_LOG_DIRECTORY"])) if sys.argv[1:] == ["-f"] else ask(pipe)
+    return serve(Path(os.environ["CUDA_MPS_LOG_DIRECTORY"])) if sys.argv[1:] == ["-f"] else ask()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,10 @@ class Fake:
         for name in names:
             (self.told / name).touch()
 
+    def untell(self, *names: str) -> None:
+        for name in names:
+            (self.told / name).unlink()
+
     def heard(self, command: str) -> str:
         return (self.told / command).read_text()
 

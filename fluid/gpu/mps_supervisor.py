@@ -64,8 +64,8 @@ class SupervisorProcess:
         """Whether this process started it; a process forked from the driver has a copy of this object only."""
         return os.getpid() == self._owner
 
-    def wait(self, timeout: float) -> None:
-        """Waits for the supervisor's next report, and updates the attributes.
+    def wait(self, timeout: float) -> str:
+        """Waits for the supervisor's next report, and updates the attributes; returns :attr:`exit_reason`.
 
         Args:
             timeout: seconds.
@@ -75,7 +75,7 @@ class SupervisorProcess:
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
         if self.exit_reason or not poller.poll(timeout * 1000.0):
-            return
+            return self.exit_reason
         data = os.read(descriptor, _REPORT_BYTES)
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
@@ -87,6 +87,7 @@ class SupervisorProcess:
                 self.exit_reason = f"the MPS control daemon {describe_exit(report['exited'])}"
         if not data:
             self.pid, self.exit_reason = None, "the supervisor of the MPS control daemon has died"
+        return self.exit_reason
 
     def end(self) -> None:
         """Ends the daemon and the supervisor; returns when both have ended."""

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from fluid._clock import MonotonicClock
+from fluid.gpu.mps_control import is_refusal
 from fluid.processes.children import adopt_orphans, die_with_parent, kill_children, open_process, set_process_name
 from fluid.processes.signals import FOR_THE_DRIVER, leave_to_driver
 
@@ -135,14 +136,19 @@ class Supervisor:
         seconds = max(1, round(self._grace))
         deadline = self._clock.now() + seconds + _QUIT_SLACK_S
         with suppress(OSError, subprocess.SubprocessError):  # A daemon that refuses is killed at once.
-            subprocess.run(
-                [self._program],
-                input=f"quit -t {seconds}\n".encode(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=seconds + _QUIT_SLACK_S,
-                check=True,
-            )
+            for command in (f"quit -t {seconds}", "quit"):  # The latter for drivers that do not know the limit.
+                answer = subprocess.run(
+                    [self._program],
+                    input=f"{command}\n",
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    timeout=seconds + _QUIT_SLACK_S,
+                    check=True,
+                ).stdout
+                if not is_refusal(answer):
+                    break
             self._await_daemon(deadline)
 
     def _await_daemon(self, deadline: float) -> None:

@@ -11,6 +11,10 @@ from fluid.gpu.nvml import GpuState
 
 #: Where CUDA programs look for a daemon by default.
 DEFAULT_PIPE_FOLDER = "/tmp/nvidia-mps"
+#: Where MPS keeps the memory that its processes share.
+SHARED_MEMORY = "/dev/shm"
+#: Clients that an MPS server accepts on one GPU, from Volta on.
+MOST_CLIENTS = 48
 _PID_FILE = "nvidia-cuda-mps-control.pid"
 _KERNEL = "/proc/sys/kernel/osrelease"
 #: Volta's. On older GPUs clients share one address space, and the failure of one ends all.
@@ -24,15 +28,17 @@ def unsupported_reason(
     platform: str = "linux",
     wsl: bool = False,
     foreign: str | None = None,
+    shared_memory: bool = True,
 ) -> str:
     """Returns why MPS cannot be used for these GPUs, as a clause; empty if it can.
 
     Args:
         gpus: the GPUs that trials are to share.
-        program: path of ``nvidia-cuda-mps-control``; ``None`` if it is not installed.
+        program: path of ``nvidia-cuda-mps-control``; ``None`` if it was not found.
         platform: ``sys.platform``.
         wsl: whether this is the Windows Subsystem for Linux.
         foreign: pipe folder of a daemon that CUDA programs would use, and that Fluid did not start; ``None`` for none.
+        shared_memory: whether processes can share memory in ``/dev/shm``.
     """
     if not gpus:
         return "there is no GPU"
@@ -42,6 +48,8 @@ def unsupported_reason(
         return "MPS is not supported under WSL"
     if program is None:
         return f"{PROGRAM} is not installed (it is part of the NVIDIA driver)"
+    if not shared_memory:
+        return f"MPS needs {SHARED_MEMORY}, which is missing or cannot be written to"
     if foreign is not None:
         return f"an MPS daemon that Fluid did not start is in use, in {foreign}"
     return next((reason for gpu in gpus if (reason := _unsupported_reason_of(gpu))), "")
@@ -61,6 +69,7 @@ def unsupported_reason_here(gpus: Sequence[GpuState], environment: Mapping[str, 
         platform=sys.platform,
         wsl=is_wsl(),
         foreign=foreign_daemon(variables),
+        shared_memory=os.access(SHARED_MEMORY, os.W_OK | os.X_OK),
     )
 
 
@@ -99,7 +108,7 @@ def foreign_daemon(environment: Mapping[str, str], default: str = DEFAULT_PIPE_F
 
 def _unsupported_reason_of(gpu: GpuState) -> str:
     if gpu.mig:
-        return f"{gpu.token} is split by MIG"
+        return f"{gpu.token} is an instance of MIG" if gpu.token.startswith("MIG-") else f"{gpu.token} is split by MIG"
     if gpu.compute_mode == "PROHIBITED":
         return f"the compute mode of {gpu.token} is PROHIBITED"
     if gpu.capability is not None and gpu.capability < _LEAST_CAPABILITY:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
+from fluid.resources import DEFAULT_MEMORY_WATERMARK
 
 with try_import("pynvml", install="pip install nvidia-ml-py") as _imports:
     import pynvml
@@ -22,21 +23,32 @@ COMPUTE_MODES = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS
 
 
 class Gpu(NamedTuple):
-    """A GPU.
+    """A GPU, or an instance of one that MIG has split.
 
     Attributes:
         token: its UUID, the value of ``CUDA_VISIBLE_DEVICES`` with which a process sees this GPU only.
         memory_bytes: its memory.
         name: the model; ``None`` if the driver does not report it.
+        free_bytes: memory that no process held when this was read; ``None`` if unknown.
 
     Example:
-        >>> Gpu("GPU-5f0d", 80e9).token
-        'GPU-5f0d'
+        >>> Gpu("GPU-5f0d", 80e9, free_bytes=36e9).available_bytes
+        40000000000.0
     """
 
     token: str
     memory_bytes: float
     name: str | None = None
+    free_bytes: float | None = None
+
+    @property
+    def available_bytes(self) -> float:
+        """The memory to plan with: of this, the share that trials may fill (the watermark) is free.
+
+        It is all memory unless other processes hold more than the rest.
+        """
+        free = self.memory_bytes if self.free_bytes is None else self.free_bytes
+        return min(self.memory_bytes, free / DEFAULT_MEMORY_WATERMARK)
 
 
 class GpuProcess(NamedTuple):
@@ -89,7 +101,8 @@ class GpuState(NamedTuple):
 def find_gpus() -> list[Gpu]:
     """Returns the GPUs that this process may use, in the order of ``CUDA_VISIBLE_DEVICES`` if that is set.
 
-    Numbers in that variable are in the order of the PCI bus. Without NVML or its Python package the list is empty.
+    Numbers in that variable are in the order of the PCI bus. A GPU that MIG has split is replaced by its instances: a
+    CUDA process could use only the first of them. Without NVML or its Python package the list is empty.
 
     Example:
         >>> all(gpu.memory_bytes > 0 for gpu in find_gpus())
@@ -99,8 +112,7 @@ def find_gpus() -> list[Gpu]:
         if _kernel_has_gpus():
             _log.warning("this machine has GPUs, but they cannot be used without: pip install nvidia-ml-py")
         return []
-    with _session() as error:
-        return [] if error else [_gpu(handle) for handle in _visible_handles()]
+    return [] if _session.problem() else [_gpu(handle) for handle in _visible_handles()]
 
 
 def describe_gpus() -> list[GpuState]:
@@ -111,12 +123,11 @@ def describe_gpus() -> list[GpuState]:
         True
     """
     found = []
-    with _session() as error:
-        for handle in [] if error else _visible_handles():
-            try:
-                found.append(_state(handle))
-            except pynvml.NVMLError as fault:
-                _log.warning("leaving out a GPU that does not answer: %s", fault)
+    for handle in [] if _session.problem() else _visible_handles():
+        try:
+            found.append(_state(handle))
+        except pynvml.NVMLError as fault:
+            _log.warning("leaving out a GPU that does not answer: %s", fault)
     return found
 
 
@@ -133,9 +144,8 @@ def processes_on(token: str) -> list[GpuProcess] | None:
         >>> processes_on("GPU-unknown") is None
         True
     """
-    with _session() as error:
-        handle = None if error else _query(lambda: pynvml.nvmlDeviceGetHandleByUUID(token.encode()))
-        return None if handle is None else _processes(handle)
+    handle = find_handle(token)
+    return None if handle is None else _processes(handle)
 
 
 def process_bytes(token: str, pid: int) -> float | None:
@@ -173,9 +183,23 @@ def used_bytes(token: str) -> float | None:
         >>> used_bytes("GPU-unknown") is None
         True
     """
-    with _session() as error:
-        handle = None if error else _query(lambda: pynvml.nvmlDeviceGetHandleByUUID(token.encode()))
-        return None if handle is None else _query(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+    handle = find_handle(token)
+    return None if handle is None else query(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+
+
+def cpu_cores(token: str) -> tuple[int, ...]:
+    """Returns the CPU cores of the NUMA node of a GPU; none if they are unknown.
+
+    Args:
+        token: its UUID.
+
+    Example:
+        >>> cpu_cores("GPU-unknown")
+        ()
+    """
+    handle, words = find_handle(token), ((os.cpu_count() or 1) + 63) // 64
+    masks = None if handle is None else query(lambda: list(pynvml.nvmlDeviceGetCpuAffinity(handle, words)))
+    return tuple(64 * word + bit for word, mask in enumerate(masks or ()) for bit in range(64) if mask >> bit & 1)
 
 
 def driver_version() -> str | None:
@@ -186,8 +210,7 @@ def driver_version() -> str | None:
         >>> version is None or "." in version
         True
     """
-    with _session() as error:
-        return None if error else _query(lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
+    return None if _session.problem() else query(lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
 
 
 def no_gpu_reason() -> str:
@@ -201,23 +224,24 @@ def no_gpu_reason() -> str:
         if _kernel_has_gpus():
             return "there are GPUs, but they cannot be used without: pip install nvidia-ml-py"
         return "there is no NVIDIA driver"
-    with _session() as error:
-        if error:
-            return f"there is no NVIDIA driver ({error})"
-        if pynvml.nvmlDeviceGetCount() == 0:
-            return "the NVIDIA driver knows of no GPU"
-        if not _visible_handles():
-            return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides them all"
+    if problem := _session.problem():
+        return f"there is no NVIDIA driver ({problem})"
+    if pynvml.nvmlDeviceGetCount() == 0:
+        return "the NVIDIA driver knows of no GPU"
+    if not _visible_handles():
+        if _chosen_handles():
+            return "MIG has split the visible GPUs, and they have no instances"
+        return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides them all"
     return ""
 
 
-def visible(setting: str | None, count: int, exists: Callable[[str], bool]) -> list[int | str]:
+def visible(setting: str | None, count: int, exists: Callable[[str], object]) -> list[int | str]:
     """Reads ``CUDA_VISIBLE_DEVICES`` as CUDA does: ignores everything from the first unknown or repeated name on.
 
     Args:
         setting: its value; ``None`` if it is not set.
         count: number of GPUs.
-        exists: returns whether a GPU, or an instance of one, has that UUID.
+        exists: returns a true value if a GPU, or an instance of one, has that UUID.
 
     Returns:
         Numbers and UUIDs.
@@ -240,21 +264,53 @@ def visible(setting: str | None, count: int, exists: Callable[[str], bool]) -> l
     return chosen
 
 
-@contextmanager
-def _session() -> Iterator[str]:
-    """Initializes NVML for a block; yields why it cannot be used, or an empty text."""
-    if not _imports.available:
-        yield "pynvml is not installed"
-        return
+def find_handle(token: str) -> Any:
+    """Returns NVML's handle of the GPU with this UUID; ``None`` if there is none, or NVML cannot be used.
+
+    Example:
+        >>> find_handle("GPU-unknown") is None
+        True
+    """
+    return None if _session.problem() else query(lambda: pynvml.nvmlDeviceGetHandleByUUID(token.encode()))
+
+
+def query(question: Callable[[], Any]) -> Any:
+    """Returns NVML's answer; ``None`` if the GPU, the driver or an old pynvml does not support the query.
+
+    Example:
+        >>> query(lambda: 7)
+        7
+    """
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        yield str(error) or "NVML does not answer"
-        return
-    try:
-        yield ""
-    finally:
-        pynvml.nvmlShutdown()
+        return question()
+    except (pynvml.NVMLError, AttributeError):
+        return None
+
+
+class _NvmlSession:
+    """The process's NVML session: the first question opens it, and it stays open until the process ends.
+
+    Opening takes 10 to 100 ms, and without persistence mode the driver may initialise the GPU each time.
+    """
+
+    def __init__(self) -> None:
+        #: The process that opened it: a forked child opens its own.
+        self._pid: int | None = None
+
+    def problem(self) -> str:
+        """Opens the session if it is not open; returns why NVML cannot be used, or an empty text."""
+        if not _imports.available:
+            return "pynvml is not installed"
+        if self._pid != os.getpid():
+            try:
+                pynvml.nvmlInit()
+            except pynvml.NVMLError as error:
+                return str(error) or "NVML does not answer"
+            self._pid = os.getpid()
+        return ""
+
+
+_session = _NvmlSession()
 
 
 def _kernel_has_gpus() -> bool:
@@ -262,7 +318,31 @@ def _kernel_has_gpus() -> bool:
 
 
 def _visible_handles() -> list[Any]:
-    chosen = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), pynvml.nvmlDeviceGetCount(), _exists)
+    """Handles of the visible GPUs; of a GPU that MIG has split, those of its instances."""
+    found: dict[str, Any] = {}  # An instance may be named beside its GPU.
+    for handle in _chosen_handles():
+        for part in _instances(handle):
+            found.setdefault(_text(pynvml.nvmlDeviceGetUUID(part)), part)
+    return list(found.values())
+
+
+def _instances(handle: Any) -> list[Any]:
+    """The MIG instances of a GPU; the GPU itself if MIG has not split it."""
+    if not query(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]):
+        return [handle]
+    count = query(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    if count is None:
+        return [handle]
+    return [part for index in range(count) if (part := _instance(handle, index)) is not None]
+
+
+def _instance(handle: Any, index: int) -> Any:
+    """A MIG instance of a GPU; ``None`` if none has that number."""
+    return query(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+
+
+def _chosen_handles() -> list[Any]:
+    chosen = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), pynvml.nvmlDeviceGetCount(), find_handle)
     return [
         pynvml.nvmlDeviceGetHandleByIndex(name)
         if isinstance(name, int)
@@ -271,28 +351,25 @@ def _visible_handles() -> list[Any]:
     ]
 
 
-def _exists(uuid: str) -> bool:
-    return _query(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())) is not None
-
-
 def _gpu(handle: Any) -> Gpu:
-    memory_bytes = float(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    name = _query(lambda: _text(pynvml.nvmlDeviceGetName(handle)))
-    return Gpu(_text(pynvml.nvmlDeviceGetUUID(handle)), memory_bytes, name or None)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    name = query(lambda: _text(pynvml.nvmlDeviceGetName(handle)))
+    free_bytes = max(0.0, float(memory.total - memory.used))
+    return Gpu(_text(pynvml.nvmlDeviceGetUUID(handle)), float(memory.total), name or None, free_bytes)
 
 
 def _state(handle: Any) -> GpuState:
-    token, memory_bytes, name = _gpu(handle)
-    mode = _query(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)))
-    mig = _query(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]))
-    busy = _query(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0)
-    capability = _query(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    token, memory_bytes, name, free_bytes = _gpu(handle)
+    mode = query(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)))
+    mig = query(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]))
+    busy = query(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0)
+    capability = query(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     processes = _processes(handle)
     return GpuState(
         token,
         name or "GPU",
         memory_bytes,
-        float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+        memory_bytes - (free_bytes or 0.0),
         busy,
         True if token.startswith("MIG-") else mig,
         COMPUTE_MODES[mode] if mode is not None and mode < len(COMPUTE_MODES) else None,
@@ -302,22 +379,18 @@ def _state(handle: Any) -> GpuState:
 
 
 def _processes(handle: Any) -> list[GpuProcess] | None:
-    found = _query(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    if found is None:
+    """The processes with a CUDA context; NVML lists clients of MPS apart, or in both lists, depending on the driver."""
+    lists = (
+        query(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        query(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)),
+    )
+    if lists[0] is None and lists[1] is None:
         return None
-    return [GpuProcess(int(one.pid), _bytes_or_none(one.usedGpuMemory)) for one in found]
-
-
-def _bytes_or_none(value: int | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _query(question: Callable[[], Any]) -> Any:
-    """Returns NVML's answer; ``None`` if the GPU, the driver or an old pynvml does not support the query."""
-    try:
-        return question()
-    except (pynvml.NVMLError, AttributeError):
-        return None
+    found: dict[int, float | None] = {}
+    for process in [*(lists[0] or ()), *(lists[1] or ())]:
+        known = [float(each) for each in (found.get(process.pid), process.usedGpuMemory) if each is not None]
+        found[int(process.pid)] = max(known, default=None)
+    return list(starmap(GpuProcess, found.items()))
 
 
 def _text(value: bytes | str) -> str:

@@ -13,12 +13,15 @@ import pytest
 from fluid.errors import InvalidFieldError
 from fluid.gpu.mps_control import (
     OUTPUT_LOG,
+    PROGRAM,
     Control,
     MpsError,
     find_program,
     log_tail,
     memory_text,
     percentage_text,
+    read_pids,
+    search_paths,
     stray_processes,
 )
 
@@ -75,11 +78,40 @@ def test_a_refusal_is_read_from_its_words(control: Callable[..., Control], answe
 
 
 @pytest.mark.parametrize(
-    ("status", "state"), [("ACTIVE", "ACTIVE"), ("Status: Fault", "FAULT"), ("what?", ""), ("INACTIVE", "")]
+    ("status", "state"),
+    [
+        ("ACTIVE", "ACTIVE"),
+        ("Status: Fault", "FAULT"),
+        ("MPS_SERVER_STATE_FAULT.", "FAULT"),
+        ('{"state": "active", "pid": 12}', "ACTIVE"),
+        ("[2026-11-22 Control 41] Active, no faults", "ACTIVE"),
+        ("Initialized", "INITIALIZING"),
+        ("what?", ""),
+        ("INACTIVE", ""),
+        ("Default", ""),
+    ],
 )
 def test_servers_and_their_states(control: Callable[..., Control], status: str, state: str) -> None:
     talker = control(f"print('12\\n34' if command == 'get_server_list\\n' else {status!r})")
     assert talker.servers() == {12: state, 34: state}
+
+
+@pytest.mark.parametrize(
+    ("answer", "pids"),
+    [
+        ("12\n34", [12, 34]),
+        ("12 34", [12, 34]),
+        ("12, 34", [12, 34]),
+        ("[2026-11-22 10:15:02.123 Control    41] Server 12: ACTIVE\nServer 34: ACTIVE", [12, 34]),
+        ("PID  DEVICE\n12   0\n34   GPU-1234-5678", [12, 34]),
+        ("Server (pid 12)", [12]),
+        ("no server for v3 of GPU-1234-5678", []),
+        ("0", []),
+        ("", []),
+    ],
+)
+def test_process_ids_are_read_from_other_formats(answer: str, pids: list[int]) -> None:
+    assert read_pids(answer) == pids
 
 
 def test_there_may_be_no_server_and_no_client(control: Callable[..., Control]) -> None:
@@ -103,14 +135,44 @@ def test_amounts_of_memory_are_rounded_down() -> None:
             memory_text(bad)
 
 
-def test_the_program_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_program() is None
-    program = tmp_path / "nvidia-cuda-mps-control"
+def installed(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
     program.touch()
+    program.chmod(0o755)
+    return program
+
+
+def test_the_program_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, driver = tmp_path / "path", tmp_path / "driver" / "bin"
+    monkeypatch.setenv("PATH", str(path))
+    monkeypatch.setattr("fluid.gpu.mps_control.FOLDERS", ())
+    assert find_program() is None
+    program = installed(driver, PROGRAM)
+    monkeypatch.setattr("fluid.gpu.mps_control.FOLDERS", (str(driver),))
+    program.chmod(0o644)
     assert find_program() is None, "not a program"
     program.chmod(0o755)
     assert find_program() == str(program)
+    monkeypatch.setattr("fluid.gpu.mps_control.FOLDERS", ())
+    installed(driver, "nvidia-smi")
+    path.mkdir()
+    (path / "nvidia-smi").symlink_to(driver / "nvidia-smi")
+    assert find_program() == str(program), "beside nvidia-smi"
+    first = installed(path, PROGRAM)
+    assert find_program() == str(first), "PATH comes first"
+
+
+def test_a_program_outside_path_gets_its_folders(tmp_path: Path) -> None:
+    program = str(installed(tmp_path / "bin", PROGRAM))
+    path, libraries = f"{tmp_path}/bin", tmp_path / "lib64"
+    assert search_paths(program, {"PATH": f"/usr/bin:{path}"}) == {}
+    assert search_paths(program, {"PATH": "/usr/bin"}) == {"PATH": f"{path}:/usr/bin"}
+    installed(libraries, "libcuda.so.1")
+    assert search_paths(program, {"PATH": "/usr/bin"})["LD_LIBRARY_PATH"] == str(libraries)
+    assert search_paths(program, {"LD_LIBRARY_PATH": "/x"})["LD_LIBRARY_PATH"] == f"{libraries}:/x"
+    installed(libraries, "libc.so.6")
+    assert "LD_LIBRARY_PATH" not in search_paths(program, {}), "the root of another system"
 
 
 def test_the_end_of_the_logs(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_one_gpu_that_cannot_is_enough(changed: dict[str, Any], said: str) -> No
         ({"program": None}, "nvidia-cuda-mps-control is not installed"),
         ({"platform": "darwin"}, "on Linux only"),
         ({"wsl": True}, "WSL"),
+        ({"shared_memory": False}, "needs /dev/shm"),
         ({"foreign": "/tmp/nvidia-mps"}, "Fluid did not start is in use, in /tmp/nvidia-mps"),
     ],
 )
@@ -62,12 +63,15 @@ def test_no_gpu() -> None:
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluid.gpu.mps_support.is_wsl", lambda: False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("fluid.gpu.mps_control.FOLDERS", ())
     environment = {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
     assert "is not installed" in unsupported_reason_here([GPU], environment)
     (tmp_path / "nvidia-cuda-mps-control").touch(0o755)
     assert "in /run/mps" in unsupported_reason_here([GPU], environment)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/other")
     assert "in /run/other" in unsupported_reason_here([GPU])
+    monkeypatch.setattr("fluid.gpu.mps_support.SHARED_MEMORY", str(tmp_path / "missing"))
+    assert "which is missing" in unsupported_reason_here([GPU])
 
 
 @pytest.mark.parametrize(

@@ -65,33 +65,37 @@ def make_pynvml(gpus: list[FakeGpu], *, driver: str | bytes = "560.35.03", broke
     """A module that answers as pynvml does; ``broken`` is the error of its initialisation."""
     module: Any = ModuleType("pynvml")
     module.NVMLError = NVMLError
-    module.open = 0
+    module.opened, module.broken = 0, broken
 
     def init() -> None:
-        if broken:
-            raise NVMLError(broken)
-        module.open += 1
-
-    def shutdown() -> None:
-        module.open -= 1
+        if module.broken:
+            raise NVMLError(module.broken)
+        module.opened += 1
 
     def by_uuid(uuid: bytes) -> FakeGpu:
-        assert module.open == 1
+        assert module.opened
         for gpu in gpus:
-            if gpu.uuid == uuid.decode():
-                return gpu
+            for part in (gpu, *getattr(gpu, "instances", ())):
+                if part.uuid == uuid.decode():
+                    return part
         raise NVMLError("Not Found")
+
+    def instance(gpu: FakeGpu, index: int) -> FakeGpu:
+        assert module.opened
+        if index >= len(gpu.instances):
+            raise NVMLError("Not Found")
+        return gpu.instances[index]
 
     def answer(name: str) -> Callable[[FakeGpu], Any]:
         def ask(gpu: FakeGpu) -> Any:
-            assert module.open == 1
+            assert module.opened
             if not hasattr(gpu, name):
                 raise NVMLError("Not Supported")
             return getattr(gpu, name)
 
         return ask
 
-    module.nvmlInit, module.nvmlShutdown = init, shutdown
+    module.nvmlInit = init
     module.nvmlSystemGetDriverVersion = lambda: driver
     module.nvmlDeviceGetCount = lambda: len(gpus)
     module.nvmlDeviceGetHandleByIndex = gpus.__getitem__
@@ -104,6 +108,10 @@ def make_pynvml(gpus: list[FakeGpu], *, driver: str | bytes = "560.35.03", broke
     module.nvmlDeviceGetUtilizationRates = answer("rates")
     module.nvmlDeviceGetCudaComputeCapability = answer("capability")
     module.nvmlDeviceGetComputeRunningProcesses = answer("processes")
+    module.nvmlDeviceGetMPSComputeRunningProcesses = answer("clients")
+    module.nvmlDeviceGetCpuAffinity = lambda gpu, words: answer("cpu_masks")(gpu)[:words]
+    module.nvmlDeviceGetMaxMigDeviceCount = lambda gpu: 7
+    module.nvmlDeviceGetMigDeviceHandleByIndex = instance
     return module
 
 
@@ -157,9 +165,29 @@ def test_all_that_a_gpu_tells(nvml: Callable[..., Any]) -> None:
         (9, 0),
         ((10, 3 * GIB), (11, None)),
     )
-    assert module.find_gpus() == [("GPU-a", 141 * GIB, "NVIDIA H200")]
+    assert module.find_gpus() == [("GPU-a", 141 * GIB, "NVIDIA H200", 136 * GIB)]
     assert module.no_gpu_reason() == ""
-    assert fake.open == 0, "NVML was let go of each time"
+    assert module.used_bytes("GPU-a") == 5 * GIB
+    assert module.processes_on("GPU-x") is None
+    assert fake.opened == 1, "opening NVML takes up to 100 ms"
+
+
+def test_a_forked_process_opens_nvml_for_itself(nvml: Callable[..., Any]) -> None:
+    fake = make_pynvml([BARE])
+    module = nvml(fake)
+    assert module.used_bytes("GPU-b") == GIB
+    child = os.fork()
+    if child == 0:  # no assertion: what it raises would be pytest's
+        os._exit(0 if module.used_bytes("GPU-b") == GIB and fake.opened == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0 and fake.opened == 1
+
+
+def test_a_driver_that_comes_later_is_found(nvml: Callable[..., Any]) -> None:
+    fake = make_pynvml([BARE], broken="Driver Not Loaded")
+    module = nvml(fake)
+    assert module.used_bytes("GPU-b") is None
+    fake.broken = ""
+    assert module.used_bytes("GPU-b") == GIB
 
 
 def test_what_a_driver_does_not_tell_is_none(nvml: Callable[..., Any]) -> None:
@@ -194,9 +222,52 @@ def test_compute_modes_have_names(nvml: Callable[..., Any], number: int, name: s
     assert nvml(make_pynvml([FakeGpu(uuid="GPU-a", mode=number)])).describe_gpus()[0].compute_mode == name
 
 
-def test_mig_is_known_of_the_whole_and_of_its_parts(nvml: Callable[..., Any]) -> None:
-    module = nvml(make_pynvml([FakeGpu(uuid="GPU-a", mig=[1, 1]), FakeGpu(uuid="MIG-c")]))
-    assert [state.mig for state in module.describe_gpus()] == [True, True]
+def split(*sizes: int) -> FakeGpu:
+    """A GPU that MIG has split into instances of so many GiB."""
+    instances = [FakeGpu(uuid=f"MIG-{size}", name=f"H200 MIG {size}g", total=size << 30) for size in sizes]
+    return FakeGpu(uuid="GPU-s", mig=[1, 1], total=141 << 30, instances=instances)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, ["MIG-35", "MIG-70", "GPU-b"]),
+        ("1,0", ["GPU-b", "MIG-35", "MIG-70"]),
+        ("GPU-s", ["MIG-35", "MIG-70"]),
+        ("MIG-70", ["MIG-70"]),
+        ("MIG-70,GPU-s", ["MIG-70", "MIG-35"]),
+    ],
+)
+def test_the_instances_of_a_gpu_are_devices(
+    nvml: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, setting: str | None, expected: list[str]
+) -> None:
+    module = nvml(make_pynvml([split(35, 70), BARE]))
+    if setting is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    gpus = module.find_gpus()
+    assert [gpu.token for gpu in gpus] == expected
+    assert all(gpu.memory_bytes == float(gpu.token[4:]) * GIB for gpu in gpus if gpu.token.startswith("MIG"))
+    assert [state.mig for state in module.describe_gpus()] == [
+        True if token.startswith("MIG") else None for token in expected
+    ]
+
+
+def test_a_split_gpu_without_instances_cannot_be_used(nvml: Callable[..., Any]) -> None:
+    module = nvml(make_pynvml([split()]))
+    assert module.find_gpus() == []
+    assert module.no_gpu_reason() == "MIG has split the visible GPUs, and they have no instances"
+
+
+def test_a_package_that_knows_no_instances(nvml: Callable[..., Any]) -> None:
+    fake = make_pynvml([split(35)])
+    del fake.nvmlDeviceGetMaxMigDeviceCount
+    assert [(state.token, state.mig) for state in nvml(fake).describe_gpus()] == [("GPU-s", True)]
+
+
+@pytest.mark.parametrize(("used", "available"), [(0, 100.0), (10, 100.0), (55, 50.0), (100, 0.0)])
+def test_memory_that_others_hold_is_not_available(nvml: Callable[..., Any], used: int, available: float) -> None:
+    (gpu,) = nvml(make_pynvml([FakeGpu(uuid="GPU-a", total=100, used=used)])).find_gpus()
+    assert gpu.available_bytes == pytest.approx(available)
 
 
 def test_only_visible_gpus_are_described(nvml: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,11 +290,30 @@ def test_the_memory_of_a_process(nvml: Callable[..., Any]) -> None:
     assert module.process_bytes("GPU-a", here) is None, "the driver lists it and does not tell"
 
 
+def test_clients_of_mps_are_in_a_list_of_their_own(nvml: Callable[..., Any]) -> None:
+    here = os.getpid()
+    gpu = FakeGpu(uuid="GPU-a", processes=[process(os.getppid(), 1 << 30)], clients=[process(here, 3 << 30)])
+    module = nvml(make_pynvml([gpu]))
+    assert module.process_bytes("GPU-a", here) == 3 * GIB
+    gpu.processes.append(process(here, None))
+    assert module.process_bytes("GPU-a", here) == 3 * GIB, "one of the lists does not tell"
+    assert [each.pid for each in module.processes_on("GPU-a")] == [os.getppid(), here]
+    del gpu.processes
+    assert module.process_bytes("GPU-a", here) == 3 * GIB
+
+
 def test_what_is_taken_of_a_gpu(nvml: Callable[..., Any]) -> None:
     module = nvml(make_pynvml([BARE]))
     assert module.used_bytes("GPU-b") == GIB
     assert module.used_bytes("GPU-x") is None
     assert nvml(make_pynvml([BARE], broken="NVML Shared Library Not Found")).used_bytes("GPU-b") is None
+
+
+def test_the_cores_of_a_gpus_numa_node(nvml: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 100)
+    module = nvml(make_pynvml([FakeGpu(uuid="GPU-a", cpu_masks=[0b101 << 61, 0b10, 1]), FakeGpu(uuid="GPU-b")]))
+    assert module.cpu_cores("GPU-a") == (61, 63, 65)
+    assert module.cpu_cores("GPU-b") == module.cpu_cores("GPU-none") == ()
 
 
 def test_process_numbers_of_another_namespace_say_nothing(nvml: Callable[..., Any]) -> None:
