@@ -214,10 +214,7 @@ class OutputForwarding(Protocol):
         ...
 
     def read_output(self) -> list[LaneText]:
-        """Returns what was printed since the last call; never waits.
-
-        Any one thread may call it, also once after ``close``: no text of a lane comes after that.
-        """
+        """Returns what was printed since the last call, without waiting; for one thread; after ``close`` the rest."""
         ...
 
 
@@ -261,10 +258,10 @@ class DeviceBinding(NamedTuple):
         device_ids: index of the device; several for the lane of a gang.
         kind: ``"gpu"`` or ``"cpu"``.
         node: the Ray node that has the device; empty for this machine.
-        token: the GPU's UUID, by which it is named to CUDA and MPS; empty for a CPU device. Several are divided by
-            commas.
+        token: the GPU's UUID, which names it to CUDA and MPS; several have commas between; empty for a CPU device.
         visible: value of ``CUDA_VISIBLE_DEVICES``; empty hides every GPU.
         threads: threads that PyTorch and numeric libraries may use.
+        divides_threads: whether those are of all lanes that run trials on the device at a time, and not of each.
         cores: the CPU cores that the lane is pinned to; none for no pinning.
         memory_share: share of the host's memory for checkpoints that the lane may use: one over the host's devices.
         bounded: whether the device's memory is limited, so that it is measured on a CPU, too.
@@ -281,6 +278,7 @@ class DeviceBinding(NamedTuple):
     memory_share: float = 1.0
     bounded: bool = False
     variables: tuple[tuple[str, str], ...] = ()
+    divides_threads: bool = False
 
     @classmethod
     def joined(cls, bindings: Sequence[DeviceBinding]) -> DeviceBinding:

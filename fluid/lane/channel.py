@@ -95,17 +95,20 @@ class Channel:
             with self._lock:
                 self._flush_locked()
 
-    def receive(self, *, block: bool) -> list[Any]:
-        """Returns the messages that have arrived as one batch; an empty list if there are none and not ``block``.
+    def receive(self, *, timeout: float | None) -> list[Any]:
+        """Returns the messages that have arrived as one batch; an empty list if none comes in time.
+
+        Args:
+            timeout: seconds to wait for a message; ``None`` for no end.
 
         Raises:
             EOFError, OSError: the driver is gone.
         """
-        if block:
+        if timeout != 0.0:
             self.flush()
         if self._preview is not None:
-            return self._read_so_far(block)
-        if not block and not self._readable.poll(0):
+            return self._read_so_far(timeout)
+        if timeout is not None and not self._readable.poll(timeout * 1000.0):
             return []
         return decode(self._connection.recv_bytes())
 
@@ -119,9 +122,11 @@ class Channel:
             self._preview = preview
             os.write(self._wake_writer, b"x")
 
-    def _read_so_far(self, block: bool) -> list[Any]:
-        messages = self._ahead.get() if block else []
+    def _read_so_far(self, timeout: float | None) -> list[Any]:
+        messages: list[Any] = []
         with suppress(queue.Empty):
+            if timeout != 0.0:
+                messages += self._ahead.get(timeout=timeout)
             while True:
                 messages += self._ahead.get_nowait()
         return messages

@@ -145,11 +145,10 @@ def copy_atomically(checkpoint: str, target: str) -> None:
 
 def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
     """Writes a checkpoint's folder, atomically; returns its path and size in bytes."""
-    os.makedirs(root, mode=0o700, exist_ok=True)
     path = os.path.join(root, name)
     draft = os.path.join(root, f".{name}")
     try:
-        os.mkdir(draft, 0o700)
+        _make_draft(root, draft)
         write(draft)
         size = seal(draft)
         os.rename(draft, path)
@@ -157,6 +156,15 @@ def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tupl
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return path, size
+
+
+def _make_draft(root: str, draft: str) -> None:
+    while True:
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        # The driver removes a folder that has become empty, perhaps right now.
+        with suppress(FileNotFoundError):
+            os.mkdir(draft, 0o700)
+            return
 
 
 def newest_in(folder: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A lane's device: binds the process to it, and measures the memory and the processor time that trials use there."""
+"""A lane's device: binds the process to it, and measures the memory that trials use there."""
 
 from __future__ import annotations
 
@@ -6,20 +6,37 @@ import ctypes
 import gc
 import os
 import sys
-import traceback
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fluid._clock import processor_seconds
-from fluid.gpu.nvml import find_gpus, process_bytes, used_bytes
+from fluid.lane.allocator import expand_segments
+from fluid.lane.errors import one_line
 from fluid.lane.messages import LaneOptions
+from fluid.lane.own_memory import OwnMemory
+from fluid.lane.threads import set_threads
 
-#: Read by OpenMP, MKL, OpenBLAS and NumExpr when they are loaded.
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 #: Written to a process's clear_refs, it resets the peak of resident memory (VmHWM).
 _RESET_PEAK = "5"
-#: Of the main thread, in which trials run: nanoseconds on a processor, nanoseconds in the run queue, time slices.
-_SCHEDSTAT = "/proc/self/schedstat"
+#: Parts of the messages with which PyTorch tells that CUDA cannot be used.
+_CUDA_ERRORS = ("CUDA error", "CUDA unknown error", "CUDA driver", "No CUDA GPUs", "cudaGetDeviceCount")
+#: Largest shares of a GPU's memory that a lane keeps cached: for the next trial in it, and while it waits a moment for
+#: messages. The memory that the engine plans with leaves a tenth of the GPU free.
+_KEPT_AT_SWITCH = 0.01
+_KEPT_WHILE_IDLE = 0.05
+#: Share of a GPU that must be free for that: less, and others may be about to need it.
+_FREE_SHARE = 0.25
+
+
+class DeviceUnusableError(Exception):
+    """A lane's process cannot use one of its GPUs.
+
+    Attributes:
+        position: which of the lane's GPUs, from 0.
+    """
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(reason)
+        self.position = position
 
 
 def bind(options: LaneOptions) -> None:
@@ -38,46 +55,51 @@ def bind(options: LaneOptions) -> None:
     set_threads(options.threads)
 
 
-def set_threads(threads: int) -> None:
-    """Sets how many threads PyTorch, and numeric libraries that are loaded from now on, may use in this process."""
-    for name in _THREAD_VARIABLES:
-        os.environ[name] = str(threads)
-    set_num_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)
-    if set_num_threads is not None:  # PyTorch is loaded, and has read its environment already.
-        set_num_threads(threads)
-
-
-def warm_up(options: LaneOptions) -> float:
+def warm_up(options: LaneOptions, own: OwnMemory) -> float:
     """Makes the CUDA context of a GPU's lane ahead of its first trial, if PyTorch is loaded.
+
+    Args:
+        options: the lane's.
+        own: measures what the context takes.
 
     Returns:
         Bytes of device memory that the context takes on the first GPU; 0 where that cannot be measured.
+
+    Raises:
+        DeviceUnusableError: CUDA cannot use one of the lane's GPUs.
     """
-    torch = sys.modules.get("torch")
-    if options.kind != "gpu" or torch is None:
+    torch = _torch_with_cuda() if options.kind == "gpu" else None
+    if torch is None:
         return 0.0
-    try:
-        token = next((gpu.token for gpu in find_gpus()), "")
-        before = used_bytes(token)
-        for index in range(torch.cuda.device_count()):  # Several for the lane of a gang.
-            torch.zeros(1, device=f"cuda:{index}")
-        torch.cuda.synchronize(0)
+    gpus = len(options.visible.split(",")) if options.visible else 1
+
+    def make_context() -> None:
+        expand_segments(torch)
+        _use(torch, gpus)
         torch.cuda.empty_cache()
-        return _own_bytes(token, before, float(torch.cuda.memory_reserved(0)))
-    except Exception:  # A trial that needs the GPU will meet the same error and report it.
-        traceback.print_exc()
-        return 0.0
+
+    return own.around(make_context)
 
 
-def _own_bytes(token: str, before: float | None, reserved: float) -> float:
-    """Bytes that this process takes on a GPU besides what PyTorch has reserved for tensors."""
-    held = process_bytes(token, os.getpid())
-    if not held:
-        # NVML lists this process under another number, or not yet. The difference also counts what other processes
-        # took meanwhile, which errs on the safe side.
-        after = used_bytes(token)
-        held = None if before is None or after is None else after - before
-    return 0.0 if held is None else max(0.0, held - reserved)
+def _torch_with_cuda() -> Any:
+    """PyTorch, if it is loaded and can use GPUs at all; else ``None``."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.backends.cuda.is_built() else None
+
+
+def _use(torch: Any, gpus: int) -> None:
+    """Runs a kernel on each GPU, which makes its context.
+
+    Raises:
+        DeviceUnusableError: one of them cannot be used.
+    """
+    position = 0
+    try:
+        for position in range(gpus):  # CUDA sees none behind one that is lost.
+            torch.zeros(1, device=f"cuda:{position}")
+            torch.cuda.synchronize(position)
+    except Exception as error:  # CUDA's errors are RuntimeError, AssertionError and classes of their own.
+        raise DeviceUnusableError(position, one_line(error)) from error
 
 
 class MemoryMeter(Protocol):
@@ -87,12 +109,27 @@ class MemoryMeter(Protocol):
         """Starts a measurement."""
         ...
 
-    def end(self) -> tuple[float, float] | None:
+    def end(self, *, settle: bool = False) -> tuple[float, float] | None:
         """Ends a measurement; waits for the device to finish, which also raises the device's errors.
+
+        Args:
+            settle: whether to release cached memory first: what cannot be released is held, too.
 
         Returns:
             (bytes held more than at the beginning, peak bytes on top of what is held now); ``None`` if not measured.
         """
+        ...
+
+    def change_trial(self) -> None:
+        """Prepares for the measurement of another trial: releases cached memory, unless it is little."""
+        ...
+
+    def limit(self, limit_bytes: float | None) -> None:
+        """Limits the device memory that this process may take for tensors; ``None`` for no limit."""
+        ...
+
+    def may_keep_cache(self) -> bool:
+        """Whether the device has so much free memory that an idle lane may keep its cache for a moment."""
         ...
 
     def release_cached(self, *, collect: bool = False) -> None:
@@ -103,9 +140,34 @@ class MemoryMeter(Protocol):
         """
         ...
 
-    def is_usable(self) -> bool:
-        """Whether the device still answers; after some faults only a new process can use it."""
+    def is_usable(self, error: str = "") -> bool:
+        """Whether the device still answers; after some faults only a new process can use it.
+
+        Args:
+            error: traceback of what a trial raised. One that names CUDA is checked also before CUDA was used.
+        """
         ...
+
+
+class _Usage(NamedTuple):
+    """Bytes that PyTorch's allocator has on a GPU: of tensors, and reserved for them; now, and at the peak."""
+
+    held: float
+    most_held: float
+    reserved: float
+    most_reserved: float
+
+    @property
+    def cached(self) -> float:
+        """Bytes that are reserved and that no tensor uses."""
+        return self.reserved - self.held
+
+    @classmethod
+    def of(cls, cuda: Any, gpu: int) -> _Usage:
+        """Asks the allocator once: each of PyTorch's functions for one figure sorts and copies a hundred of them."""
+        stats = cuda.memory_stats_as_nested_dict(gpu)
+        held, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        return cls(held["current"], held["peak"], reserved["current"], reserved["peak"])
 
 
 class DeviceMemoryMeter:
@@ -114,7 +176,10 @@ class DeviceMemoryMeter:
     Of several GPUs, each measurement is the largest of any.
 
     PyTorch keeps memory that tensors have freed, and other processes cannot use it. So the peak is the most that
-    PyTorch had reserved, and cached memory is released when the lane switches trials or has nothing to do.
+    PyTorch had reserved, and what is held between iterations is what it reserves once its cache was released: segments
+    with a single tensor in them stay, and pools of CUDA graphs. Cached memory is released when the lane switches trials
+    or has nothing to do. A release costs the next iteration its allocations anew, so little memory is kept: after a
+    switch it counts towards the peak of the next trial, which errs on the safe side.
 
     Args:
         kind: kind of the lane's device.
@@ -122,30 +187,59 @@ class DeviceMemoryMeter:
 
     def __init__(self, kind: str) -> None:
         self._is_gpu = kind == "gpu"
-        #: Bytes held on each GPU.
-        self._held: list[float] = []
+        #: Bytes held on each GPU at the end of the last measurement; ``None`` where they may have changed since.
+        self._held: list[float] | None = None
+        #: Bytes on each GPU that no tensor used and that could not be released; none before the cache was released.
+        self._stuck: list[float] = []
+        #: The limit in force.
+        self._limit: float | None = None
 
     def begin(self) -> None:
         """Starts a measurement."""
         cuda = self._cuda()
-        if cuda is not None:
-            gpus = range(cuda.device_count())
-            self._held = [float(cuda.memory_allocated(gpu)) for gpu in gpus]
-            for gpu in gpus:
-                cuda.reset_peak_memory_stats(gpu)
+        if cuda is None:
+            self._held = None
+            return
+        if self._held is None:
+            self._held = self._all_held(self._usages(cuda))
+        for gpu in range(len(self._held)):
+            cuda.reset_peak_memory_stats(gpu)
 
-    def end(self) -> tuple[float, float] | None:
+    def end(self, *, settle: bool = False) -> tuple[float, float] | None:
         """Ends a measurement: see :meth:`MemoryMeter.end`."""
         cuda = self._cuda()
         if cuda is None:
             return None
-        gpus = range(cuda.device_count())
-        for gpu in gpus:
+        for gpu in range(cuda.device_count()):
             cuda.synchronize(gpu)
-        before, self._held = self._held or [0.0] * len(gpus), [float(cuda.memory_allocated(gpu)) for gpu in gpus]
-        peaks = [max(float(cuda.max_memory_allocated(gpu)), float(cuda.max_memory_reserved(gpu))) for gpu in gpus]
+        usages = self._usages(cuda)
+        if settle:
+            self._empty_cache(cuda)
+        before, self._held = self._held or [0.0] * len(usages), self._all_held(usages)
         grown = max(now - then for now, then in zip(self._held, before, strict=True))
+        peaks = (max(usage.most_held, usage.most_reserved) for usage in usages)
         return grown, max(peak - now for peak, now in zip(peaks, self._held, strict=True))
+
+    def change_trial(self) -> None:
+        """Prepares for another trial: see :meth:`MemoryMeter.change_trial`."""
+        self._held = None
+        if not self._has_little_cached(_KEPT_AT_SWITCH):
+            self.release_cached()
+
+    def limit(self, limit_bytes: float | None) -> None:
+        """Limits this process on each GPU: see :meth:`MemoryMeter.limit`. More than that is an out-of-memory error."""
+        cuda = self._cuda()
+        if limit_bytes == self._limit or cuda is None:
+            return
+        for gpu in range(cuda.device_count()):
+            total = float(cuda.get_device_properties(gpu).total_memory)
+            share = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total)
+            cuda.set_per_process_memory_fraction(share, gpu)
+        self._limit = limit_bytes
+
+    def may_keep_cache(self) -> bool:
+        """Whether an idle lane may keep its cache for a moment: see :meth:`MemoryMeter.may_keep_cache`."""
+        return self._has_little_cached(_KEPT_WHILE_IDLE)
 
     def release_cached(self, *, collect: bool = False) -> None:
         """Empties PyTorch's cache: see :meth:`MemoryMeter.release_cached`."""
@@ -154,19 +248,51 @@ class DeviceMemoryMeter:
             return
         if collect:
             gc.collect()
-        gpus = range(cuda.device_count())
-        if collect or any(cuda.memory_reserved(gpu) > cuda.memory_allocated(gpu) for gpu in gpus):
+        if collect or any(usage.cached > 0.0 for usage in self._usages(cuda)):
             with suppress(RuntimeError):  # A device with a fault; see is_usable.
-                cuda.empty_cache()
+                self._empty_cache(cuda)
 
-    def is_usable(self) -> bool:
-        """Whether the device still answers."""
+    def _empty_cache(self, cuda: Any) -> None:
+        cuda.empty_cache()
+        self._stuck = [usage.cached for usage in self._usages(cuda)]
+
+    def _all_held(self, usages: list[_Usage]) -> list[float]:
+        """Bytes on each GPU that tensors hold, and that could not be released."""
+        stuck = self._stuck or [0.0] * len(usages)
+        return [usage.held + rest for usage, rest in zip(usages, stuck, strict=True)]
+
+    def _has_little_cached(self, share: float) -> bool:
+        """Whether at most a share of each GPU is cached here, and the GPUs have enough free memory besides."""
         cuda = self._cuda()
         if cuda is None:
             return True
         try:
-            cuda.synchronize()
-        except RuntimeError:
+            usages = self._usages(cuda)
+            for gpu, (usage, held) in enumerate(zip(usages, self._all_held(usages), strict=True)):
+                releasable = usage.reserved - held
+                if releasable > 0.0:
+                    free, total = cuda.mem_get_info(gpu)
+                    if releasable > share * total or free < _FREE_SHARE * total:
+                        return False
+        except RuntimeError:  # A device with a fault; see is_usable.
+            return False
+        return True
+
+    @staticmethod
+    def _usages(cuda: Any) -> list[_Usage]:
+        return [_Usage.of(cuda, gpu) for gpu in range(cuda.device_count())]
+
+    def is_usable(self, error: str = "") -> bool:
+        """Whether the device still answers: see :meth:`MemoryMeter.is_usable`."""
+        torch = _torch_with_cuda() if self._is_gpu else None
+        if torch is None or not (torch.cuda.is_initialized() or any(text in error for text in _CUDA_ERRORS)):
+            return True
+        try:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            else:
+                _use(torch, max(1, torch.cuda.device_count()))
+        except Exception:
             return False
         return True
 
@@ -193,8 +319,8 @@ class ProcessMemoryMeter:
         except (OSError, KeyError):  # An old kernel, or one that forbids this in containers.
             self._held = -1.0
 
-    def end(self) -> tuple[float, float] | None:
-        """Ends a measurement: see :meth:`MemoryMeter.end`."""
+    def end(self, *, settle: bool = False) -> tuple[float, float] | None:
+        """Ends a measurement: see :meth:`MemoryMeter.end`. Free memory is always released."""
         if self._held < 0.0:
             return None
         peak = _memory_of_process()["VmHWM"]
@@ -203,13 +329,23 @@ class ProcessMemoryMeter:
         before, self._held = self._held, now["RssAnon"]
         return self._held - before, peak - now["VmRSS"]
 
+    def change_trial(self) -> None:
+        """Does nothing: free memory of the process goes back at the begin and end of each measurement."""
+
+    def limit(self, limit_bytes: float | None) -> None:
+        """Does nothing: a CPU's memory is shared with all other processes."""
+
+    def may_keep_cache(self) -> bool:
+        """True: at the end of a measurement nothing is cached."""
+        return True
+
     def release_cached(self, *, collect: bool = False) -> None:
         """Returns free memory to the system, after a collection only: see :meth:`MemoryMeter.release_cached`."""
         if collect:
             gc.collect()
             _trim()
 
-    def is_usable(self) -> bool:
+    def is_usable(self, error: str = "") -> bool:
         """True: a CPU does not fail on its own."""
         return True
 
@@ -231,47 +367,3 @@ def _memory_of_process() -> dict[str, float]:
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         parts = [line.split() for line in file if line.endswith(" kB\n")]
     return {name.rstrip(":"): float(value) * 1024.0 for name, value, _ in parts}
-
-
-class BusyMeter:
-    """Measures the share of an interval in which this process kept its CPU device busy or waited for the processor.
-
-    The remainder is what further trials on that device could use. On a GPU it measures nothing: only what a kernel
-    leaves free tells whether another one fits beside it.
-
-    Args:
-        kind: kind of the lane's device.
-        threads: how many computing threads the device is for.
-    """
-
-    def __init__(self, kind: str, threads: int) -> None:
-        self._is_cpu = kind == "cpu"
-        self._threads = max(1, threads)
-        self._schedstat = -1
-        self._computed = self._ran = self._waited = 0.0
-        if self._is_cpu:
-            with suppress(OSError):  # A kernel without scheduling statistics: time in the run queue then looks idle.
-                self._schedstat = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
-
-    def begin(self) -> None:
-        """Starts an interval."""
-        if self._is_cpu:
-            self._computed, (self._ran, self._waited) = processor_seconds(), self._main_thread()
-
-    def end(self, seconds: float) -> float | None:
-        """The share, from 0 to 1, of an interval of that many seconds; ``None`` if it is not measured."""
-        if not self._is_cpu or seconds <= 0.0:
-            return None
-        computed = processor_seconds() - self._computed
-        ran, waited = self._main_thread()
-        ran, waited = ran - self._ran, waited - self._waited
-        if ran > 0.0:
-            computed *= 1.0 + waited / ran  # Assumes that other threads waited as long as the main one.
-        return min(1.0, computed / self._threads / seconds)
-
-    def _main_thread(self) -> tuple[float, float]:
-        """Seconds that the main thread ran, and seconds that it waited for a processor."""
-        if self._schedstat < 0:
-            return 0.0, 0.0
-        ran, waited, _ = os.pread(self._schedstat, 128, 0).split()
-        return int(ran) / 1e9, int(waited) / 1e9

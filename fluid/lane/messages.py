@@ -141,6 +141,13 @@ class PauseResident(NamedTuple):
     may_move: bool = False
 
 
+class LimitResident(NamedTuple):
+    """Limits the device memory that a trial may take until another limit; ``None`` for no limit."""
+
+    trial_id: str
+    limit_bytes: float | None
+
+
 class SaveResident(NamedTuple):
     """Save a resident, to disk at once if ``durable``; with ``drop``, release it afterwards.
 
@@ -211,6 +218,12 @@ class DeleteCheckpoints(NamedTuple):
     keep: bool = False
 
 
+class SetThreads(NamedTuple):
+    """Use that many CPU threads, as other lanes have begun or ended to run trials on the device."""
+
+    threads: int
+
+
 class Shutdown(NamedTuple):
     """Release all residents, and end."""
 
@@ -231,6 +244,13 @@ class LaneWarm(NamedTuple):
     at: float
     pid: int
     own_bytes: float = 0.0
+
+
+class OwnBytesChanged(NamedTuple):
+    """The lane takes notably more or less device memory for itself than it told before."""
+
+    at: float
+    own_bytes: float
 
 
 class ResidentSetBack(NamedTuple):
@@ -266,7 +286,7 @@ class ResidentIterated(NamedTuple):
     """A trial finished an iteration, or, if ``metrics`` is ``None``, had none left to run.
 
     ``metrics`` are plain values in a dict, or :class:`fluid.trainables.pickling.Packed`. ``memory`` is (persistent,
-    ephemeral) bytes, and ``busy`` the share measured by :class:`fluid.lane.device.BusyMeter`.
+    ephemeral) bytes, and ``busy`` the share that a meter of :mod:`fluid.lane.gpu_busy_meter` measured.
     """
 
     at: float
@@ -316,8 +336,8 @@ class Raised(NamedTuple):
     """An exception that a trial's code raised.
 
     Attributes:
-        kind: ``"error"``, ``"out_of_memory"``, or ``"not_saved"`` for a trial that was to leave the lane and could not
-            be saved for want of space.
+        kind: ``"error"``, ``"out_of_memory"``, ``"not_saved"`` for a trial that was to leave the lane and could not
+            be saved for want of space, or ``"device"`` for an exception after which the device answers no more.
         message: one line for people.
         traceback: as text.
         exception: pickled; ``None`` if it cannot be pickled or is too large.

@@ -16,8 +16,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from fluid.lane.device import set_threads
 from fluid.lane.output import LaneStreams
+from fluid.lane.threads import LaneThreads
 
 _SEED_BYTES = 16
 
@@ -91,16 +91,16 @@ class ProcessState:
     Args:
         log_path: as above.
         folder: its working directory at first.
-        threads: CPU threads that it asks for; ``None`` for the lane's own.
-        lane_threads: the lane's own.
+        threads: the lane's CPU threads.
+        asked_threads: those that it asks for; ``None`` for the lane's own.
     """
 
-    def __init__(self, log_path: str, folder: str, threads: int | None = None, lane_threads: int = 1) -> None:
+    def __init__(self, log_path: str, folder: str, threads: LaneThreads, asked_threads: int | None = None) -> None:
         self.log_path = log_path
         self.name = ""
         self._folder = folder
         self._threads = threads
-        self._lane_threads = lane_threads
+        self._asked_threads = asked_threads
         self._random: dict[str, Any] = {}
 
     def enter(self, output: LaneStreams) -> None:
@@ -109,8 +109,7 @@ class ProcessState:
         with suppress(OSError):  # The folder may have been deleted since.
             os.chdir(self._folder)
         output.switch(self.log_path, self.name)
-        if self._threads is not None:
-            set_threads(self._threads)
+        self._threads.enter(self._asked_threads)
 
     def announce(self, name: str, output: LaneStreams) -> None:
         """Names the trainable of the resident, which is in force, to those who read the output."""
@@ -121,15 +120,11 @@ class ProcessState:
     def give_back(self, output: LaneStreams) -> None:
         """Sets the lane's own output and number of threads, as the resident is gone."""
         output.switch(None)
-        self._give_back_threads()
-
-    def _give_back_threads(self) -> None:
-        if self._threads is not None:
-            set_threads(self._lane_threads)
+        self._threads.leave()
 
     def leave(self) -> None:
         """Records the state in which the resident leaves the process."""
         self._random = read_random_state()
         with suppress(OSError):
             self._folder = os.getcwd()
-        self._give_back_threads()
+        self._threads.leave()

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from fluid._clock import Clock
 from fluid.elastic.messages import Join
 from fluid.lane.culprit_note import RunningTrialNote
-from fluid.lane.device import BusyMeter, MemoryMeter
+from fluid.lane.device import MemoryMeter
 from fluid.lane.driver_requests import DriverRequests
+from fluid.lane.gpu_busy_meter import make_busy_meter
 from fluid.lane.kept_payloads import load_payload
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
@@ -32,12 +33,18 @@ from fluid.lane.output import LaneStreams, printable_name, trial_log
 from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
 from fluid.lane.run_paths import trial_folder
+from fluid.lane.threads import LaneThreads
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.pickling import dump_result, pack_metrics
 from fluid.trainables.trainable import can_save, make_resident, set_up
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
+
+#: An idle lane keeps cached memory for the time of so many iterations, within these limits, seconds.
+_IDLE_ITERATIONS = 10
+_SHORTEST_IDLE_S = 0.05
+_LONGEST_IDLE_S = 1.0
 
 
 class Residents:
@@ -56,6 +63,7 @@ class Residents:
         queue: those with iterations left.
         current: the one whose process state is in force.
         checkpoints: saves and restores them.
+        threads: CPU threads of the lane.
         may_hold_cache: whether the lane may hold device memory that no trial uses.
     """
 
@@ -79,7 +87,8 @@ class Residents:
         self._meter = meter
         self._requests = requests
         self._tell_missing = tell_missing
-        self._busy = BusyMeter(options.kind, options.threads)
+        self.threads = LaneThreads(options.threads)
+        self._busy = make_busy_meter(options, clock)
         self._home = os.getcwd()
         self.checkpoints = ResidentCheckpoints(options, clock, output, meter, self.enter)
         #: Of trainables that no trial has used here yet.
@@ -112,7 +121,7 @@ class Residents:
         if (before := self._by_id.get(trial_id)) is not None:
             self.release(before)
         log = trial_log(self._options.run_folder, trial_id)
-        state = ProcessState(log, self._home, threads, self._options.threads)
+        state = ProcessState(log, self._home, self.threads, threads)
         resident = ResidentTrial(trial_id=trial_id, process_state=state, link=self._requests.link(trial_id))
         self._by_id[trial_id] = resident
         return resident
@@ -127,6 +136,7 @@ class Residents:
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
         resident.key, resident.save_cost = message.key, self.checkpoints.usual_cost(message.key)
+        self._apply_limit(resident)
         self._meter.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
         random_state = read_random_state()
@@ -160,7 +170,8 @@ class Residents:
         if self.current is not resident:
             if self.current is not None:
                 self.current.process_state.leave()
-                self._meter.release_cached()  # Memory that the previous trial has freed is not this one's.
+            self._meter.change_trial()  # Memory that the previous trial has freed is not this one's.
+            self._busy.change_trial()
             resident.process_state.enter(self._output)
             resident.link.enter()
             self.current = resident
@@ -216,17 +227,31 @@ class Residents:
             resident.left = 0
             self.queue.remove(resident)
 
+    def limit(self, trial_id: str, limit_bytes: float | None) -> None:
+        """Limits the device memory that a trial may take from its next iteration on; ``None`` for no limit."""
+        resident = self._by_id.get(trial_id)
+        if resident is not None:
+            resident.limit = limit_bytes
+
+    def _apply_limit(self, resident: ResidentTrial) -> None:
+        """Applies a trial's limit to the process, which holds the states of other residents besides."""
+        limit = resident.limit
+        others = sum(each.held for each in self if each is not resident)
+        self._meter.limit(None if limit is None else limit + others)
+
     # -- running their code --------------------------------------------------------------------------------
 
     def iterate(self, resident: ResidentTrial) -> ResidentIterated:
         """Runs one iteration of a trial that trains alone; returns the report for the driver."""
         assert resident.body is not None
         self.enter(resident)
+        self._apply_limit(resident)
         self._meter.begin()
         self._busy.begin()
         begun, waited = self._clock.now(), self._requests.waited_s
         step = resident.body.step()
-        memory = self._measure(resident)
+        # The first iteration takes what later ones keep; to empty the cache after each would slow them down.
+        memory = self._measure(resident, settle=resident.pace is None)
         now = self._clock.now()
         seconds = max(0.0, now - begun - (self._requests.waited_s - waited))
         busy = self._busy.end(seconds)
@@ -251,6 +276,7 @@ class Residents:
     def iterate_together(self, resident: ResidentTrial, member: LaneMember) -> bool:
         """Runs one iteration of a trial together with other lanes; returns whether it was completed."""
         self.enter(resident)
+        self._apply_limit(resident)
         self._meter.begin()
         begun = self._clock.now()
 
@@ -289,14 +315,26 @@ class Residents:
         finally:
             resident.unsaved += self._clock.now() - begun  # The call may have changed the trial.
 
-    def _measure(self, resident: ResidentTrial) -> tuple[float, float] | None:
+    def _measure(self, resident: ResidentTrial, *, settle: bool = False) -> tuple[float, float] | None:
         """Ends a measurement; returns the bytes that the trial holds and what it took on top of that, if measured."""
-        measured = self._meter.end()
+        measured = self._meter.end(settle=settle)
         if measured is None:
             return None
         self.may_hold_cache = True
         resident.held += measured[0]
         return max(0.0, resident.held), max(0.0, measured[1])
+
+    def idle_timeout(self) -> float | None:
+        """Returns the seconds to wait for messages before :meth:`release_cached` is called; ``None`` for no end.
+
+        A driver that decides iteration by iteration answers soon, and the next iteration reuses what is cached.
+        """
+        if not self.may_hold_cache:
+            return None
+        if not self._meter.may_keep_cache():
+            return 0.0
+        pace = None if self.current is None else self.current.pace
+        return min(_LONGEST_IDLE_S, max(_SHORTEST_IDLE_S, _IDLE_ITERATIONS * (pace or 0.0)))
 
     def release_cached(self) -> None:
         """Returns device memory that no trial uses."""

@@ -9,20 +9,19 @@ Trials run in the main thread, because gradient mode, autocast and OpenMP are pe
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
 from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.culprit_note import RunningTrialNote
-from fluid.lane.device import bind, make_memory_meter, warm_up
+from fluid.lane.device import bind, make_memory_meter
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import describe, is_for_want_of_space
 from fluid.lane.keep_messages import DiscardKept, KeepBar
@@ -35,7 +34,9 @@ from fluid.lane.messages import (
     DropTrainable,
     LaneOptions,
     LaneWarm,
+    LimitResident,
     Membership,
+    OwnBytesChanged,
     PauseResident,
     PayloadMissing,
     PersistCheckpoint,
@@ -49,16 +50,18 @@ from fluid.lane.messages import (
     ResidentStarted,
     RunResident,
     SaveResident,
+    SetThreads,
     ShipTrainable,
     Shutdown,
     StartResident,
     ToMember,
 )
 from fluid.lane.output import LaneStreams
+from fluid.lane.own_memory import OwnMemory
 from fluid.lane.residents import Residents
 from fluid.lane.savability import ResidentSavability, has_changed, is_not_savable, refusal_of
-from fluid.lane.stack_dump import dump_stacks_at_signal
 from fluid.lane.user_code import UserCode
+from fluid.lane.warming import warm_up_or_exit
 from fluid.lane.work_queue import ResidentTrial
 from fluid.processes.signals import leave_to_driver
 from fluid.trainables.trainable import elastic_part
@@ -79,41 +82,30 @@ def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], 
     """
     leave_to_driver(signal.SIGINT, signal.SIGUSR1)
     bind(options)
-    own_bytes = warm_up(options)
+    own_memory = OwnMemory(options)
     clock = MonotonicClock()
+    own_bytes = warm_up_or_exit(options, own_memory, connection, clock)
     streams = sys.stdout, sys.stderr
     output = LaneStreams(*streams, echo=options.echo)
     os.register_at_fork(after_in_child=output.begin_in_child)
     sys.stdout, sys.stderr = output.stdout, output.stderr
     try:
-        _Lane(Channel(connection, clock, on_hangup), options, clock, output).run(own_bytes)
+        _Lane(Channel(connection, clock, on_hangup), options, clock, output, own_memory).run(own_bytes)
     finally:
         sys.stdout, sys.stderr = streams
-
-
-def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
-    """Runs a lane in a process of its own, which leads a process group."""
-    faulthandler.enable()
-    dump_stacks_at_signal(options.run_folder, options.lane_id)
-    serve(connection, options, _end_with_group)
-    os._exit(0)
-
-
-def _end_with_group() -> None:
-    """Kills the process and those that its trials started."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
 
 
 class _Lane:
     """Carries out the driver's messages, and runs the residents' iterations in between."""
 
-    def __init__(self, channel: Channel, options: LaneOptions, clock: Clock, output: LaneStreams) -> None:
+    def __init__(
+        self, channel: Channel, options: LaneOptions, clock: Clock, output: LaneStreams, own_memory: OwnMemory
+    ) -> None:
         self._channel = channel
         self._options = options
         self._clock = clock
         self._output = output
+        self._own_memory = own_memory
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
         self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
@@ -124,6 +116,7 @@ class _Lane:
             DropTrainable: self._residents.drop_trainable,
             StartResident: self._start,
             RunResident: self._run,
+            LimitResident: lambda message: self._residents.limit(message.trial_id, message.limit_bytes),
             PauseResident: self._pause,
             SaveResident: self._save,
             ReleaseResident: self._release,
@@ -135,6 +128,7 @@ class _Lane:
             DeleteCheckpoints: lambda message: self._residents.checkpoints.delete(message),
             KeepBar: self._residents.checkpoints.set_bar,
             DiscardKept: lambda message: discard_kept(message.path, demote=message.demote),
+            SetThreads: lambda message: self._residents.threads.change(message.threads),
             Shutdown: self._shutdown,
         }
 
@@ -144,7 +138,7 @@ class _Lane:
         while not self._ended:
             try:
                 # In this order: new messages, then iterations, then memory to release, then waiting for messages.
-                messages = self._channel.receive(block=not (queue or residents.may_hold_cache))
+                messages = self._channel.receive(timeout=0.0 if queue else residents.idle_timeout())
             except (EOFError, OSError):
                 return  # The driver is gone.
             for message in messages:
@@ -154,6 +148,7 @@ class _Lane:
             elif residents.may_hold_cache and not messages:
                 self._channel.flush()
                 residents.release_cached()
+                self._tell_own_bytes()
 
     # -- messages of the driver ----------------------------------------------------------------------------
     # A message about a trial that is not resident is ignored: the trial has failed, and the driver was told.
@@ -217,17 +212,16 @@ class _Lane:
         resident = self._residents.get(message.trial_id)
         if resident is None:
             return
-        result = raised = None
+        result, raised, is_usable = None, None, True
         try:
             result = self._residents.call(resident, message.method, message.payload)
         except BaseException as error:
-            raised = describe(error)
-            self._exit_if_device_failed(raised)
+            raised, is_usable = self._describe(error)
         called = ResidentCalled(self._clock.now(), resident.trial_id, message.call_id, result, raised)
         if raised is None:
             self._send(called)
         else:
-            self._send_raised(called, raised)
+            self._send_raised(called, raised, is_usable)
         if resident.autosaves and resident.member is None and not resident.left:
             self._save_if_due(resident)
 
@@ -288,10 +282,13 @@ class _Lane:
         if resident.member is not None:
             self._iterate_together(resident, resident.member)
             return
+        is_first = resident.pace is None
         with self._user_code(resident) as code:
             done = self._residents.iterate(resident)
         if code.failed:
             return
+        if is_first:
+            self._tell_own_bytes()
         if done.seconds > _SHORT_S:
             self._output.collect()
         self._send(done, at_once=done.seconds > _SHORT_S and resident.unsent is None)
@@ -332,6 +329,12 @@ class _Lane:
             return
         self._send(saved)
 
+    def _tell_own_bytes(self) -> None:
+        """Tells what the lane takes for itself, after a trial's first iteration and at rest: libraries add to it."""
+        own_bytes = self._own_memory.changed()
+        if own_bytes is not None:
+            self._send(OwnBytesChanged(self._clock.now(), own_bytes))
+
     def _tell_savability(self, resident: ResidentTrial, *, at_first: bool = False) -> None:
         if has_changed(resident) or at_first:
             self._send(ResidentSavability(self._clock.now(), resident.trial_id, can_save=resident.savable))
@@ -351,13 +354,12 @@ class _Lane:
 
     def _fail(self, resident: ResidentTrial, error: BaseException, kind: str | None = None) -> None:
         """Releases a resident that raised, and reports its failure, of that kind if one is given."""
-        raised = describe(error)
+        raised, is_usable = self._describe(error)
         raised = raised._replace(kind=kind or raised.kind)
-        self._exit_if_device_failed(raised)
         if self._residents.current is resident:
             self._output.log.write(raised.traceback)  # The log is the first place where people look.
         self._residents.release(resident)
-        self._send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised)
+        self._send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised, is_usable)
 
     def _fail_to_save(self, resident: ResidentTrial, error: BaseException) -> None:
         """As for any error, but that of a full disk is not the trial's, and a state may be none that can be saved."""
@@ -366,20 +368,28 @@ class _Lane:
             return
         self._fail(resident, error, kind="not_saved" if is_for_want_of_space(error) else None)
 
-    def _send_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised) -> None:
+    def _describe(self, error: BaseException) -> tuple[Raised, bool]:
+        """Describes an exception; returns also whether the device can still be used.
+
+        Ends the process without a report if the device cannot be, and another lane may have caused that: MPS reports a
+        fatal fault of one client to all of them, without naming it. The driver finds the culprit.
+        """
+        raised = describe(error)
+        if raised.kind == "out_of_memory":
+            return raised, True
+        if self._meter.is_usable(raised.traceback):
+            return raised, True
+        if self._options.environment:
+            self._channel.flush()
+            os.write(2, raised.traceback.encode(errors="replace"))  # The lane's log.
+            os._exit(_UNUSABLE)
+        return raised._replace(kind="device"), False
+
+    def _send_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised, is_usable: bool) -> None:
         """Reports an exception; ends the process if its device cannot be used any more."""
         if raised.kind == "out_of_memory":
             self._meter.release_cached(collect=True)
+            is_usable = self._meter.is_usable()
         self._send(message)
-        if not self._meter.is_usable():
-            os._exit(_UNUSABLE)
-
-    def _exit_if_device_failed(self, raised: Raised) -> None:
-        """Ends the process without a report if another lane may have caused the exception.
-
-        MPS reports a fatal fault of one client to all of them, without naming it: the driver finds the culprit.
-        """
-        if self._options.environment and raised.kind != "out_of_memory" and not self._meter.is_usable():
-            self._channel.flush()
-            os.write(2, raised.traceback.encode(errors="replace"))  # The lane's log.
+        if not is_usable:
             os._exit(_UNUSABLE)

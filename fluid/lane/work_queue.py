@@ -35,6 +35,7 @@ class ResidentTrial:
         unsaved: seconds of work since its last checkpoint.
         save_cost: seconds that its last save took; before the first, that of another trial of its trainable.
         held: bytes that it holds on the device between iterations.
+        limit: most bytes that it may take there until it has run all its iterations; ``None`` for no limit.
         autosaves: whether the lane checkpoints it automatically.
         pace: seconds per iteration, a moving average; ``None`` before the first.
         service: seconds it has run, as :mod:`fluid.lane.policy` counts them.
@@ -58,6 +59,7 @@ class ResidentTrial:
     unsaved: float = 0.0
     save_cost: float = 0.0
     held: float = 0.0
+    limit: float | None = None
     autosaves: bool = False
     pace: float | None = None
     service: float = 0.0

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from fluid.lane.device import BusyMeter
+from fluid.lane.busy_meter import BusyMeter
 
 
 def compute(seconds: float) -> None:
@@ -19,8 +19,8 @@ def compute(seconds: float) -> None:
         pass
 
 
-def share(work: Callable[[], None], kind: str = "cpu", threads: int = 1) -> float | None:
-    meter = BusyMeter(kind, threads)
+def share(work: Callable[[], None], threads: int = 1) -> float | None:
+    meter = BusyMeter(threads)
     meter.begin()
     begun = time.monotonic()
     work()
@@ -37,10 +37,6 @@ def test_computing_is_busy_and_waiting_is_not() -> None:
 def test_one_thread_does_not_fill_a_device_for_four() -> None:
     found = share(lambda: compute(0.3), threads=4)
     assert found is not None and found < 0.5
-
-
-def test_nothing_is_said_of_a_gpu() -> None:
-    assert share(lambda: compute(0.01), kind="gpu") is None
 
 
 def _neighbour() -> None:

@@ -45,23 +45,35 @@ def ends() -> Iterator[Ends]:
 
 def test_messages_are_overheard_while_the_main_thread_is_busy(ends: Ends) -> None:
     ends.send("before")
-    assert ends.channel.receive(block=True) == ["before"]
+    assert ends.channel.receive(timeout=None) == ["before"]
     ends.channel.read_ahead(ends.preview)
     ends.send("a", "b")
     assert ends.heard.wait(PATIENCE)
     ends.send("c")
     received: list[Any] = []
     while len(received) < 3:
-        received += ends.channel.receive(block=True)
+        received += ends.channel.receive(timeout=None)
     assert received == ends.overheard == ["a", "b", "c"]
-    assert ends.channel.receive(block=False) == []
+    assert ends.channel.receive(timeout=0.0) == []
+    assert ends.channel.receive(timeout=0.001) == []
 
 
 def test_what_came_before_it_reads_ahead_is_not_lost(ends: Ends) -> None:
     ends.send("a")
     ends.channel.read_ahead(ends.preview)
     ends.channel.read_ahead(print)  # A second time changes nothing.
-    assert ends.channel.receive(block=True) == ["a"] == ends.overheard
+    assert ends.channel.receive(timeout=None) == ["a"] == ends.overheard
+
+
+@pytest.mark.parametrize("reads_ahead", [False, True])
+def test_a_lane_waits_for_messages_only_so_long(ends: Ends, reads_ahead: bool) -> None:
+    if reads_ahead:
+        ends.channel.read_ahead(ends.preview)
+    ends.channel.send("report", at_once=False)
+    assert ends.channel.receive(timeout=0.001) == []
+    assert ends.driver.recv_bytes() == encode(["report"]), "the driver must have it to answer"
+    ends.send("a")
+    assert ends.channel.receive(timeout=PATIENCE) == ["a"]
 
 
 def test_the_driver_is_missed_while_it_reads_ahead(ends: Ends) -> None:

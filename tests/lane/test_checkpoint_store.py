@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fluid.lane.checkpoint_files import iteration_of, locked_for_reading
+from fluid.lane.checkpoint_files import discard_kept, iteration_of, locked_for_reading, write_atomically
 from fluid.lane.checkpoint_seal import damage_of, seal
 from fluid.lane.checkpoint_store import CheckpointStore, checkpoints_on_disk, persist_checkpoints
 
@@ -269,3 +271,22 @@ def test_what_cannot_be_deleted_keeps_the_lock_by_which_the_next_session_finds_i
     assert lock.exists() and (tmp_path / "memory/a").exists()
     persist_checkpoints(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
     assert not (tmp_path / "memory").exists()
+
+
+def test_a_checkpoint_is_written_while_its_empty_folder_is_removed(tmp_path: Path) -> None:
+    root, over = tmp_path / "kept", threading.Event()
+
+    def remove() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                root.rmdir()
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for number in range(1000):
+            path, _ = write_atomically(str(root), f"{number:08d}-0-0", lambda folder: None)
+            discard_kept(path, demote=False)
+    finally:
+        over.set()
+        remover.join()

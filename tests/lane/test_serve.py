@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from fluid.lane.messages import (
     DeleteCheckpoints,
     KeptPayload,
     LaneWarm,
+    LimitResident,
     PauseResident,
     PayloadMissing,
     ReleaseResident,
@@ -587,7 +589,7 @@ class Faults:
     def step(self) -> dict[str, Any]:
         from fluid.lane.device import DeviceMemoryMeter
 
-        DeviceMemoryMeter.is_usable = lambda self: False  # type: ignore[method-assign]
+        DeviceMemoryMeter.is_usable = lambda self, error="": False  # type: ignore[method-assign]
         raise MemoryError if not self.fatal else RuntimeError("CUDA error: unspecified launch failure")
 
 
@@ -607,7 +609,8 @@ def test_under_mps_a_lane_whose_device_failed_names_no_trial(
     lane = make_lane(environment=environment, note=note)
     lane.start("a", Faults, {"fatal": fatal}, 1)
     if told:
-        assert lane.receive(ResidentFailed).trial_id == "a"
+        failed = lane.receive(ResidentFailed)
+        assert (failed.trial_id, failed.kind) == ("a", "device" if fatal else "out_of_memory")
         assert read_running_trial(note) is None
         return
     with pytest.raises(AssertionError, match="the lane ended"):
@@ -636,3 +639,60 @@ def test_a_lane_reads_payloads_that_its_host_keeps(make_lane: Callable[..., Any]
     failed = lane.receive(ResidentFailed, "b")
     assert "FileNotFoundError: none is in none of" in failed.message
     lane.receive(ResidentIterated, "c")
+
+
+class Fragmenting:
+    """Keeps 50 MB in tensors, which hold segments of 90 MB, and takes 300 MB meanwhile, of a stand-in for PyTorch."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.usage = {"allocated_bytes": {"current": 0.0, "peak": 0.0}, "reserved_bytes": {"current": 0.0, "peak": 0.0}}
+        self.emptied = 0
+        self.share = 1.0
+        cuda = SimpleNamespace(
+            is_initialized=lambda: True,
+            device_count=lambda: 1,
+            synchronize=lambda gpu=0: None,
+            reset_peak_memory_stats=lambda gpu: None,
+            memory_stats_as_nested_dict=lambda gpu: {name: {"all": part} for name, part in self.usage.items()},
+            memory_reserved=lambda gpu: self.usage["reserved_bytes"]["current"],
+            mem_get_info=lambda gpu: (8e9, 10e9),
+            empty_cache=self.empty_cache,
+            get_device_properties=lambda gpu: SimpleNamespace(total_memory=10e9),
+            set_per_process_memory_fraction=self.set_share,
+        )
+        sys.modules["torch"] = SimpleNamespace(cuda=cuda)  # type: ignore[assignment]
+
+    def set_share(self, share: float, gpu: int) -> None:
+        self.share = share
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+        self.usage["reserved_bytes"]["current"] = 90e6
+
+    def step(self) -> dict[str, Any]:
+        self.usage["allocated_bytes"] = {"current": 50e6, "peak": 300e6}
+        self.usage["reserved_bytes"] = {"current": 300e6, "peak": 300e6}
+        return {"emptied": self.emptied, "share": self.share}
+
+    def cleanup(self) -> None:
+        del sys.modules["torch"]
+
+
+def test_what_a_trial_holds_is_what_stays_reserved(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(kind="gpu")
+    lane.start("a", Fragmenting, {}, 3)
+    done = [lane.receive(ResidentIterated) for _ in range(3)]
+    assert [one.memory for one in done] == [(90e6, 210e6)] * 3
+    assert [one.metrics["emptied"] for one in done] == [0, 1, 1], "later iterations find their memory cached"
+
+
+def test_a_limit_holds_until_another_is_told(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(kind="gpu")
+    lane.start("a", Fragmenting, {}, 1)
+    assert lane.receive(ResidentIterated).metrics["share"] == 1.0
+    lane.send(LimitResident("a", 5e9), RunResident("a", 2), LimitResident("a", 2e9), LimitResident("b", 1e9))
+    assert [lane.receive(ResidentIterated).metrics["share"] for _ in range(2)] == [0.2, 0.2]
+    lane.send(RunResident("a", 2))
+    assert [lane.receive(ResidentIterated).metrics["share"] for _ in range(2)] == [0.2, 0.2], "beside the same trials"
+    lane.send(LimitResident("a", None), RunResident("a", 1))
+    assert lane.receive(ResidentIterated).metrics["share"] == 1.0

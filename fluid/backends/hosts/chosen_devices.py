@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.gpu.nvml import Gpu
 from fluid.resources import MOST_DEVICES, Cluster, Device, DeviceChoice, DeviceKind, available_cores
 
+_log = logging.getLogger(__name__)
 _KINDS: dict[str, DeviceKind] = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu"}
 _FORMS = 'must be a number of devices, a list of indices, or names such as "cuda:1", "cpu:0" or "all"'
 
@@ -33,7 +35,7 @@ def choose_devices(devices: DeviceChoice, gpus: Sequence[Gpu]) -> list[Device]:
     if not isinstance(devices, Iterable):
         count = require_integer("devices", devices, at_least=1, at_most=MOST_DEVICES)
         if gpus and count > len(gpus):
-            raise InvalidFieldError("devices", devices, f"there are {len(gpus)} GPUs")
+            raise InvalidFieldError("devices", devices, f"{_number_of(gpus)}; {_cpu_instead(count)}")
         return [_device(kind, index, gpus) for index in range(count)]
     chosen: list[Device] = []
     for item in devices:
@@ -51,7 +53,7 @@ def require_gpus(devices: Iterable[Device], gpus: Sequence[Gpu]) -> list[Device]
     chosen = list(devices)
     for device in chosen:
         if device.kind == "gpu" and device.index >= len(gpus):
-            raise InvalidFieldError("devices", device, f"there are {len(gpus)} GPUs")
+            raise InvalidFieldError("devices", device, _number_of(gpus))
     return chosen
 
 
@@ -71,22 +73,35 @@ def _named(given: str, name: str, kind: DeviceKind, gpus: Sequence[Gpu]) -> list
 
 def _all(kind: DeviceKind, gpus: Sequence[Gpu], given: str = "") -> list[Device]:
     if kind == "gpu" and not gpus:
-        raise InvalidFieldError("devices", given, "there are 0 GPUs")
+        raise InvalidFieldError("devices", given, _number_of(gpus))
     return [_device(kind, index, gpus) for index in range(len(gpus) if kind == "gpu" else len(available_cores()))]
 
 
 def _indexed(given: object, kind: DeviceKind, index: int, gpus: Sequence[Gpu]) -> Device:
     if kind == "gpu" and index >= len(gpus):
-        raise InvalidFieldError("devices", given, f"there are {len(gpus)} GPUs")
+        raise InvalidFieldError("devices", given, _number_of(gpus))
     if index >= MOST_DEVICES:
         raise InvalidFieldError("devices", given, f"an index must be below {MOST_DEVICES:,}")
     return _device(kind, index, gpus)
 
 
+def _number_of(gpus: Sequence[Gpu]) -> str:
+    return "there is 1 GPU" if len(gpus) == 1 else f"there are {len(gpus)} GPUs"
+
+
+def _cpu_instead(count: int) -> str:
+    """How to ask for CPU devices on a machine with GPUs."""
+    return f'for CPU devices pass devices=[f"cpu:{{i}}" for i in range({count})], or "cpu" for all cores'
+
+
 def _device(kind: DeviceKind, index: int, gpus: Sequence[Gpu]) -> Device:
     if kind == "cpu":
         return Device(index, kind="cpu")
-    return Device(index, kind="gpu", memory_bytes=gpus[index].memory_bytes, model=gpus[index].name)
+    gpu = gpus[index]
+    if gpu.available_bytes < gpu.memory_bytes:
+        held = (gpu.memory_bytes - (gpu.free_bytes or 0.0)) / 2**30
+        _log.warning("other processes hold %.1f of %.1f GiB of %s", held, gpu.memory_bytes / 2**30, gpu.token)
+    return Device(index, kind="gpu", memory_bytes=gpu.available_bytes, model=gpu.name)
 
 
 def _first_of_each(devices: list[Device]) -> list[Device]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import fluid._version
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
 from fluid.backends.hosts.guardian import END, exit_code
+from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
 from fluid.processes.children import describe_exit, is_stopped
@@ -156,10 +157,15 @@ class ForkServerProcess:
             self._lanes.add(options.lane_id)
             self._request("fork", tuple(options), connection)
 
-    def kill(self, lane_id: int) -> None:
-        """Kills a lane, if it is there."""
+    def kill(self, lane_id: int, control: MpsControl | None = None) -> None:
+        """Kills a lane, if it is there.
+
+        Args:
+            lane_id: its number.
+            control: of the MPS daemon that is to end the lane's work before, where its clients are to go on.
+        """
         with self._lock:
-            self._request("kill", lane_id)
+            self._request("kill", (lane_id, control))
 
     def dump_stacks(self, lane_id: int) -> None:
         """Makes a lane write its stacks to its log, if it is there."""

@@ -34,10 +34,11 @@ from fluid._clock import MonotonicClock
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
 from fluid.backends.hosts.guardian import fork_below_guardian
-from fluid.lane import serve as lane
+from fluid.backends.hosts.lane_killing import LaneKiller, kill_with_group
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
 from fluid.lane.output import lane_output
+from fluid.lane.process import run_as_process
 from fluid.lane.stack_dump import DUMP_SIGNAL
 from fluid.processes.children import (
     adopt_orphans,
@@ -87,6 +88,7 @@ class ForkServer:
         #: When to kill lanes that are stopped; and those that were killed for it.
         self._stopped: dict[int, float] = {}
         self._killed: set[int] = set()
+        self._killer = LaneKiller()
 
     def run(self) -> NoReturn:
         signal.signal(_GUARDIAN_DIED, lambda *_: self.end())  # Also while a module is loaded, which may take long.
@@ -139,8 +141,9 @@ class ForkServer:
                 self._state.loaded += argument
             elif name == "kill":
                 self._fork_waiting()
-                for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
-                    _kill_with_group(process)
+                killed, control = argument
+                for process in [process for process, lane_id in self._state.lanes.items() if lane_id == killed]:
+                    self._killer.kill(process, control)
             elif name == "dump":
                 for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
                     with suppress(OSError):
@@ -238,7 +241,7 @@ class ForkServer:
             module, _, function = options.program.partition(":")
             getattr(importlib.import_module(module), function)(socket.socket(fileno=connection))
             os._exit(0)
-        lane.run_as_process(Connection(connection), options)
+        run_as_process(Connection(connection), options)
 
     def _reap(self) -> None:
         """Reports every lane that has ended to the host, and reaps it."""
@@ -250,6 +253,7 @@ class ForkServer:
                 self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S
             _, status = os.waitpid(found, 0)
             lane_id = self._state.lanes.pop(found, None)
+            self._killer.reaped(found)
             self._stopped.pop(found, None)
             was_stopped = found in self._killed
             self._killed.discard(found)
@@ -286,7 +290,7 @@ class ForkServer:
                 del self._stopped[process]
                 if is_stopped(process):
                     self._killed.add(process)
-                    _kill_with_group(process)
+                    kill_with_group(process)
 
     def _until_next_look(self) -> float | None:
         times = [*self._stopped.values(), *([] if self._orphans_at is None else [self._orphans_at])]
@@ -329,14 +333,6 @@ def _next_stop() -> tuple[int, bool] | None:
     except ChildProcessError:
         return None
     return None if found is None else (found.si_pid, found.si_code == os.CLD_STOPPED)
-
-
-def _kill_with_group(process: int) -> None:
-    """Kills a lane that was not reaped, with what its trials started in its process group."""
-    try:
-        os.killpg(process, signal.SIGKILL)
-    except OSError:  # It has ended, and only waits to be reaped; or its group is not made yet.
-        kill([process])
 
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND

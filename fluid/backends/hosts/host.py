@@ -30,10 +30,12 @@ from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS
 from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.numa import NumaCores
 from fluid.backends.hosts.output_tail import OutputTail
 from fluid.backends.hosts.payload_store import PayloadStore
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.hosts.stack_copies import request_stacks
+from fluid.backends.hosts.threads import waiting_variables
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
 from fluid.lane.culprit_note import read_running_trial
@@ -62,6 +64,7 @@ class HostSettings(NamedTuple):
         address: at which other machines reach this one.
         key: shared by the session's processes on several machines; empty on one.
         environment: variables that the lanes get beside those of this process.
+        reserved_bytes: of shared memory, which another program may take, as Ray's object store.
     """
 
     session: SessionFolders
@@ -75,6 +78,7 @@ class HostSettings(NamedTuple):
     address: str = LOOPBACK
     key: bytes = b""
     environment: tuple[tuple[str, str], ...] = ()
+    reserved_bytes: float = 0.0
 
 
 class _Launch(NamedTuple):
@@ -104,10 +108,12 @@ class Host:
         self.folders = HostFolders(settings.session, settings.name)
         self.payloads = PayloadStore(self.folders)
         self._selector = WakeableSelector()
-        self._running: set[int] = set()
+        #: UUIDs of the GPUs, divided by commas, of each lane that runs.
+        self._running: dict[int, str] = {}
         #: Numbers of processes that are no lanes: below 0.
         self._programs = itertools.count(-1, -1)
         self._waiting: list[_Launch] = []
+        self._numa = NumaCores(settings.tokens)
         self._reports: list[LaneDying | LaneExited] = []
         session = settings.session
         try:
@@ -118,7 +124,7 @@ class Host:
                 temporary=self.folders.temporary,
                 preload=_with_late(settings.preload),
                 driver_address=settings.driver,
-                environment=settings.environment,
+                environment=(*waiting_variables(settings.tokens), *settings.environment),
             )
         except BaseException:
             self.folders.leave(clear=True)
@@ -126,13 +132,15 @@ class Host:
             raise
         try:
             # While the fork server loads its modules.
-            self._sharing = LaneSharing(settings.sharing, settings.tokens, program=settings.mps_program)
+            self._sharing = LaneSharing(
+                settings.sharing, settings.tokens, self._selector.wake, program=settings.mps_program
+            )
         except BaseException:
             self._server.close()
             self.folders.leave(clear=True)
             self._selector.close()
             raise
-        self._faults = DeviceFaults(self._sharing.watchdog, self._selector.wake)
+        self._faults = DeviceFaults(self._sharing.watchdogs)
         self._selector.watch(_SERVER, self._server)
         #: Of lanes whose output is forwarded; ``None`` if it is not.
         self._output: OutputTail | None = None
@@ -178,7 +186,7 @@ class Host:
             limit_lane_buffer(connection)
             connected = LaneConnected(lane_id, ours, self._settings.name)
         launch = _Launch(lane_id, binding, connection)
-        if not self._faults.may_launch:
+        if not self._faults.may_launch(binding.token):
             self._waiting.append(launch)
             return connected
         try:
@@ -208,7 +216,7 @@ class Host:
             self._waiting.remove(launch)
             launch.connection.close()
             self._report(LaneExited(lane_id, "was killed before it was started"))
-        self._server.kill(lane_id)
+        self._server.kill(lane_id, self._sharing.control(self._running.get(lane_id, "")))
         self._selector.watch(_SERVER, self._server)
 
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
@@ -270,7 +278,7 @@ class Host:
             if self._output is not None:
                 self._output.close()
             try:
-                self._faults.close()
+                self._sharing.close()
             finally:
                 self.payloads.close()
                 # On the driver's machine the driver clears them, after all hosts there.
@@ -291,11 +299,12 @@ class Host:
             kind=binding.kind,
             visible=binding.token or binding.visible,
             threads=binding.threads,
-            cores=binding.cores,
+            cores=binding.cores or self._numa.near(binding.token),
             address=self._settings.address,
             run_folder=self.folders.run_folder,
             memory_folder=self.folders.memory_folder,
-            memory_bytes=host_memory.checkpoint_bytes(self.folders.memory_folder) * binding.memory_share,
+            memory_bytes=binding.memory_share
+            * host_memory.checkpoint_bytes(self.folders.memory_folder, self._settings.reserved_bytes),
             note=self.folders.note(lane_id),
             policy=self._settings.policy,
             payload_folders=self.payloads.folders,
@@ -308,11 +317,11 @@ class Host:
         )
         if self._output is not None:
             self._output.follow(lane_id)
-        self._running.add(lane_id)
+        self._running[lane_id] = binding.token
         try:
             self._server.fork(options, connection)
         except BaseException:
-            self._running.discard(lane_id)
+            del self._running[lane_id]
             raise
         self._selector.watch(_SERVER, self._server)
 
@@ -320,31 +329,30 @@ class Host:
         lane_id, reason, blameless = exited
         if self._output is not None:
             self._output.lane_ended(lane_id)
-        if lane_id not in self._running:
+        token = self._running.pop(lane_id, None)
+        if token is None:
             return  # Its end was reported before.
-        self._running.discard(lane_id)
         culprit = read_running_trial(self.folders.note(lane_id))
         death = LaneExited(lane_id, reason + self._hint(lane_id), blameless, culprit)
-        self._report(LaneDying(lane_id) if self._faults.keeps_back(death) else death)
+        self._report(LaneDying(lane_id) if self._faults.keeps_back(death, token) else death)
 
     def _handle_device_fault(self) -> None:
-        """Ends all lanes if what they depend on has failed, and launches those that waited once it runs again."""
-        problem, is_clear = self._faults.look()
-        if problem:
-            for lane_id in sorted(self._running):
-                self._server.kill(lane_id)
-                self._report(LaneExited(lane_id, problem, blameless=True))
-            self._running.clear()
-            self._faults.restart()
-        if is_clear:
-            self._reports += self._faults.due_deaths()
-        if self._waiting and self._faults.may_launch:
-            waiting, self._waiting = self._waiting, []
-            for launch in waiting:
-                try:
-                    self._fork(launch)
-                except (FluidError, OSError) as error:
-                    self._report(LaneExited(launch.lane_id, f"could not be started: {error}"))
+        """Ends the lanes of a GPU where what they depend on has failed, and launches those that waited for it."""
+        failed, deaths = self._faults.look(self._running)
+        for lane_id, problem in sorted(failed.items()):
+            self._server.kill(lane_id)
+            del self._running[lane_id]
+            self._report(LaneExited(lane_id, problem, blameless=True))
+        self._reports += deaths
+        waiting, self._waiting = self._waiting, []
+        for launch in waiting:
+            if not self._faults.may_launch(launch.binding.token):
+                self._waiting.append(launch)
+                continue
+            try:
+                self._fork(launch)
+            except (FluidError, OSError) as error:
+                self._report(LaneExited(launch.lane_id, f"could not be started: {error}"))
 
     def _report(self, report: LaneDying | LaneExited) -> None:
         self._reports.append(report)

@@ -76,9 +76,18 @@ def free_bytes(folder: str) -> int:
     return shutil.disk_usage(folder).free if folder else 0
 
 
-def checkpoint_bytes(folder: str) -> float:
-    """Returns how much checkpoints may take in a session's folder, all lanes of the machine together."""
-    return free_bytes(folder) * MEMORY_SHARE
+def checkpoint_bytes(folder: str, reserved: float = 0.0) -> float:
+    """Returns how much checkpoints may take in a session's folder, all lanes of the machine together.
+
+    Args:
+        folder: the folder; an empty name stands for no folder.
+        reserved: bytes of shared memory that another program has reserved, as Ray's object store, and may not use yet.
+            What exceeds the RAM disk is not there: Ray then keeps its store on disk.
+    """
+    if not folder:
+        return 0.0
+    disk = shutil.disk_usage(folder)
+    return max(0.0, disk.free - (reserved if reserved <= disk.total else 0.0)) * MEMORY_SHARE
 
 
 def is_last(lock: int, patience: float = 0.0) -> bool:

@@ -1,15 +1,19 @@
-"""Watches the MPS daemon that a node's lanes are clients of, and starts it again after a fault.
+"""Starts the MPS daemon that the lanes of a GPU are clients of, watches it, and restarts it after a fault.
 
-The daemon answers through a program that takes a moment to run and may hang, so a thread of its own does that. The pool
-of lanes only reads what the thread has found: it ends the lanes, and requests a restart of the daemon.
+The daemon answers through a program that takes a moment to run and may hang, so a thread of its own runs that program.
+The host only reads what the thread has found: it ends the lanes, and requests a restart of the daemon. The daemons of
+several GPUs start in parallel, and the session goes on meanwhile. A fault and the end of the daemon count at once. A
+missing answer of a running daemon counts only if it lasts, because a busy machine delays answers.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from fluid._clock import MonotonicClock
+from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.gpu.mps_control import MpsError
 from fluid.mps import MpsDaemon
 
@@ -17,36 +21,50 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two checks of a daemon without a request.
 _CHECK_S = 5.0
+#: Unanswered checks in a row after which a running daemon has failed, if a lane has died meanwhile. Without such a
+#: death, these seconds must have passed, too.
+_MOST_UNANSWERED = 3
+_PATIENCE_S = 60.0
+#: Seconds between two checks of a daemon that did not answer, if a lane has died.
+_RETRY_S = 1.0
 #: Most restarts of the daemon; then lanes share GPUs by time slices, where no fault spreads.
 _MOST_RESTARTS = 5
 
 
 class MpsWatchdog:
-    """Watches one daemon, which it owns from now on. One thread calls it.
+    """Starts and owns one daemon. One thread calls it.
 
     Args:
-        daemon: a running one.
+        devices: UUIDs of the daemon's GPUs.
+        start: starts the daemon; its argument is called meanwhile, and returns whether to cancel the start.
+        wake: called in another thread whenever one of the properties has changed.
+
+    Attributes:
+        devices: UUIDs of the daemon's GPUs.
     """
 
-    def __init__(self, daemon: MpsDaemon) -> None:
-        self._daemon = daemon
+    def __init__(
+        self,
+        devices: Sequence[str],
+        start: Callable[[Callable[[], bool]], MpsDaemon],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.devices = tuple(devices)
+        self._start = start
+        self._wake = wake
+        self._daemon: MpsDaemon | None = None
         self._condition = threading.Condition()
+        self._clock = MonotonicClock()
         self._problem = ""
+        #: Checks in a row that the daemon, though it runs, did not answer; and the time of the first, seconds.
+        self._unanswered = 0
+        self._unanswered_since = 0.0
         #: Checks that were requested and are not done.
         self._wanted = 0
-        self._restarting = False
+        #: Whether the daemon is to be started, or started again.
+        self._starting = True
         self._closed = False
         self._given_up = ""
-        self._wake: Callable[[], None] = lambda: None
-        self._thread: threading.Thread | None = None
-
-    def start(self, wake: Callable[[], None]) -> None:
-        """Begins to watch.
-
-        Args:
-            wake: called in another thread whenever one of the properties has changed.
-        """
-        self._wake = wake
         self._thread = threading.Thread(target=self._run, name="fluid-mps-watchdog", daemon=True)
         self._thread.start()
 
@@ -63,7 +81,17 @@ class MpsWatchdog:
     @property
     def is_ready(self) -> bool:
         """Whether lanes may be started: as clients, or, once MPS was given up, without it."""
-        return not self._problem and not self._restarting
+        return not self._problem and not self._starting
+
+    def covers(self, token: str) -> bool:
+        """Whether a lane on these GPUs, UUIDs divided by commas, is or would be a client of this daemon."""
+        return set(token.split(",")) <= set(self.devices)
+
+    def await_start(self) -> str:
+        """Waits until the daemon has started or failed to; returns why it has failed, or an empty text."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._starting)
+        return self._given_up
 
     @property
     def given_up(self) -> str:
@@ -76,74 +104,116 @@ class MpsWatchdog:
             if self._given_up or self._closed:
                 return
             self._wanted += 1
-            self._condition.notify()
+            self._condition.notify_all()
 
     def restart(self) -> None:
         """Requests a restart of the daemon; all lanes were ended, or are about to be."""
         with self._condition:
             self._problem = ""
-            self._restarting = True
-            self._condition.notify()
+            self._starting = True
+            self._condition.notify_all()
 
-    def lane_environment(self, devices: str) -> tuple[tuple[str, str], ...]:
-        """The environment of a client on GPUs, given by UUIDs with commas between; empty once MPS was given up."""
-        names = devices.split(",")
-        if self._given_up or not set(names) <= set(self._daemon.devices):
+    def lane_environment(self, token: str) -> tuple[tuple[str, str], ...]:
+        """The environment of a client on GPUs that it covers; empty once MPS was given up."""
+        if self._given_up or self._daemon is None:
             return ()
-        return tuple((self._daemon.lane_environment(names[0]) | {"CUDA_VISIBLE_DEVICES": devices}).items())
+        first = token.partition(",")[0]
+        return tuple((self._daemon.lane_environment(first) | {"CUDA_VISIBLE_DEVICES": token}).items())
+
+    @property
+    def control(self) -> MpsControl | None:
+        """Where the daemon is, for lanes that are its clients; ``None`` where no lane is to go on as one."""
+        if self._given_up or self._problem or self._daemon is None:
+            return None
+        return MpsControl(self._daemon.program, self._daemon.pipe_folder)
+
+    def request_end(self) -> None:
+        """Begins to end the daemon."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
 
     def close(self) -> None:
         """Ends the daemon; nothing of it is left when this returns."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-        if self._thread is not None:
-            self._thread.join()
-        self._daemon.close()
+        self.request_end()
+        self._thread.join()
 
     # -- in its own thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
+        try:
+            while not self._given_up and self._turn():
+                pass
+        except Exception as error:  # Else deaths of lanes would wait for its checks for ever.
+            _log.exception("MPS is given up on %s: its watch has failed", ", ".join(self.devices))
             with self._condition:
-                if not (self._wanted or self._restarting or self._closed):
-                    self._condition.wait(_CHECK_S)
-                if self._closed:
-                    return
-                checks, restarting = self._wanted, self._restarting
-            if restarting:
-                self._start_again()
-                checks = 0
-            elif not self._problem:
-                self._check()
-            with self._condition:
-                self._wanted = max(0, self._wanted - checks)
-                changed = bool(self._problem) or restarting or checks > 0
-                if self._given_up:
-                    self._wanted = 0
-            if changed:
-                self._wake()
-            if self._given_up:
-                return
+                self._given_up, self._starting, self._wanted = f"its watch has failed: {error}", False, 0
+                self._condition.notify_all()
+            self._wake()
+        finally:
+            if self._daemon is not None:
+                self._daemon.close()
 
-    def _check(self) -> None:
-        problem = self._daemon.problem()
+    def _turn(self) -> bool:
+        """Starts or checks the daemon, when that is due; returns False once the daemon is to be ended."""
+        with self._condition:
+            if not (self._starting or self._closed):
+                if not self._wanted:
+                    self._condition.wait(_CHECK_S)
+                elif self._unanswered:
+                    self._condition.wait(_RETRY_S)
+            if self._closed:
+                return False
+            checks, starting = self._wanted, self._starting
+        if starting:
+            self._start_or_give_up()
+            checks = 0  # Of a daemon that has only just started.
+        elif not self._problem:
+            self._check(lane_died=checks > 0)
+            if self._unanswered and not self._problem:
+                checks = 0  # Still to be answered.
+        with self._condition:
+            self._wanted = 0 if self._given_up else max(0, self._wanted - checks)
+        if self._problem or starting or checks > 0:
+            self._wake()
+        return True
+
+    def _check(self, *, lane_died: bool) -> None:
+        assert self._daemon is not None
+        try:
+            problem = self._daemon.problem()
+            self._unanswered = 0
+        except MpsError as error:
+            problem = self._note_unanswered(str(error), lane_died=lane_died)
         if problem and not self._closed:
-            _log.warning("MPS has to be started again, and all lanes with it: %s", problem)
+            _log.warning("MPS has to be started again, and all lanes of %s: %s", ", ".join(self.devices), problem)
             self._problem = problem
 
-    def _start_again(self) -> None:
+    def _note_unanswered(self, why: str, *, lane_died: bool) -> str:
+        """Counts a check that the daemon did not answer; returns ``why`` once that is a problem."""
+        if self._unanswered == 0:
+            self._unanswered_since = self._clock.now()
+        self._unanswered += 1
+        lasts = lane_died or self._clock.now() - self._unanswered_since >= _PATIENCE_S
+        return why if self._unanswered >= _MOST_UNANSWERED and lasts else ""
+
+    def _start_or_give_up(self) -> None:
         why = ""
+        self._unanswered = 0
         try:
-            if self._daemon.restarts >= _MOST_RESTARTS:
+            if self._daemon is None:
+                self._daemon = self._start(lambda: self._closed)
+            elif self._daemon.restarts >= _MOST_RESTARTS:
                 why = f"it failed {_MOST_RESTARTS + 1} times"
                 self._daemon.close()
             else:
                 self._daemon.restart()
-        except MpsError as error:
-            why = str(error)
+        except Exception as error:  # Lanes must not wait forever.
+            why = str(error) or type(error).__name__
+        if why and not self._closed:
+            where = ", ".join(self.devices)
+            _log.warning("trials share %s by time slices from now on, without MPS: %s", where, why)
         with self._condition:
             self._given_up = why
-            self._restarting = False
-        if why:
-            _log.warning("trials share GPUs by time slices from now on, without MPS: %s", why)
+            self._starting = False
+            self._condition.notify_all()

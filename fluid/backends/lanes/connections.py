@@ -25,7 +25,8 @@ class LaneConnection:
         offset: seconds by which its clock is behind the driver's.
         leaving: whether it was told to end; its end is then no loss to report.
         kill_at: when to kill it if it has not ended, seconds.
-        killed_because: why the engine had it killed; empty if it did not.
+        killed_because: why it ends, if it was killed or has told that itself; empty otherwise.
+        failed_position: which of its devices it cannot use, from 0; ``None`` if it has not told.
     """
 
     lane_id: int
@@ -37,6 +38,7 @@ class LaneConnection:
     leaving: bool = False
     kill_at: float | None = None
     killed_because: str = ""
+    failed_position: int | None = None
 
 
 class Deferred(NamedTuple):

@@ -21,6 +21,7 @@ from fluid.engine.commands import (
     Command,
     DumpStacks,
     KillLane,
+    LimitMemory,
     Pause,
     Persist,
     Resize,
@@ -35,6 +36,7 @@ from fluid.engine.events import Event, LaneLost
 from fluid.engine.requests import Answer
 from fluid.errors import FluidError
 from fluid.lane import messages as m
+from fluid.lane.device_messages import LaneUnusable
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -46,6 +48,8 @@ _LOOK_S = 2.0
 _POST_MORTEM_S = 2.0
 
 _OfLane = (StopLane, KillLane, Persist, Answer)
+#: About trials, wherever they are.
+_Untracked = (DumpStacks, LimitMemory)
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
@@ -194,10 +198,10 @@ class LanePool:
             if command.lane_id in self._lane_ids:
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
-        if not isinstance(command, (*_OfLane, DumpStacks, *_OfTrial)):
+        if not isinstance(command, (*_OfLane, *_Untracked, *_OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
         lanes = (command.lane_id,) if isinstance(command, _OfLane) else command.lane_ids
-        if not isinstance(command, (*_OfLane, DumpStacks)):
+        if not isinstance(command, (*_OfLane, *_Untracked)):
             self._router.check(command)
         for lane_id in lanes:
             if lane_id not in self._lane_ids and lane_id not in started:
@@ -213,6 +217,8 @@ class LanePool:
         elif isinstance(command, DumpStacks):
             for lane_id in filter(self._lanes.is_up, command.lane_ids):
                 self._launcher.dump_stacks(lane_id, command.trial_id)
+        elif isinstance(command, LimitMemory):
+            self._lanes.send(command.lane_ids[0], m.LimitResident(command.trial_id, command.limit_bytes))
         elif isinstance(command, Persist):
             self._persist(command)
         elif isinstance(command, Answer):
@@ -229,7 +235,8 @@ class LanePool:
         self.retention.tell(lane)
         try:
             bindings = [self._bind(self._devices[device_id]) for device_id in command.device_ids]
-            connected = self._launcher.launch(command.lane_id, DeviceBinding.joined(bindings))
+            threads = self._router.shares.add(command.lane_id, bindings)
+            connected = self._launcher.launch(command.lane_id, DeviceBinding.joined(bindings)._replace(threads=threads))
         except (FluidError, OSError) as error:
             self._lost(lane, f"could not be started: {error}")
             return
@@ -278,6 +285,7 @@ class LanePool:
         if self._clock.now() >= self._look_at:
             self._look_at = self._clock.now() + _LOOK_S
             self._launcher.look()
+            self._router.settle_threads()
         self._lanes.flush()
         return waited.woken
 
@@ -324,6 +332,11 @@ class LanePool:
     def _take_in(self, lane: LaneConnection, message: Any) -> None:
         if isinstance(message, m.LaneWarm) and lane.host != "localhost":
             lane.offset = self._clock.now() - message.at
+        if isinstance(message, LaneUnusable):
+            if not lane.killed_because:  # Else that made its work on the device fail.
+                lane.killed_because = f"cannot use its device: {message.reason}"
+                lane.failed_position = message.position
+            return
         self._events += self._router.hear(lane, message)
 
     def _lost(self, lane: LaneConnection, reason: str, *, blameless: bool = False, culprit: str | None = None) -> None:
@@ -332,7 +345,7 @@ class LanePool:
         if not lane.leaving:
             reason = lane.killed_because or reason
             lost = LaneLost(self._clock.now(), lane.lane_id, reason, culprit=culprit, blameless=blameless)
-            self._events.append(lost)
+            self._events.append(replace(lost, failed_position=lane.failed_position))
             self._events += self._router.lane_leaves(lane.lane_id)
 
     def _take(self) -> list[Event]:

@@ -18,6 +18,7 @@ from fluid.backends.lanes.elastic_actions import PoolAction, SetUpMember, ToLane
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.migration import Migrations, OfTrial
 from fluid.backends.lanes.registry import Registry
+from fluid.backends.lanes.thread_shares import ThreadShares
 from fluid.backends.lanes.translate import message_of, start_message, to_event
 from fluid.engine.commands import Resize, StartTrial, StopTrial
 from fluid.engine.events import Event, TrialFailed, TrialReleased
@@ -38,6 +39,9 @@ class TrialRouter:
         clock: the driver's.
         process_group: what the lanes of one trial communicate through: ``"torch"`` or ``"horovod"``.
         checkpoints_at: tells where the checkpoints of a machine, given its name, are served to others.
+
+    Attributes:
+        shares: how the lanes of a device divide its CPU threads.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class TrialRouter:
         process_group: str,
         checkpoints_at: Callable[[str], CheckpointSource],
     ) -> None:
+        self.shares = ThreadShares()
         self._checkpoints_at = checkpoints_at
         self._lanes = lanes
         self._registry = registry
@@ -72,8 +77,14 @@ class TrialRouter:
 
     def execute(self, command: OfTrial) -> list[Event]:
         """Carries a command out, or keeps it for later; returns what the engine is to know at once."""
+        self.shares.follow(command)
+        self._tell_threads(self.shares.fewer())  # Before a lane sets its trial up.
         self._execute(command)
         return self._take()
+
+    def settle_threads(self) -> None:
+        """Tells lanes that may use more CPU threads; to be called once in a while."""
+        self._tell_threads(self.shares.settled())
 
     def hear(self, lane: LaneConnection, message: Any) -> list[Event]:
         """Takes a message of a lane; returns what the engine is to know. A lane that was told to end is not heard."""
@@ -105,6 +116,7 @@ class TrialRouter:
 
     def lane_is_gone(self, lane_id: int) -> None:
         """Gives up migrations from or to a lane of which no message will come any more."""
+        self.shares.remove(lane_id)
         self._migrations.lane_lost(lane_id)
         self._payloads.lane_is_gone(lane_id)
 
@@ -187,8 +199,13 @@ class TrialRouter:
 
         return Deferred(resolve)
 
+    def _tell_threads(self, told: Iterable[tuple[int, int]]) -> None:
+        for lane_id, threads in told:
+            self._lanes.send(lane_id, m.SetThreads(threads))
+
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
+        self.shares.hear(events)
         if self._registry.has_large_configs:
             for event in events:
                 if isinstance(event, (TrialReleased, TrialFailed)):

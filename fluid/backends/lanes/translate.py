@@ -20,6 +20,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.lane_record import LaneMeasured
 from fluid.engine.requests import TrialAsked
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
@@ -156,6 +157,7 @@ def _failure(raised: m.ResidentFailed | m.Raised) -> Failure:
 
 _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes),
+    m.OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
     m.ResidentStarted: lambda x, lane_id, host, at: TrialStarted(
         at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds
     ),

@@ -40,7 +40,7 @@ class LocalBackend(LaneBackend):
         run_dir: folder for the trials' output, logs and checkpoints; kept. ``None`` for a temporary one.
         pin_cores: whether a CPU device's lanes run on one core only.
         grace: seconds a lane has to end by itself before it is killed.
-        sharing: how lanes share a GPU: ``"timeslice"`` in turns, ``"mps"`` by NVIDIA MPS, whose daemon ends with the
+        sharing: how lanes share a GPU: ``"timeslice"`` in turns, ``"mps"`` by NVIDIA MPS, whose daemons end with the
             backend, ``"auto"`` by MPS where it can be used, or else in turns.
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
@@ -118,7 +118,7 @@ class _LocalBindings:
     Attributes:
         gpus: the GPUs of this machine; a GPU device's index is its place among them.
         pin_cores: whether a CPU device's lanes run on one core only.
-        threads: of a GPU's lane.
+        threads: of a GPU, for the lanes that run trials there, where ``OMP_NUM_THREADS`` does not say.
         memory_share: of a lane, of the memory for checkpoints.
         stand_ins: whether CPU devices stand in for GPUs, in tests.
     """
@@ -137,7 +137,8 @@ class _LocalBindings:
             (device.index,),
             device.kind,
             token=self.token(device),
-            threads=self.threads if is_gpu else explicit_threads() or 1,
+            threads=explicit_threads() or (self.threads if is_gpu else 1),
+            divides_threads=is_gpu and explicit_threads() is None,
             cores=(cores[device.index % len(cores)],) if self.pin_cores and not is_gpu else (),
             memory_share=self.memory_share,
             bounded=device.memory_bytes is not None,

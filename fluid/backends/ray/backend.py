@@ -55,7 +55,7 @@ class RayBackend(LaneBackend):
         run_dir: folder for the trials' output and checkpoints; kept. ``None`` for a temporary one.
         grace: seconds a lane has to end by itself before it is killed.
         timeout: seconds to wait for devices that other jobs use.
-        sharing: how lanes share a GPU: see :class:`fluid.backends.local.backend.LocalBackend`; each node has a daemon
+        sharing: how lanes share a GPU: see :class:`fluid.backends.local.backend.LocalBackend`; each GPU has a daemon
             of its own.
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
@@ -272,6 +272,7 @@ class _RayBindings:
             token=token,
             visible=visible or "",
             threads=devices.threads_for(index),
+            divides_threads=device.kind == "gpu",
             memory_share=1.0 / max(1, devices.count_on(device.host)),
             bounded=device.memory_bytes is not None,
             variables=variables_of(*devices.bundle_of(index)),

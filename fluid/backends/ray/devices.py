@@ -143,9 +143,9 @@ class RayDevices:
         """Returns the placement group that holds a device, and its bundle there."""
         return self._slots[index].group, self._slots[index].bundle
 
-    def address_of(self, node: str) -> str:
-        """Returns the IP address of a node, given its id, also of one that is gone."""
-        return self._nodes[node].ip
+    def node_at(self, node: str) -> Node:
+        """Returns a node, given its id, also one that is gone."""
+        return self._nodes[node]
 
     def gpu_token(self, index: int) -> str | None:
         """Returns the UUID of a GPU, as its node's NVML names it; ``None`` for a CPU, or without NVML."""

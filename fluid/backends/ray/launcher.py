@@ -298,16 +298,16 @@ class RayLauncher:
         return [*([] if self._own is None else [self._own]), *self._remote.values()]
 
     def _settings_of(self, node: str) -> HostSettings:
-        here = [device for device in self._devices.devices if self._devices.node_of(device.index) == node]
-        tokens = self._gpu_tokens(node)
+        devices, tokens, ray_node = self._devices.devices, self._gpu_tokens(node), self._devices.node_at(node)
         # Where the session has GPUs, a node without any has nothing to share.
-        is_idle = not tokens and any(device.kind == "gpu" for device in self._devices.devices)
+        is_idle = not tokens and any(device.kind == "gpu" for device in devices)
         return self._settings._replace(
-            name=here[0].host,
+            name=next(device.host for device in devices if self._devices.node_of(device.index) == node),
             preload=tuple(self._modules),
             sharing="timeslice" if is_idle else self._settings.sharing,
             tokens=tokens,
-            address=self._devices.address_of(node),
+            address=ray_node.ip,
+            reserved_bytes=ray_node.object_store_bytes,
         )
 
     def _start_actor(self, node: str) -> RemoteHost:

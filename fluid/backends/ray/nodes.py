@@ -67,6 +67,11 @@ class Node(NamedTuple):
         labels = [f"{name}={value}" for name, value in self.labels.items() if name != _NODE_ID_LABEL]
         return tuple(sorted(custom + labels))
 
+    @property
+    def object_store_bytes(self) -> float:
+        """Most bytes that Ray's object store may take of its machine's shared memory."""
+        return float(self.resources.get("object_store_memory", 0.0))
+
     def count(self, kind: str) -> int:
         """Returns how many whole devices of a kind it has."""
         return int(self.resources.get(kind.upper(), 0))

@@ -32,7 +32,7 @@ class GpuView(NamedTuple):
     Attributes:
         visible: what Ray sets ``CUDA_VISIBLE_DEVICES`` to; ``None`` if it leaves it.
         token: UUID of the GPU; ``None`` if NVML does not tell.
-        memory_bytes: its memory; ``None`` if NVML does not tell.
+        memory_bytes: its memory that other processes have left; ``None`` if NVML does not tell.
         model: its model; ``None`` if NVML does not tell.
     """
 
@@ -160,5 +160,7 @@ def _bundle(device: Device) -> dict[str, float]:
 
 def _see_gpu() -> GpuView:
     gpus = find_gpus()
-    token, memory, model = gpus[0] if gpus else (None, None, None)
-    return GpuView(os.environ.get("CUDA_VISIBLE_DEVICES"), token, memory, model)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not gpus:
+        return GpuView(visible, None, None)
+    return GpuView(visible, gpus[0].token, gpus[0].available_bytes, gpus[0].name)

@@ -21,6 +21,7 @@ from fluid.engine.commands import (
     Command,
     DumpStacks,
     KillLane,
+    LimitMemory,
     Pause,
     Persist,
     Resize,
@@ -126,6 +127,7 @@ class SimulatedBackend:
             DumpStacks: lambda _: None,  # No code runs.
             StartTrial: self._start,
             RunIteration: self._run,
+            LimitMemory: lambda _: None,  # Nor is memory taken.
             Pause: self._pause,
             StopTrial: self._stop,
             Save: self._save,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from fluid._clock import Clock
 from fluid.engine.events import PausePurpose, ResizeDone
@@ -22,6 +22,7 @@ class Truth:
         seconds: seconds per iteration at width 1, alone on a device of speed 1.
         alpha, beta: its overheads.
         row: its number in the recorded segments.
+        speeds: by device model, how fast it is there, beside the device's own speed; 1 for models left out.
 
     Example:
         >>> from fluid.backends.simulated import Truth
@@ -35,6 +36,7 @@ class Truth:
     alpha: float = 1.0
     beta: float = 1.0
     row: int = 0
+    speeds: Mapping[str | None, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -195,7 +197,8 @@ class VirtualDevices:
         devices = self._devices_of(trial)
         # A gang, in one lane, has its seconds on all of its devices.
         width = float(len(trial.lanes)) if len(devices) > 1 else 1.0 / len(self._busy[devices[0]])
-        speed = min(self._devices[device].speed for device in devices)
+        used, on_model = [self._devices[device] for device in devices], trial.truth.speeds
+        speed = min(device.speed * on_model.get(device.model, 1.0) for device in used)
         trial.rate = speed / stretch_of(trial.truth.alpha, trial.truth.beta, width)
         trial.version = next(self._sequence)
         self._predict(trial.since + trial.work / trial.rate, trial, None)

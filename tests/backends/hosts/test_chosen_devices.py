@@ -32,6 +32,16 @@ def test_a_number_of_devices_or_the_devices_themselves() -> None:
             choose_devices(wrong, GPUS)
 
 
+def test_memory_that_other_processes_hold_is_not_planned_with(caplog: pytest.LogCaptureFixture) -> None:
+    gib = 2.0**30
+    gpu = Gpu("GPU-a", 80 * gib, "A100", free_bytes=36 * gib)
+    assert choose_devices("all", [gpu, gpu._replace(free_bytes=79 * gib)]) == [
+        Device(0, kind="gpu", memory_bytes=40 * gib, model="A100"),
+        Device(1, kind="gpu", memory_bytes=80 * gib, model="A100"),
+    ]
+    assert caplog.messages == ["other processes hold 44.0 of 80.0 GiB of GPU-a"]
+
+
 @pytest.mark.parametrize(
     ("devices", "chosen"),
     [
@@ -81,6 +91,13 @@ def test_a_choice_that_cannot_be_had_is_named(devices: Any, reason: str) -> None
     with pytest.raises(InvalidFieldError, match=reason) as raised:
         choose_devices(devices, GPUS)
     assert raised.value.field == "devices"
+
+
+def test_more_gpus_than_there_are_tells_how_to_ask_for_cpus() -> None:
+    with pytest.raises(InvalidFieldError, match="devices=4: there is 1 GPU; for CPU devices pass") as raised:
+        choose_devices(4, GPUS[:1])
+    advised = eval(str(raised.value).partition("pass devices=")[2].partition(", or")[0])
+    assert choose_devices(advised, GPUS[:1]) == [Device(core) for core in range(4)]
 
 
 def test_an_executor_takes_indices() -> None:

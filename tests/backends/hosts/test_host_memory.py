@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_a_folder_in_use_stays_and_one_that_is_not_goes(ram: Path, tmp_path: Pat
     assert os.listdir(ram) == []
     settled = next(filter(os.path.isdir, CheckpointStore(1, str(run)).places("a", path)))  # As a resumed run does.
     assert (Path(settled) / "state").read_text() == "third"
+
+
+def test_what_another_program_has_reserved_is_left_to_it(ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's object store takes its memory as it is filled: until then it counts as free."""
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: namedtuple("Usage", "total free")(100, 90))
+    assert host_memory.checkpoint_bytes(str(ram)) == 45.0
+    assert host_memory.checkpoint_bytes(str(ram), reserved=30.0) == 30.0
+    assert host_memory.checkpoint_bytes(str(ram), reserved=95.0) == 0.0
+    assert host_memory.checkpoint_bytes(str(ram), reserved=101.0) == 45.0, "it is elsewhere"
+    assert host_memory.checkpoint_bytes("", reserved=30.0) == 0.0
 
 
 def test_of_a_temporary_run_nothing_is_left(ram: Path, tmp_path: Path) -> None:

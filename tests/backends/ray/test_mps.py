@@ -1,4 +1,4 @@
-"""MPS on two nodes of a real cluster: each has a daemon of its own.
+"""MPS on two nodes of a real cluster: each GPU has a daemon of its own.
 
 CPU devices stand in for GPUs, and the daemon is real in all but that; see tests/backends/hosts/test_mps_sharing.py.
 """
@@ -21,7 +21,7 @@ from fluid.engine.commands import RunIteration
 from fluid.engine.events import IterationDone, LaneLost
 from fluid.resources import Device
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -33,11 +33,20 @@ def daemon_of(pipe: str) -> int:
     return int(Path(pipe, "nvidia-cuda-mps-control.pid").read_text(encoding="ascii"))
 
 
+def test_memory_of_rays_object_store_is_left_to_it(make: Callable[..., Drive]) -> None:
+    drive = make(1)
+    drive.lanes(0)
+    launcher = drive.backend._launcher
+    (node,) = (node for node in ray.nodes() if node["NodeID"] == drive.backend._devices.node)
+    assert launcher._own._settings.reserved_bytes == node["Resources"]["object_store_memory"] > 0
+
+
 def test_a_fault_ends_the_lanes_of_its_node_only(make: Callable[..., Drive], tmp_path: Path, processes: Any) -> None:
     devices = [Device(0, host=THIS_MACHINE), Device(1, host=OTHER_MACHINE)]
     drive = make(devices, sharing="mps", _mps_program=str(Fake(tmp_path).program))
     assert drive.backend.sharing == Sharing("mps")
     here, there, beside = drive.lanes(0, 1, 1)
+    assert drive.evaluate(here, order="os.environ['CUDA_DEVICE_ORDER']")["order"] == "PCI_BUS_ID"
     seen = [drive.evaluate(lane, **SEEN) for lane in (here, there, beside)]
     assert [each["gpu"] for each in seen] == ["GPU-0", "GPU-1", "GPU-1"]
     pipes = [each["pipe"] for each in seen]

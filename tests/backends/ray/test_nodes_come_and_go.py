@@ -59,7 +59,10 @@ def other_node(cluster: Any) -> Iterator[Any]:
         cluster.remove_node(node)
 
 
-def test_each_gpus_lanes_see_that_gpu(cluster: Any, make: Callable[..., Drive]) -> None:
+def test_each_gpus_lanes_see_that_gpu(
+    cluster: Any, make: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")  # Ray starts no node with more GPUs than it names.
     node = cluster.add_node(num_cpus=0, num_gpus=2)
     try:
         drive = make(None)

@@ -1,0 +1,18 @@
+"""What a lane tells the driver about its device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class LaneUnusable(NamedTuple):
+    """The lane cannot use its device and ends; sent instead of LaneWarm.
+
+    Attributes:
+        reason: the error, in one line.
+        position: which of a gang's devices, from 0.
+    """
+
+    at: float
+    reason: str
+    position: int = 0

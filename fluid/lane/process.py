@@ -1,0 +1,28 @@
+"""A lane as a process of its own, which leads a process group."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from typing import NoReturn
+
+from fluid.lane.channel import Connection
+from fluid.lane.messages import LaneOptions
+from fluid.lane.serve import serve
+from fluid.lane.stack_dump import dump_stacks_at_signal
+
+
+def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
+    """Runs a lane, and ends this process."""
+    faulthandler.enable()
+    dump_stacks_at_signal(options.run_folder, options.lane_id)
+    serve(connection, options, _end_with_group)
+    os._exit(0)
+
+
+def _end_with_group() -> None:
+    """Kills the process and those that its trials started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,78 @@
+"""When a GPU's lane says how busy its trial keeps the GPU, on a virtual clock."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fluid._clock import VirtualClock
+from fluid.gpu.utilization import UnitUse
+from fluid.lane import gpu_busy_meter
+from fluid.lane.busy_meter import BusyMeter
+from fluid.lane.gpu_busy_meter import GpuBusyMeter, make_busy_meter
+from fluid.lane.messages import LaneOptions
+
+
+class Lane:
+    """A lane whose trial keeps the GPU 97 % busy, as often as NVML is asked."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.asked = 0
+        self.meter = GpuBusyMeter(self.clock, self.read)
+
+    def read(self) -> float:
+        self.asked += 1
+        return 0.97
+
+    def iterate(self, seconds: float, gap: float = 0.0) -> float | None:
+        self.clock.advance_to(self.clock.now() + gap)
+        self.meter.begin()
+        self.clock.advance_to(self.clock.now() + seconds)
+        return self.meter.end(seconds)
+
+
+def test_it_says_so_once_a_second() -> None:
+    lane = Lane()
+    said = [lane.iterate(0.25) for _ in range(8)]
+    assert said == [None, None, None, 0.97] * 2
+    assert lane.asked == 3, "at the begin, and once a second: NVML's answers take time"
+    assert lane.iterate(30.0) == 0.97
+
+
+def test_it_says_nothing_of_a_second_in_which_the_trial_paused() -> None:
+    lane = Lane()
+    assert lane.iterate(0.8) is None
+    assert lane.iterate(0.8, gap=0.5) is None
+    assert lane.iterate(1.1) == 0.97
+
+
+def test_it_says_nothing_of_a_second_that_two_trials_shared() -> None:
+    lane = Lane()
+    assert lane.iterate(0.8) is None
+    lane.meter.change_trial()
+    assert lane.iterate(0.8) is None
+    assert lane.iterate(0.3) == 0.97
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_under_mps_the_units_count(mps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    if mps:
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", os.fspath(tmp_path))
+    read = gpu_busy_meter._reader()
+    assert isinstance(getattr(read, "__self__", None), UnitUse) is mps
+    assert read() is None, "there is no GPU here"
+
+
+def test_a_gpu_that_tells_nothing_is_asked_all_the_same() -> None:
+    clock = VirtualClock()
+    meter = make_busy_meter(LaneOptions(0, kind="gpu"), clock)
+    assert isinstance(meter, GpuBusyMeter)
+    for _ in range(3):
+        meter.begin()
+        clock.advance_to(clock.now() + 2.0)
+        assert meter.end(2.0) is None
+    assert isinstance(make_busy_meter(LaneOptions(0), clock), BusyMeter)

@@ -1,0 +1,64 @@
+"""The CPU threads of a lane, against a stand-in for PyTorch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fluid.lane.threads import LaneThreads, set_threads
+
+
+class Torch:
+    def __init__(self) -> None:
+        self.threads = 8
+
+    def module(self) -> SimpleNamespace:
+        return SimpleNamespace(set_num_threads=self.set, get_num_threads=lambda: self.threads)
+
+    def set(self, threads: int) -> None:
+        self.threads = threads
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
+    made = Torch()
+    monkeypatch.setitem(sys.modules, "torch", made.module())
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "8"})
+    return made
+
+
+def test_a_lane_changes_its_number(torch: Torch) -> None:
+    threads = LaneThreads(8)
+    threads.change(4)
+    assert (torch.threads, os.environ["OMP_NUM_THREADS"]) == (4, "4")
+
+
+def test_the_number_that_a_trial_asks_for_stays_in_force_while_it_runs(torch: Torch) -> None:
+    threads = LaneThreads(8)
+    threads.enter(2)
+    threads.change(4)
+    assert torch.threads == 2
+    threads.leave()
+    assert torch.threads == 4
+    threads.enter(None)
+    threads.change(3)
+    threads.leave()
+    assert torch.threads == 3
+
+
+def test_the_number_that_a_trial_sets_itself_stays_in_force(torch: Torch) -> None:
+    threads = LaneThreads(8)
+    torch.set(1)
+    threads.change(4)
+    assert (torch.threads, os.environ["OMP_NUM_THREADS"]) == (1, "8")
+
+
+def test_libraries_that_are_loaded_later_read_the_number(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    LaneThreads(8).change(2)
+    assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "2"
+    set_threads(5)
+    assert os.environ["OMP_NUM_THREADS"] == "5"
