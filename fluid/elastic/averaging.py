@@ -1,83 +1,14 @@
-"""Averages over the ranks: gradients before an optimizer steps, and metrics at the end of an iteration."""
+"""Averages of metrics over the ranks, at the end of an iteration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from fluid.elastic.group import Group
 from fluid.errors import FluidError
-
-#: Most bytes of gradients that are reduced together.
-_BUCKET = 64 * 2**20
-
-
-def average_gradients(group: Group, parameters: Iterable[torch.Tensor], weight: float) -> None:
-    """Replaces gradients by their mean over the ranks.
-
-    A missing gradient counts as zero. A parameter that has no gradient on any rank keeps none, as in a single process.
-
-    Args:
-        group: all its members call this with the same parameters.
-        parameters: in the same order on every rank, none twice.
-        weight: the weight of this rank's gradients; the ranks' weights sum to 1.
-
-    Raises:
-        FluidError: a gradient is sparse.
-        GenerationBrokenError: a member failed.
-    """
-    for bucket in _buckets([parameter for parameter in parameters if parameter.requires_grad]):
-        _average_bucket(group, bucket, weight)
-
-
-def _average_bucket(group: Group, parameters: list[torch.Tensor], weight: float) -> None:
-    missing = [parameter.grad is None for parameter in parameters]
-    pieces = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is not None and gradient.layout != torch.strided:
-            raise FluidError("averaging sparse gradients is not supported: make the embedding with sparse=False")
-        if gradient is None or weight == 0.0:
-            # Not multiplied by zero: a gradient from another rank's samples may not be finite.
-            pieces.append(torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device))
-        else:
-            pieces.append(gradient.detach().reshape(-1))
-    first = parameters[0]
-    present = torch.tensor([not none for none in missing], dtype=first.dtype, device=first.device)
-    flat = torch.cat([*pieces, present])
-    if weight != 0.0:
-        flat[: -len(parameters)].mul_(weight)
-    group.all_reduce(flat)
-    # Reading values from a GPU makes the host wait, so it is done only if a gradient is missing here.
-    counts = flat[-len(parameters) :].tolist() if any(missing) else [1.0] * len(parameters)
-    lengths = [parameter.numel() for parameter in parameters]
-    means = flat[: -len(parameters)].split(lengths)
-    for parameter, mean, present_somewhere in zip(parameters, means, counts, strict=True):
-        if not present_somewhere:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(mean.view_as(parameter))
-
-
-def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yields lists of parameters of one type on one device, of about _BUCKET bytes."""
-    kinds: dict[tuple[Any, Any], list[torch.Tensor]] = {}
-    for parameter in parameters:
-        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    for alike in kinds.values():
-        bucket: list[torch.Tensor] = []
-        held = 0
-        for parameter in alike:
-            bucket.append(parameter)
-            held += parameter.numel() * parameter.element_size()
-            if held >= _BUCKET:
-                yield bucket
-                bucket, held = [], 0
-        if bucket:
-            yield bucket
 
 
 class Means:

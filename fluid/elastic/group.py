@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from fluid.errors import FluidError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from fluid.elastic.rendezvous import Rendezvous
@@ -42,6 +44,9 @@ class Group(Protocol):
         >>> total(make_group("gloo", "cpu"), 2.5)
         2.5
     """
+
+    #: Called before any other operation, while sums were started that are not waited for yet.
+    on_operation: Callable[[], None] | None
 
     @property
     def rank(self) -> int:
@@ -74,6 +79,18 @@ class Group(Protocol):
         """
         ...
 
+    def can_overlap(self, tensor: torch.Tensor) -> bool:
+        """Whether :meth:`start_all_reduce` of such a tensor runs beside the caller's computation."""
+        ...
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Starts :meth:`all_reduce`; returns the function that waits for it. Does not call :attr:`on_operation`.
+
+        Raises:
+            GenerationBrokenError: a member failed; the function raises it too.
+        """
+        ...
+
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replaces a contiguous tensor by rank 0's.
 
@@ -84,6 +101,16 @@ class Group(Protocol):
 
     def barrier(self) -> None:
         """Returns once all members have called it.
+
+        Raises:
+            GenerationBrokenError: a member failed.
+        """
+        ...
+
+    def confirm(self) -> None:
+        """Returns once all operations so far have finished without an error; all members call this.
+
+        An operation on tensors of a GPU may return before that.
 
         Raises:
             GenerationBrokenError: a member failed.

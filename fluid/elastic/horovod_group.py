@@ -49,6 +49,7 @@ class HorovodGroup:
         _imports.check()
         self.rank = 0
         self.size = 1
+        self.on_operation: Callable[[], None] | None = None
         self._guard = GenerationGuard()
         self._rendezvous: Rendezvous | None = None
         self._server: RendezvousProxy | None = None
@@ -125,17 +126,35 @@ class HorovodGroup:
         """Replaces a contiguous tensor by its sum over the members."""
         if self.size > 1:
             name = f"sum-{next(self._numbers)}"
-            self._run_guarded(lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name))
+            staged = tensor.cpu()  # Horovod's gloo takes no tensors on a GPU.
+            self._run_guarded(lambda: hvd.allreduce_(staged, op=hvd.Sum, name=name))
+            if staged is not tensor:
+                tensor.copy_(staged)
+
+    def can_overlap(self, tensor: torch.Tensor) -> bool:
+        """Whether sums run beside the computation: not here."""
+        return False
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Replaces a contiguous tensor by its sum over the members; the function that it returns does nothing."""
+        self.all_reduce(tensor)
+        return lambda: None
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replaces a contiguous tensor by rank 0's."""
         if self.size > 1 and tensor.numel():
             name = f"broadcast-{next(self._numbers)}"
-            self._run_guarded(lambda: hvd.broadcast_(tensor, root_rank=0, name=name))
+            staged = tensor.cpu()
+            self._run_guarded(lambda: hvd.broadcast_(staged, root_rank=0, name=name))
+            if staged is not tensor and self.rank:
+                tensor.copy_(staged)
 
     def barrier(self) -> None:
         """Returns once all members have called it."""
         self.all_reduce(torch.zeros(1))
+
+    def confirm(self) -> None:
+        """Returns at once, as operations return when they have finished."""
 
     def abort(self, generation: int) -> None:
         """Breaks a generation; operations that wait for its members raise, in all of them."""

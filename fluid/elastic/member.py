@@ -36,7 +36,7 @@ class ElasticMember:
 
     The thread that runs the user's code calls all methods except :meth:`abort`. After a
     :class:`GenerationBrokenError` the member is at the end of :attr:`iteration` and can join the next generation: at
-    widths above 1 it keeps a snapshot of the last iteration's end in host memory, and rolls back to it.
+    widths above 1 it keeps a snapshot of the last iteration's end, and rolls back to it.
 
     Args:
         trainable: set up, and restored if there is a checkpoint.
@@ -95,7 +95,7 @@ class ElasticMember:
         else:
             self._group.shutdown()
             self._snapshot = None
-        self.trainable._elastic.group = self._group if size > 1 else SingleProcessGroup()
+        self.trainable._elastic.join(self._group if size > 1 else SingleProcessGroup())
         self.trainable._elastic_joined(reported, self.metrics)
 
     def _meet(self, rendezvous: Rendezvous, rank: int, size: int, sync: bool) -> None:
@@ -125,10 +125,13 @@ class ElasticMember:
         try:
             metrics = trainable.step()
             if width > 1:
+                # Before the snapshot is overwritten: gradients may not be averaged yet, or their sum was aborted.
+                self._group.confirm()
                 self._snapshot = Snapshot.take(trainable.elastic_state(), self._snapshot)
         except BaseException as error:
             # The user's code may have turned the error of a broken generation into another one.
-            peers = width > 1 and self._group.broken and isinstance(error, Exception)
+            broken = self._group.broken or trainable._elastic.has_failed
+            peers = width > 1 and broken and isinstance(error, Exception)
             self._break()
             if not peers:
                 raise
@@ -160,9 +163,11 @@ class ElasticMember:
             # The snapshot of the last iteration's end is the current state.
             current = self._snapshot or Snapshot.take(trainable.elastic_state())
             self._snapshot = broadcast(self._group, current)
+            self._group.confirm()
             return
         # Not into this member's own snapshot, which it still needs if the sender dies meanwhile.
         received = broadcast(self._group, None)
+        self._group.confirm()
         trainable.load_elastic_state(received.state())
         self._snapshot = received
         self.metrics = None
@@ -171,22 +176,24 @@ class ElasticMember:
         """Agrees on whether to continue. Once it returns in one member, all members have the iteration's result."""
         if self.trainable.size == 1:
             return go_on and not finished, finished
-        votes = torch.tensor([not go_on, finished], dtype=torch.float32)
+        votes = torch.tensor([not go_on, finished, True], dtype=torch.float32)
         try:
             # The sum needs every member's part, so it is a barrier too.
             self._group.all_reduce(votes)
+            if votes[2] != self._group.size:
+                raise GenerationBrokenError("a member of the generation failed: the vote was aborted")
         except GenerationBrokenError:
             # The iteration is complete here, and rank 0 may have reported it: there is nothing to roll back.
             self._break()
             raise
-        stop, done = (bool(vote) for vote in votes.tolist())
+        stop, done, _ = (bool(vote) for vote in votes.tolist())
         return not stop and not done, done
 
     def _break(self) -> None:
         """Breaks and leaves a generation; closing the connections interrupts its other members."""
         self._group.abort(self._generation)
         self._group.shutdown()
-        self.trainable._elastic.group = SingleProcessGroup()
+        self.trainable._elastic.join(SingleProcessGroup())
 
     def _roll_back(self) -> None:
         assert self._snapshot is not None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluid.elastic.averaging import average_gradients
+from fluid.elastic.gradients import GradientAverager
 from fluid.elastic.group import Group
 from fluid.elastic.rendezvous import Rendezvous
 from fluid.elastic.shard import Shard
@@ -25,6 +25,7 @@ class SingleProcessGroup:
     rank = 0
     size = 1
     broken = False
+    on_operation: Callable[[], None] | None = None
 
     def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
         """Not supported."""
@@ -33,10 +34,21 @@ class SingleProcessGroup:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Leaves the tensor unchanged."""
 
+    def can_overlap(self, tensor: torch.Tensor) -> bool:
+        """Whether sums run beside the computation: not here."""
+        return False
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Leaves the tensor unchanged."""
+        return lambda: None
+
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Leaves the tensor unchanged."""
 
     def barrier(self) -> None:
+        """Returns at once."""
+
+    def confirm(self) -> None:
         """Returns at once."""
 
     def abort(self, generation: int) -> None:
@@ -50,7 +62,7 @@ class Runtime:
     """The elastic part of a trainable.
 
     Attributes:
-        group: the processes that train it.
+        group: the processes that train it, changed by :meth:`join`.
         iteration: iterations done.
         seed: seeds each iteration's random numbers, together with the iteration's number and the rank.
         shard: the part of the global batch that is worked on; ``None`` before the first.
@@ -63,6 +75,10 @@ class Runtime:
         self.shard: Shard | None = None
         #: Optimizers whose gradients were averaged since their last step, by id.
         self._averaged: set[int] = set()
+        #: The averagers of this generation, by optimizer.
+        self._averagers: dict[int, GradientAverager] = {}
+        #: Whether gradients may be sent during the backward pass.
+        self._may_overlap = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         # A copied model, as for a moving average of its weights, is trained by the same processes.
@@ -79,6 +95,11 @@ class Runtime:
         return self.group.size
 
     @property
+    def has_failed(self) -> bool:
+        """Whether gradients were sent too early in this generation, which is then to be broken."""
+        return any(averager.failed for averager in self._averagers.values())
+
+    @property
     def weight(self) -> float:
         """The weight of this rank's mean in the mean over the global batch."""
         return 1.0 / self.size if self.shard is None else self.shard.weight
@@ -87,6 +108,14 @@ class Runtime:
     def count(self) -> int:
         """Number of this rank's samples in the global batch."""
         return 1 if self.shard is None else self.shard.count
+
+    def join(self, group: Group) -> None:
+        """Enters a generation of a group, or the group of one process."""
+        self._may_overlap &= not self.has_failed
+        for averager in self._averagers.values():
+            averager.close()
+        self._averagers.clear()
+        self.group = group
 
     def begin_batch(self, shard: Shard) -> None:
         """Starts another global batch; its gradients are not averaged yet."""
@@ -121,9 +150,20 @@ class Runtime:
     def average(self, optimizer: torch.optim.Optimizer) -> None:
         """Replaces the gradients of an optimizer's parameters by their means over the global batch."""
         if self.size > 1:
-            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            average_gradients(self.group, parameters, self.weight)
+            self._averager(optimizer).average()
         self._averaged.add(id(optimizer))
+
+    def _averager(self, optimizer: torch.optim.Optimizer) -> GradientAverager:
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
+        ]
+        averager = self._averagers.get(id(optimizer))
+        if averager is None or not averager.is_for(parameters):
+            if averager is not None:
+                averager.close()
+            averager = GradientAverager(self.group, parameters, lambda: self.weight, self._may_overlap)
+            self._averagers[id(optimizer)] = averager
+        return averager
 
     # -- state that differs between ranks ---------------------------------------------------
 

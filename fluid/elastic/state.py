@@ -1,4 +1,4 @@
-"""Snapshots of a trainable's state: all tensors in one flat buffer, which is cheap to copy, send and restore."""
+"""Snapshots of a trainable's state: tensors in a flat buffer per kind of device, cheap to copy, send and restore."""
 
 from __future__ import annotations
 
@@ -11,33 +11,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 import torch
 
+from fluid.elastic.snapshot_memory import allocate
+
 if TYPE_CHECKING:
     from fluid.elastic.group import Group
 
 #: Tensors start at multiples of this many bytes, an alignment for every element type.
 _ALIGNMENT = 64
-#: Bytes that are broadcast at a time; NCCL needs as much device memory.
+#: Bytes that are broadcast at a time; a member that stages them on its GPU needs as much memory there.
 _CHUNK = 256 * 2**20
+#: Kinds of devices that tensors are copied from.
+_KINDS = ("cpu", "cuda")
 
 
 class _TensorLocation(NamedTuple):
-    """Replaces a tensor in the pickled rest: where it lies in the flat buffer."""
+    """Replaces a tensor in the pickled rest: where it lies in the flat buffer of its kind of device."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    device: str
+    kind: str
     offset: int
 
 
 class Snapshot:
-    """A copy of a state, in host memory.
+    """A copy of a state. Tensors of a GPU are kept on it if it has room, else in host memory.
 
     Attributes:
         rest: the state, pickled, with locations in place of its tensors.
-        memory: ``uint8 (bytes,)``, all tensors.
+        memory: by kind of device, ``uint8 (bytes,)``: all tensors that are on such a device.
     """
 
-    def __init__(self, rest: bytes, memory: torch.Tensor) -> None:
+    def __init__(self, rest: bytes, memory: dict[str, torch.Tensor]) -> None:
         self.rest = rest
         self.memory = memory
 
@@ -46,43 +50,42 @@ class Snapshot:
         """Copies a state: nested dicts, lists and tuples of tensors and other picklable values.
 
         Args:
-            state: the state; the call waits for GPUs to compute it.
-            reuse: an older snapshot that is no longer needed, whose memory is used again if its size fits.
+            state: the state. The call waits for a GPU only if the copy goes to host memory; otherwise the GPU copies
+                it before it runs what is queued later.
+            reuse: an older snapshot that is no longer needed, whose memory is used again if its sizes fit.
         """
-        tensors: list[tuple[_TensorLocation, torch.Tensor]] = []
-        end = 0
+        tensors: dict[str, list[tuple[_TensorLocation, torch.Tensor]]] = {kind: [] for kind in _KINDS}
+        ends = dict.fromkeys(_KINDS, 0)
 
         def assign(tensor: torch.Tensor) -> _TensorLocation:
-            nonlocal end
-            location = _TensorLocation(tuple(tensor.shape), tensor.dtype, tensor.device.type, end)
-            tensors.append((location, tensor.detach()))
-            end += math.ceil(tensor.numel() * tensor.element_size() / _ALIGNMENT) * _ALIGNMENT
+            kind = tensor.device.type
+            location = _TensorLocation(tuple(tensor.shape), tensor.dtype, kind, ends[kind])
+            tensors[kind].append((location, tensor.detach()))
+            ends[kind] += math.ceil(tensor.numel() * tensor.element_size() / _ALIGNMENT) * _ALIGNMENT
             return location
 
         rest = cloudpickle.dumps(_map(state, _is_plain_tensor, assign))
-        on_gpu = any(location.device == "cuda" for location, _ in tensors)
-        if reuse is not None and len(reuse.memory) == end and reuse.memory.is_pinned() == on_gpu:
-            memory = reuse.memory
-        else:
-            memory = torch.empty(end, dtype=torch.uint8, pin_memory=on_gpu)
-        for location, tensor in tensors:
-            _view(memory, location).copy_(tensor, non_blocking=True)
-        if on_gpu:
-            torch.cuda.synchronize()
+        memory = {}
+        for kind, size in ends.items():
+            fits = reuse is not None and len(reuse.memory[kind]) == size
+            memory[kind] = reuse.memory[kind] if reuse is not None and fits else allocate(kind, size)
+            _copy(tensors[kind], memory[kind])
+        if ends["cuda"] and memory["cuda"].device.type == "cpu":
+            torch.cuda.current_stream().synchronize()
         return cls(rest, memory)
 
     def state(self) -> Any:
         """Returns a copy of the state, with its tensors on the devices that they came from."""
 
         def tensor_of(location: _TensorLocation) -> torch.Tensor:
-            view = _view(self.memory, location)
-            return view.clone() if location.device == "cpu" else view.to(location.device)
+            view = _view(self.memory[location.kind], location)
+            return view.clone() if view.device.type == location.kind else view.to(location.kind)
 
         return _map(pickle.loads(self.rest), lambda node: isinstance(node, _TensorLocation), tensor_of)
 
 
 def broadcast(group: Group, snapshot: Snapshot | None) -> Snapshot:
-    """Broadcasts rank 0's snapshot to every member of a group.
+    """Broadcasts rank 0's snapshot to every member of a group, from GPU to GPU where that is possible.
 
     Args:
         group: all its members call this.
@@ -91,28 +94,35 @@ def broadcast(group: Group, snapshot: Snapshot | None) -> Snapshot:
     Raises:
         GenerationBrokenError: a member failed.
     """
-    sizes = torch.zeros(2, dtype=torch.int64)
+    sizes = torch.zeros(1 + len(_KINDS), dtype=torch.int64)
     if group.rank == 0:
         assert snapshot is not None
-        sizes = torch.tensor([len(snapshot.rest), len(snapshot.memory)])
+        sizes = torch.tensor([len(snapshot.rest), *(len(snapshot.memory[kind]) for kind in _KINDS)])
     group.broadcast(sizes)
-    length, total = sizes.tolist()
+    length, *totals = sizes.tolist()
     if group.rank == 0:
         assert snapshot is not None
         rest, memory = torch.frombuffer(bytearray(snapshot.rest), dtype=torch.uint8), snapshot.memory
     else:
         rest = torch.empty(length, dtype=torch.uint8)
-        memory = torch.empty(total, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        memory = {kind: allocate(kind, total) for kind, total in zip(_KINDS, totals, strict=True)}
     group.broadcast(rest)
-    for begin in range(0, total, _CHUNK):
-        group.broadcast(memory[begin : begin + _CHUNK])
+    for kind, total in zip(_KINDS, totals, strict=True):
+        for begin in range(0, total, _CHUNK):
+            group.broadcast(memory[kind][begin : begin + _CHUNK])
     return Snapshot(rest.numpy().tobytes(), memory)
 
 
 def _is_plain_tensor(node: Any) -> bool:
     # Sparse and quantized tensors, and subclasses, are pickled with the rest.
     plain = type(node) in (torch.Tensor, torch.nn.Parameter)
-    return plain and node.layout == torch.strided and not node.is_quantized and node.device.type in ("cpu", "cuda")
+    return plain and node.layout == torch.strided and not node.is_quantized and node.device.type in _KINDS
+
+
+def _copy(tensors: list[tuple[_TensorLocation, torch.Tensor]], memory: torch.Tensor) -> None:
+    if tensors:
+        views = [_view(memory, location) for location, _ in tensors]
+        torch._foreach_copy_(views, [tensor for _, tensor in tensors], non_blocking=True)
 
 
 def _view(memory: torch.Tensor, location: _TensorLocation) -> torch.Tensor:

@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from fluid.elastic import nccl
 from fluid.elastic.generation import GenerationBrokenError, GenerationGuard
 from fluid.elastic.host_group import HostGroup, SharedMemory, host_token
 from fluid.elastic.messages import LOOPBACK
@@ -29,8 +31,6 @@ _MESH_S = 15.0
 _ARRIVE_S = 300.0
 #: After so many generations in which a process could not open rank 0's memory, its trial's members use gloo.
 _MOST_FAILURES = 2
-#: By default NCCL's watchdog ends the whole process when a peer dies; 2 makes it end the communicator only.
-_NCCL_ON_ERROR = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 
 
 class TorchGroup:
@@ -47,6 +47,7 @@ class TorchGroup:
     def __init__(self, device: torch.device | str = "cpu", backend: str = "auto", timeout: float = 1800.0) -> None:
         self.rank = 0
         self.size = 1
+        self.on_operation: Callable[[], None] | None = None
         self._device = torch.device(device)
         self._backend = backend
         self._timeout = timedelta(seconds=timeout)
@@ -100,7 +101,26 @@ class TorchGroup:
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replaces a contiguous tensor by its sum over the members, the same bits everywhere."""
-        self._run(tensor, HostGroup.all_reduce, lambda staged: self._process_group.allreduce([staged]))
+        self._run(tensor, HostGroup.all_reduce, self._sum)
+
+    def can_overlap(self, tensor: torch.Tensor) -> bool:
+        """Whether a sum of such a tensor runs beside the computation: with gloo on CPUs, and NCCL on GPUs."""
+        return self._process_group is not None and self._is_where_needed(tensor)
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Starts :meth:`all_reduce`; returns the function that waits for it."""
+        if not self.can_overlap(tensor):
+            self.all_reduce(tensor)
+            return lambda: None
+        self._guard.check()
+        works, problem = [], None
+        try:
+            works.append(self._sum(tensor))
+        except RuntimeError as error:
+            problem = str(error)
+        self._raise_if(problem)
+        # Taken from the list: the frames of an error must not hold it, as it keeps connections open.
+        return lambda: self._raise_if(self._wait(lambda _: works.pop(), tensor))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replaces a contiguous tensor by rank 0's."""
@@ -109,10 +129,17 @@ class TorchGroup:
     def barrier(self) -> None:
         """Returns once all members have called it."""
         if self.size > 1:
-            token = torch.zeros(1, device=self._device if self._is_nccl else "cpu")
+            token = torch.ones(1)
             self.all_reduce(token)
-            token.item()  # NCCL returns at once; its result does not.
-            self._guard.check()
+            if token.item() != self.size:
+                # An aborted kernel of NCCL ends as if it had finished, and leaves any value.
+                self._guard.break_()
+                raise GenerationBrokenError("a member of the generation failed: an operation was aborted")
+
+    def confirm(self) -> None:
+        """Returns once all operations so far have finished without an error."""
+        if self._is_nccl:
+            self.barrier()  # A communicator runs no operation after one that was aborted.
 
     def abort(self, generation: int) -> None:
         """Breaks a generation; operations of this process that wait for its members raise."""
@@ -142,10 +169,14 @@ class TorchGroup:
             on_host.close()
         if holder[0] is None:
             return
-        if self._is_nccl and self._guard.is_broken:
-            holder[0].abort()
         # Closing connections takes time, without end if an operation waits for a peer that hangs.
-        threading.Thread(target=holder.clear, name="fluid-elastic-close", daemon=True).start()
+        end = holder.clear
+        if self._is_nccl:
+            if self._guard.is_broken:
+                holder[0].abort()
+            else:
+                end = partial(nccl.shut_down, holder)
+        threading.Thread(target=end, name="fluid-elastic-close", daemon=True).start()
 
     def _exchange_facts(self, rank: int, size: int) -> list[dict[str, str]]:
         """Waits for all members; returns what each says of itself, and rank 0 of the generation.
@@ -192,14 +223,13 @@ class TorchGroup:
     def _device_name(self) -> str:
         if self._device.type != "cuda":
             return "cpu"
+        if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+            return "MIG"  # The same for all: NCCL does not connect instances of one GPU.
         return str(torch.cuda.get_device_properties(self._device).uuid)
 
     def _connect(self, rendezvous: Rendezvous, secret: bytes, rank: int, size: int) -> Any:
         if self._is_nccl:
-            os.environ.setdefault(*_NCCL_ON_ERROR)
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            return dist.ProcessGroupNCCL(_Store(rendezvous), rank, size, options)
+            return nccl.connect(_Store(rendezvous), rank, size, self._timeout, self._device, self._guard)
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)]
         options._timeout = timedelta(seconds=_MESH_S)
@@ -231,19 +261,34 @@ class TorchGroup:
         """Runs one operation and waits for it, or until the generation is aborted."""
         if self.size == 1:
             return
+        if self.on_operation is not None:
+            self.on_operation()
         self._guard.check()
-        # NCCL needs the tensor on a GPU; gloo is fastest with tensors on the CPU.
-        kind = "cuda" if self._is_nccl else "cpu"
-        staged = tensor if tensor.device.type == kind else tensor.to(self._device if self._is_nccl else "cpu")
+        here = self._is_where_needed(tensor)
+        staged = tensor if here else tensor.to(self._device if self._is_nccl else "cpu")
         problem = self._share(on_host, staged) if self._on_host is not None else self._wait(start, staged)
+        self._raise_if(problem)
+        if here:
+            return
+        if self._is_nccl:
+            nccl.wait_for_gpu()
+            self._guard.check()
+        is_source = self.rank == 0 and on_host is HostGroup.broadcast
+        if staged is not tensor and not is_source:
+            tensor.copy_(staged)
+
+    def _sum(self, tensor: torch.Tensor) -> Any:
+        return self._process_group.allreduce([tensor])
+
+    def _raise_if(self, problem: str | None) -> None:
+        # Called outside except blocks: the error's frames would keep the connections to the peers open.
         if problem is not None:
-            # Outside the except block: the error's frames would keep the connections to the peers open.
             self._guard.break_()
             raise GenerationBrokenError(f"a member of the generation failed: {problem}")
-        if staged is not tensor:
-            tensor.copy_(staged)
-            # NCCL returns at once; the copy has waited for the result, or for the abort.
-            self._guard.check()
+
+    def _is_where_needed(self, tensor: torch.Tensor) -> bool:
+        """Whether an operation takes this tensor: NCCL one on a GPU; gloo is fastest with tensors on the CPU."""
+        return bool(tensor.device.type == ("cuda" if self._is_nccl else "cpu"))
 
     def _share(self, operation: Callable[[HostGroup, torch.Tensor], None], staged: torch.Tensor) -> str | None:
         """Runs an operation through shared memory; returns the reason if it failed."""

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 
 from elastic.groups import make_groups, together  # noqa: E402
 
-from fluid.elastic.averaging import Means, average_gradients  # noqa: E402
+from fluid.elastic.averaging import Means  # noqa: E402
+from fluid.elastic.gradients import GradientAverager  # noqa: E402
 from fluid.elastic.runtime import SingleProcessGroup  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 from fluid.errors import FluidError  # noqa: E402
@@ -27,7 +28,7 @@ def averaged(groups: list[TorchGroup], gradients: list[list[list[float] | None]]
 
     def average(group: TorchGroup) -> list[list[float] | None]:
         parameters = [parameter(gradient) for gradient in gradients[group.rank]]
-        average_gradients(group, parameters, weights[group.rank])
+        GradientAverager(group, parameters, lambda: weights[group.rank]).average()
         return [None if p.grad is None else p.grad.tolist() for p in parameters]
 
     return together(groups, average)
@@ -52,14 +53,14 @@ def test_types_are_sent_apart() -> None:
     def average(group: TorchGroup) -> list[object]:
         value = float(group.rank)
         parameters = [parameter([value] * 2), parameter([value] * 2, dtype=torch.float64)]
-        average_gradients(group, parameters, 0.5)
+        GradientAverager(group, parameters, lambda: 0.5).average()
         return [(p.grad.dtype, p.grad.tolist()) for p in parameters]
 
     assert together(make_groups(2), average) == [[(torch.float32, [0.5] * 2), (torch.float64, [0.5] * 2)]] * 2
 
 
 def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.elastic.averaging._BUCKET", 10)
+    monkeypatch.setattr("fluid.elastic.gradients._BUCKET", 10)
     gradients: list[list[list[float] | None]] = [[[float(rank), float(i)] for i in range(5)] for rank in range(2)]
     assert averaged(make_groups(2), gradients, [0.5, 0.5]) == [[[0.5, float(i)] for i in range(5)]] * 2
 
@@ -68,7 +69,7 @@ def test_sparse_gradients_are_refused() -> None:
     sparse = parameter(None)
     sparse.grad = torch.zeros(2).to_sparse()
     with pytest.raises(FluidError, match="sparse=False"):
-        average_gradients(SingleProcessGroup(), [sparse], 1.0)
+        GradientAverager(SingleProcessGroup(), [sparse], lambda: 1.0).average()
 
 
 def test_means_of_metrics() -> None:
@@ -85,3 +86,9 @@ def test_means_of_metrics() -> None:
 def test_no_mean_of_nothing() -> None:
     with pytest.raises(FluidError, match="no rank has added a sample"):
         Means(SingleProcessGroup()).result()
+
+
+def test_a_model_that_is_left_on_the_cpu_beside_a_gpu_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.warns(UserWarning, match=r"in build\(\), move it with \.to\(self\.device\)"):
+        GradientAverager(SingleProcessGroup(), [parameter(None)], lambda: 1.0)

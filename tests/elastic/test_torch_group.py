@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -154,3 +155,13 @@ def test_interfaces() -> None:
 def test_unknown_process_groups() -> None:
     with pytest.raises(InvalidFieldError, match="backend"):
         make_group("carrier pigeons", "cpu")
+
+
+def test_instances_of_one_gpu_do_not_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = TorchGroup("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a GPU's"))
+    names = []
+    for visible in ("GPU-a", "MIG-a", "MIG-b"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        names.append(group._device_name())
+    assert names == ["a GPU's", "MIG", "MIG"]

@@ -75,6 +75,20 @@ class Regression(ElasticTrainable):
         self.seen = state
 
 
+class OnDevice(Regression):
+    """Trains where its lane is."""
+
+    def build(self, config: dict[str, Any]) -> None:
+        super().build(config)
+        self.model.to(self.device)
+
+    def train_batch(self, batch: Any) -> Mapping[str, Any]:
+        return super().train_batch([part.to(self.device) for part in batch])
+
+    def end_iteration(self, metrics: dict[str, float]) -> Mapping[str, Any]:
+        return metrics
+
+
 class Dying(Regression):
     """Sends itself a signal, once, where its config says."""
 
