@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fluid.static_fluid import StaticFluid
     from fluid.sweep import run
     from fluid.sweeping.plan import SweepFailedError
+    from fluid.trainables.reporting import get_checkpoint, report
     from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 _HOME = {
@@ -66,8 +67,10 @@ _HOME = {
     "TrialGroupHandle": "fluid.session.handle",
     "TrialListener": "fluid.session.results",
     "TrialResult": "fluid.results.records",
+    "get_checkpoint": "fluid.trainables.reporting",
     "kept_checkpoints": "fluid.results.checkpoints",
     "load": "fluid.results.loading",
+    "report": "fluid.trainables.reporting",
     "run": "fluid.sweep",
     "submit_trialgroup": "fluid.executor",
 }
@@ -104,14 +107,22 @@ __all__ = [
     "TrialListener",
     "TrialResult",
     "__version__",
+    "get_checkpoint",
     "kept_checkpoints",
     "load",
+    "report",
     "run",
     "submit_trialgroup",
 ]
 
 
+#: Packages that are loaded like names, as in ``fluid.search.uniform``.
+_PACKAGES = ("search", "tune")
+
+
 def __getattr__(name: str) -> object:
+    if name in _PACKAGES:
+        return importlib.import_module(f"fluid.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'fluid' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""The command line: ``fluid plan``, ``simulate``, ``report``, ``view``, ``why`` and ``doctor`` (see ``docs/cli.md``).
+"""The command line: ``fluid plan``, ``simulate``, ``report``, ``view``, ``why`` and so on (see ``docs/cli.md``).
 
 :mod:`fluid.commands` has a module for each command.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from fluid._version import __version__
 from fluid.commands.doctor import add_doctor
+from fluid.commands.export import add_export
 from fluid.commands.planning import add_plan, add_simulate
 from fluid.commands.report import add_report, add_why
 from fluid.commands.view import add_view
@@ -79,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fluid", description="A hyperparameter tuning execution engine.")
     parser.add_argument("--version", action="version", version=f"fluid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (add_plan, add_simulate, add_report, add_view, add_why, add_doctor):
+    for add in (add_plan, add_simulate, add_report, add_view, add_why, add_export, add_doctor):
         add(commands)
     return parser
 

@@ -52,13 +52,14 @@ class InvalidFieldError(FluidError, ValueError):
 
 
 def _shown(value: object) -> str:
-    """The value as text, on about one line; a repr may raise, as that of an integer of thousands of digits does."""
+    """The value as text, on one line; a repr may raise, as that of an integer of thousands of digits does."""
     try:
         text = repr(value)
     except ValueError:
         return f"a {type(value).__name__} too long to print"
     except (Exception, SystemExit):
         return f"a {type(value).__name__} that cannot be printed"
+    text = " ".join(map(str.strip, text.splitlines()))  # Arrays and models take many lines.
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -13,7 +14,9 @@ from weakref import WeakValueDictionary
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
 from fluid.engine.state import DEFAULT_MAX_FAILURES
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.loggers.attached import Attached
+from fluid.loggers.logger import refuse_logger
 from fluid.planning.profile import Profile
 from fluid.resources import Device, DeviceChoice
 from fluid.session.handle import TrialGroupHandle
@@ -22,10 +25,11 @@ from fluid.session.inbox import GroupInbox
 from fluid.session.live_trials import LiveTrials
 from fluid.session.notice import NOTICE
 from fluid.session.options import ExecutorOptions
-from fluid.session.reprs import executor_facts, table_html
+from fluid.session.reprs import session_facts, table_html
 from fluid.session.results import TrialListener, require_listener
 from fluid.session.resume import read_session
 from fluid.session.run_folder import RunFolder
+from fluid.session.saving import save_all
 from fluid.session.session import Session
 from fluid.session.status import Status
 from fluid.trialgroup import TrialGroup
@@ -77,9 +81,14 @@ class FluidExecutor:
         keep: which checkpoints outlive the session: ``"none"``, the default; ``"last"``, the newest of each trial;
             ``"best:k"``, those of the k best trials of each group by the metric of its search (``docs/results.md``).
         checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
+        loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
+            :class:`TrialListener`; none by default (``docs/logging.md``).
+        metrics_port: port of the loopback interface with metrics for Prometheus, 0 for any, or ``"address:port"``;
+            ``None``, the default, for no metrics.
 
     Attributes:
         run_dir: the run folder.
+        metrics_address: where the metrics are served, ``"127.0.0.1:9400"``; ``None`` if they are not.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or MPS was asked for and is not available.
@@ -103,6 +112,8 @@ class FluidExecutor:
         lane_policy: str | None = None,
         keep: str = "none",
         checkpoint_bytes: int | str | None = None,
+        loggers: Sequence[TrialListener] = (),
+        metrics_port: int | str | None = None,
         _folder: RunFolder | None = None,
     ) -> None:
         options = ExecutorOptions(
@@ -121,30 +132,26 @@ class FluidExecutor:
         )
         self._folder = _folder or RunFolder.create(run_dir)
         self.run_dir = self._folder.path
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._folder.close)
+            self._attached = Attached(loggers, metrics_port, self._folder, self.status)
+            undo.callback(self._attached.close)
             chosen = options.make_backend(self.run_dir)
-        except BaseException:
-            self._folder.close()
-            raise
+            undo.pop_all()
+        self.metrics_address = self._attached.metrics_address
         self._closing, self._close_lock = False, threading.RLock()  # Held while the session is closed.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
-        engine = options.make_engine(profile)
+        engine = options.make_engine(profile, chosen)
         self._session = Session(engine, chosen, self._folder, options.plans.d, options.facts, options.retention)
         atexit.register(self.close)
-        NOTICE.watch(self, self._respond_to_notice)
+        NOTICE.watch(self, partial(save_all, self._session))
         self._terminal = Terminal(self.status, chosen, is_shown=bool(verbose))
 
     def __repr__(self) -> str:
-        return f"<FluidExecutor {'; '.join(f'{name}: {text}' for name, text in self._facts().items())}>"
+        return f"<FluidExecutor {'; '.join(f'{name}: {text}' for name, text in session_facts(self._session).items())}>"
 
     def _repr_html_(self) -> str:
-        return table_html(self._facts())
-
-    def _facts(self) -> dict[str, str]:
-        devices = None
-        with contextlib.suppress(FluidError):  # It is closed.
-            devices = self._session.devices
-        return executor_facts(devices, [inbox.group.name for inbox in self._session.inboxes], self.run_dir)
+        return table_html(session_facts(self._session))
 
     # -- trials --------------------------------------------------------------------------------------------
 
@@ -163,6 +170,7 @@ class FluidExecutor:
             raise InvalidFieldError("group", group, "must be a TrialGroup")
         if listener is not None:
             require_listener(listener)
+            refuse_logger(listener, "listener")
         if not group.active:
             raise InvalidFieldError("group", group.name, "has no active trial")
         handle = self._handle_of(self._session.submit(group, listener))
@@ -186,8 +194,7 @@ class FluidExecutor:
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
                 its files cannot be read.
         """
-        listeners = options.pop("listeners", {})
-        for listener in listeners.values():
+        for listener in (listeners := options.pop("listeners", {})).values():
             require_listener(listener)
         folder = RunFolder.reopen(run_dir)
         try:
@@ -197,6 +204,7 @@ class FluidExecutor:
             folder.close()
             raise
         try:
+            executor._attached.recall(left)
             executor._session.resume(left, listeners)
         except BaseException:
             executor.close()
@@ -321,17 +329,9 @@ class FluidExecutor:
             NOTICE.unwatch(self)
             IN_FORCE.leave(self)
             self._session.close()
+            self._attached.close()
             self._terminal.close()
             atexit.unregister(self.close)
-
-    def _respond_to_notice(self, deadline_s: float) -> str:
-        """Saves all trials; returns a line that says how many, and how to go on."""
-        try:
-            unsaved, unfinished = len(self._session.drain(None, deadline_s)), self._session.unfinished
-        except FluidError:
-            return ""  # It was closed meanwhile.
-        saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
-        return f"{saved}; go on with FluidExecutor.resume({str(self.run_dir)!r})"
 
     @property
     def closed(self) -> bool:

@@ -39,7 +39,7 @@ class Device:
         host: name of the machine that holds it, ``"localhost"`` by default; wide trials prefer devices of one host.
         kind: ``"gpu"`` or ``"cpu"``, the default.
         speed: iterations per second relative to a device of speed 1, the default. A data-parallel trial advances at
-            the pace of its slowest device.
+            the pace of its slowest device. If no device has another speed than 1, speeds are measured by ``model``.
         memory_bytes: memory of the device; ``None``, the default, if it does not limit packing. For a CPU, the share of
             the host's memory that trials on this core may take; their memory is then measured.
         model: name of the product, such as ``"NVIDIA A100-SXM4-80GB"``; ``None``, the default, if unknown.

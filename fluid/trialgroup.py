@@ -94,8 +94,8 @@ class Shown:
 class Search:
     """Says that a search algorithm submits a group's trials, and what it optimizes. Reports and the live view show it.
 
-    A trial of such a group that has used up its budget is shown as paused, until the algorithm extends or stops it;
-    with ``extends=False`` it is done.
+    With ``extends=True``, a trial that has used up its budget is shown as paused until the algorithm extends or stops
+    it; else it is done.
 
     Example:
         >>> from fluid import Search, TrialGroup
@@ -106,14 +106,15 @@ class Search:
         metric: name of the metric that trials are compared by; ``None``, the default, if unknown.
         mode: ``"min"`` if less of the metric is better, or ``"max"``; ``None``, the default, to judge by its name.
         trials: number of trials that there will be; ``None``, the default, if unknown.
-        extends: whether the algorithm may extend a trial that has used up its budget, ``True`` by default; if not, the
-            trial is done then.
+        extends: whether the algorithm may extend a trial that has used up its budget; ``False`` by default.
+        besides: further metrics that are optimized, each with its mode; none by default.
     """
 
     metric: str | None = None
     mode: str | None = None
     trials: int | None = None
-    extends: bool = True
+    extends: bool = False
+    besides: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.extends, bool):
@@ -124,6 +125,9 @@ class Search:
             require_one_of("mode", self.mode, ("min", "max"))
         if self.trials is not None:
             object.__setattr__(self, "trials", require_integer("trials", self.trials, at_least=1))
+        for metric, mode in self.besides:
+            require_text("besides", metric)
+            require_one_of("besides", mode, ("min", "max"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fluid.engine.commands import Command, ReportEnd
+from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
 from fluid.engine.events import Failure
 from fluid.engine.notices import NoteHung, NotePaused, NoteQueued
 from fluid.engine.state import EngineState
@@ -37,9 +37,12 @@ class Alerts:
         self._told: set[tuple[str, str, str]] = set()
 
     def look(self, commands: Iterable[Command]) -> None:
-        """Warns of the first failure of each kind in a group, and of trials that hang or end without a result."""
+        """Warns of the first failure of each kind in a group, of trials that hang or end without a result, and of
+        devices that are given up."""
         for command in commands:
-            if isinstance(command, NoteHung):
+            if isinstance(command, NoteDeviceLost) and command.reason:
+                _log.warning("device %d is given up: %s", command.device_id, command.reason)
+            elif isinstance(command, NoteHung):
                 self._hangs(command)
             elif isinstance(command, ReportEnd) and command.failure is not None:
                 self._failed(command.group_id, command.trial_id, command.failure, again=False)

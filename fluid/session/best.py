@@ -20,6 +20,7 @@ class BestSoFar:
         value: the best value.
         trial_id, iteration: the trial and its iteration, as shown to the user.
         config: the trial's hyperparameters, as shown to the user.
+        besides: further metrics that the search optimizes, as far as that iteration has them.
     """
 
     metric: str
@@ -28,6 +29,11 @@ class BestSoFar:
     trial_id: str
     iteration: int
     config: Mapping[str, Any] = field(repr=False)
+    besides: Mapping[str, float] = field(default_factory=dict)
+
+
+#: The best value times the sign, its iteration, the trial, and the iteration's values of further metrics.
+_Entry = tuple[float, int, Trial, tuple[tuple[str, float], ...]]
 
 
 class BestTracker:
@@ -40,20 +46,21 @@ class BestTracker:
         search: names the metric and the mode; may be ``None``.
     """
 
-    __slots__ = ("_best", "_best_of", "_failed", "_metric", "_mode", "_past", "_sign")
+    __slots__ = ("_besides", "_best", "_best_of", "_failed", "_metric", "_mode", "_past", "_sign")
 
     def __init__(self, search: Search | None) -> None:
         self._metric = None if search is None else search.metric
         self._mode = None if search is None else search.mode
+        self._besides = () if search is None else tuple(metric for metric, _ in search.besides)
         #: 1 where less is better, else -1; ``None`` until the metric is known.
         self._sign: float | None = None
-        #: By trial: the best value times the sign, its iteration, and the trial.
-        self._best_of: dict[str, tuple[float, int, Trial]] = {}
+        #: The best of each trial.
+        self._best_of: dict[str, _Entry] = {}
         #: Ids of trials that failed, and the best of forgotten trials that did not.
         self._failed: set[str] = set()
-        self._past: tuple[float, int, Trial] | None = None
+        self._past: _Entry | None = None
         #: The best entry of all; ``None`` if it has to be looked for.
-        self._best: tuple[float, int, Trial] | None = None
+        self._best: _Entry | None = None
 
     @property
     def metric(self) -> str | None:
@@ -72,7 +79,9 @@ class BestTracker:
         known = self._best_of.get(trial.id)
         if known is not None and known[0] <= value:
             return
-        entry = self._best_of[trial.id] = value, iteration, trial
+        further = ((name, finite_number(value_of(metrics, name))) for name in self._besides)
+        besides = tuple((name, found) for name, found in further if found is not None)
+        entry = self._best_of[trial.id] = value, iteration, trial, besides
         if self._best is not None and value < self._best[0] and trial.id not in self._failed:
             self._best = entry
 
@@ -80,6 +89,13 @@ class BestTracker:
         """Takes it that a trial has failed for good."""
         if trial_id in self._best_of:
             self._failed.add(trial_id)
+            self._best = None
+
+    def show(self, trial: Trial) -> None:
+        """Takes it that a trial is shown otherwise from now on."""
+        if trial.id in self._best_of:
+            value, iteration, _, besides = self._best_of[trial.id]
+            self._best_of[trial.id] = value, iteration, trial, besides
             self._best = None
 
     def forget(self, trial_id: str) -> None:
@@ -101,7 +117,7 @@ class BestTracker:
         best = self._best or min(self._best_of.values(), key=_value_of, default=None)
         if best is None or self._metric is None or self._sign is None:
             return None
-        value, iteration, trial = best
+        value, iteration, trial, besides = best
         shown = trial.shown
         return BestSoFar(
             metric=self._metric,
@@ -110,6 +126,7 @@ class BestTracker:
             trial_id=trial.id if shown is None else shown.trial_id,
             iteration=iteration if shown is None else iteration + shown.iterations,
             config=trial.config if shown is None else shown.config,
+            besides=dict(besides),
         )
 
     def _value_in(self, metrics: Any) -> float | None:
@@ -131,7 +148,7 @@ class BestTracker:
         return self._sign
 
 
-def _value_of(entry: tuple[float, int, Trial]) -> float:
+def _value_of(entry: _Entry) -> float:
     return entry[0]
 
 

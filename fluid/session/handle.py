@@ -343,7 +343,9 @@ class TrialGroupHandle:
             FluidError: the executor is closed.
         """
         self._require_known(trial_id)
-        self._session.show_config(self._group.show(trial_id, config))
+        trial = self._group.show(trial_id, config)
+        self._inbox.show(trial)
+        self._session.show_config(trial)
 
     def forget(self, trial_id: str) -> None:
         """Drops all that is kept of a trial that has ended, so that a long session does not grow; its files stay.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import pickle
 import threading
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from fluid._waiting import wait_until
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
 from fluid.engine.events import Failure
 from fluid.engine.savability import ReportUnsavable
@@ -86,15 +86,19 @@ class GroupInbox:
             yield from self._earlier.read(self._config_of)
         position = 0
         while True:
-            with self._lock, self._change() as changed:
-                while position == len(self._results) and self._open:
-                    self._raise_if_broken()
-                    changed.wait()
-                fresh = self._results[position:]
+            with self._lock:
+                fresh = self._await_more(position)
                 if not fresh and not self._open:
                     return
             yield from fresh
             position += len(fresh)
+
+    def _await_more(self, position: int) -> list[Result]:
+        """Waits for results after the first so many, or the end; returns them."""
+        self._wait_until(lambda: position < len(self._results) or not self._open or self._broken is not None)
+        if position == len(self._results) and self._open:
+            self._raise_if_broken()
+        return self._results[position:]
 
     def wait(self, timeout: float | None) -> bool:
         """Waits until all trials have ended, for at most ``timeout`` seconds; returns whether they have.
@@ -102,8 +106,8 @@ class GroupInbox:
         Raises:
             FluidError: the session ended before the trials did.
         """
-        with self._lock, self._change() as changed:
-            ended = changed.wait_for(lambda: not self._open or self._broken is not None, timeout)
+        with self._lock:
+            ended = self._wait_until(lambda: not self._open or self._broken is not None, timeout)
             if self._open:
                 self._raise_if_broken()
             return ended
@@ -207,6 +211,11 @@ class GroupInbox:
             self._tracker.forget(trial_id)
         if trial_id in self.group:
             self.group.remove(trial_id)
+
+    def show(self, trial: Trial) -> None:
+        """Takes it that a trial is shown otherwise from now on."""
+        with self._lock:
+            self._tracker.show(trial)
 
     def take_over(
         self,
@@ -358,14 +367,13 @@ class GroupInbox:
         except BaseException:  # Also SystemExit: it must not end the session's thread.
             _log.exception("the listener of group %r raised", self.group.name)
 
-    @contextlib.contextmanager
-    def _change(self) -> Iterator[threading.Condition]:
-        """A condition to wait for a change; for a thread that holds the lock."""
+    def _wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Waits until a condition holds, for at most ``timeout`` seconds; for a thread that holds the lock."""
         if self._changed is None:
             self._changed = threading.Condition(self._lock)
         self._waiting += 1
         try:
-            yield self._changed
+            return wait_until(condition, self._changed, timeout)
         finally:
             self._waiting -= 1
             if not self._waiting:

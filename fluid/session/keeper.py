@@ -249,4 +249,5 @@ class Keeper:
 
 def _may_be_saved(trainable: Any) -> bool:
     """Whether trials of a trainable can be saved, at least once they have reported a state."""
-    return can_save(trainable) or says_it_reports_states(trainable) or kind_of(trainable) == "ray_function"
+    reports_states = says_it_reports_states(trainable) or kind_of(trainable) in ("function", "ray_function")
+    return reports_states or can_save(trainable)

@@ -18,6 +18,7 @@ from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import DeviceChoice
 from fluid.session.backend_choice import make_backend
+from fluid.session.packing_limit import bounded_packing
 
 BACKENDS = ("auto", "local", "ray")
 PACKING = ("auto", "mps", "timeslice", "off")
@@ -103,11 +104,12 @@ class ExecutorOptions:
             forwards=bool(self.verbose),
         )
 
-    def make_engine(self, profile: Profile | None) -> EngineState:
+    def make_engine(self, profile: Profile | None, backend: Backend) -> EngineState:
         """Makes the engine.
 
         Args:
             profile: measurements of earlier sessions; ``None`` for none.
+            backend: whose GPUs may take fewer processes than the user wants to pack.
         """
-        packed = 1 if self.packing == "off" else self.plans.c
+        packed = 1 if self.packing == "off" else bounded_packing(self.plans.c, backend)
         return EngineState(self.plans, profile, max_packing=packed, max_failures=int(self.max_failures))

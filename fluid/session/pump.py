@@ -21,7 +21,7 @@ from typing import Any
 from fluid._clock import timestamp
 from fluid.backends.base import Backend
 from fluid.engine.commands import Notice, TrialNotice
-from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, SessionDraining, Tick
+from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, SessionDraining, Tick
 from fluid.engine.notices import NoteDrained
 from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
@@ -319,20 +319,16 @@ class Pump:
         with contextlib.ExitStack() as rest:
             rest.callback(self._folder.close)
             rest.callback(lambda: self._folder.write_profile(self._state.profile))
-            rest.callback(self._write_last_facts)
+            rest.callback(lambda: self._write_facts(closed=self._backend.now()))
             rest.callback(self._backend.close)
             for inbox in reversed(self.inboxes.values()):
                 rest.callback(inbox.break_off, reason)
             rest.callback(self._refuse_calls)
             rest.callback(self._alerts.at_close)
 
-    def _write_last_facts(self) -> None:
-        self._facts["closed"] = self._backend.now()
-        self._write_facts()  # The backend may also have given MPS up meanwhile.
-
-    def _write_facts(self) -> None:
+    def _write_facts(self, **last: Any) -> None:
         how = self._backend.sharing
-        facts = {**self._facts, "sharing": how.way, "sharing_why": how.why}
+        facts = {**self._facts, "sharing": how.way, "sharing_why": how.why, **last}
         if facts != self._written:
             self._folder.write_session(**facts)
             self._written = facts
@@ -350,6 +346,8 @@ class Pump:
         if events:
             self._ticks.heard(events)
             self._handle_all(events)
+            if any(isinstance(event, LaneReady) for event in events):
+                self._write_facts()  # The backend may have given MPS up before it started the lane.
         settled = not events and not answered and until is not None and waited >= until
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):
             self._tick()

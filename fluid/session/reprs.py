@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from fluid.errors import FluidError
 from fluid.resources import Device
 from fluid.session.best import BestSoFar
+from fluid.session.session import Session
 from fluid.session.status import GroupStatus
 
 #: Most characters of a config.
@@ -32,6 +35,14 @@ def group_html(group: GroupStatus, run_dir: Path) -> str:
         config = config if len(config) <= _MOST_CONFIG else f"{config[: _MOST_CONFIG - 1]}…"
         rows |= {"best": f"{_value(group.best)}, {_place(group.best)}", "its config": config}
     return table_html({**rows, "run folder": str(run_dir)})
+
+
+def session_facts(session: Session) -> dict[str, str]:
+    """What an executor shows of itself."""
+    devices = None
+    with contextlib.suppress(FluidError):  # It is closed.
+        devices = session.devices
+    return executor_facts(devices, [inbox.group.name for inbox in session.inboxes], session.run_dir)
 
 
 def executor_facts(devices: Sequence[Device] | None, groups: Sequence[str], run_dir: Path) -> dict[str, str]:

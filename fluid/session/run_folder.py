@@ -4,6 +4,7 @@ session.json      what the session is: version, planner, devices, when it began
 session.lock      locked while the session runs; who holds it
 journal.jsonl     one line per event and decision, as fluid.engine.journal encodes it, in order
 results.jsonl     one line per finished iteration: group, trial, iteration, metrics, seconds, width, devices, at
+loggers.jsonl     how far each logger has come, if there are loggers
 trials.jsonl      one line per group: group, name, search; one per trial: group, trial, config (as JSON where
                   possible), and the name by which reports show it; one per trial whose shown config was told later
 payloads.pkl      trainables and configs, pickled, for resuming
@@ -22,7 +23,7 @@ import os
 import pickle
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
@@ -57,6 +58,9 @@ DEFAULT_HOME = "~/fluid_runs"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _log = logging.getLogger(__name__)
 
+#: Is told what happened, and what the engine decided.
+Follower = Callable[[Sequence[Event], Sequence[Command]], None]
+
 
 class RunFolder:
     """Writes a session's files, and keeps other sessions off the folder until it is closed.
@@ -67,12 +71,18 @@ class RunFolder:
     Args:
         path: the folder; it exists.
         lock: the lock on it; released when the folder is closed.
+
+    Attributes:
+        path: the folder.
+        session_id: an id that no other session has; kept when the session is resumed.
     """
 
     def __init__(self, path: Path, lock: FolderLock) -> None:
         self.path = path
         self._lock = lock
-        self._began = str(read_facts(path).get("began", timestamp()))
+        facts = read_facts(path)
+        self._began = str(facts.get("began", timestamp()))
+        self.session_id = str(facts.get("id") or secrets.token_hex(8))
         (path / "logs").mkdir(_FOLDER_MODE, exist_ok=True)
         self._journal = _open(path / JOURNAL)
         self._results = _open(path / RESULTS)
@@ -82,6 +92,7 @@ class RunFolder:
         self._trainables: dict[bytes, int] = {}
         #: Groups whose line was written.
         self._groups: set[str] = set()
+        self._follower: Follower | None = None
 
     @classmethod
     def create(cls, path: str | Path | None) -> RunFolder:
@@ -137,7 +148,8 @@ class RunFolder:
 
     def write_session(self, **facts: Any) -> None:
         """Writes what the session is, in place of what was written before."""
-        content = {"format": FORMAT, "fluid": __version__, "began": self._began, "pid": os.getpid(), **facts}
+        own = {"format": FORMAT, "fluid": __version__, "id": self.session_id, "began": self._began, "pid": os.getpid()}
+        content = {**own, **facts}
         draft = self.path / f".{SESSION}.tmp"
         draft.unlink(missing_ok=True)
         with _open(draft) as file:
@@ -181,6 +193,10 @@ class RunFolder:
         """Says that an earlier session wrote the lines of these groups."""
         self._groups.update(group_ids)
 
+    def follow(self, follower: Follower) -> None:
+        """Calls ``follower`` from now on, in the session's thread, after what happened was written."""
+        self._follower = follower
+
     def journal(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
         """Writes what happened and what the engine decided."""
         reports = [command for command in commands if isinstance(command, Report)]
@@ -190,6 +206,8 @@ class RunFolder:
         entries = [entry for item in items if (entry := encode(item)) is not None]
         if entries:
             _append(self._journal, "".join(map(_line, entries)).encode())
+        if self._follower is not None:
+            self._follower(events, commands)
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""

@@ -88,6 +88,7 @@ class Status:
         devices: by index.
         asked: number of devices that were asked for and have not come.
         silent: trials that have given no result for far longer than usual, and for how many seconds, the longest first.
+        given_up: devices that are used no more as they do not work, and why.
         alpha, packing: measured packing overhead and c by profile key.
         run_dir: the run folder; ``None`` if unknown.
     """
@@ -99,6 +100,7 @@ class Status:
     packing: dict[str, int]
     silent: tuple[tuple[str, float], ...] = ()
     asked: int = 0
+    given_up: tuple[tuple[int, str], ...] = ()
     run_dir: Path | None = None
 
 
@@ -151,6 +153,7 @@ def status_of(
         packing={key: state.profile.measured_packing(key) for key in keys},
         asked=asked,
         silent=tuple(silent),
+        given_up=view.given_up,
         run_dir=run_dir,
     )
 

@@ -63,6 +63,7 @@ class OracleProfile(Profile):
         key: str,
         seconds: float,
         *,
+        model: str | None = None,
         co_residents: int = 1,
         width: int = 1,
         iterations: int = 1,
@@ -79,34 +80,34 @@ class OracleProfile(Profile):
         """The scenario's value."""
         return self._scenario.epsilon
 
-    def seconds_per_iteration(self, key: str) -> float | None:
+    def seconds_per_iteration(self, key: str, model: str | None = None) -> float | None:
         """The predicted pace."""
         return self._paces[key]
 
-    def alpha(self, key: str) -> float:
+    def alpha(self, key: str, model: str | None = None) -> float:
         """The scenario's value."""
         return self._scenario.alpha
 
-    def beta(self, key: str) -> float:
+    def beta(self, key: str, model: str | None = None) -> float:
         """The scenario's value."""
         return self._scenario.beta
 
-    def measured_packing(self, key: str) -> int:
+    def measured_packing(self, key: str, model: str | None = None) -> int:
         """The scenario's c, as its alpha allows: everything counts as measured."""
         return self._c
 
-    def width_limit(self, key: str, *, n: int, d_max: int) -> int:
+    def width_limit(self, key: str, model: str | None = None, *, n: int, d_max: int) -> int:
         """The scenario's d, as its beta allows."""
         return width_limit(self._scenario.beta, n=n, d_max=d_max)
 
-    def packing_limit(self, key: str, c_max: int) -> int:
+    def packing_limit(self, key: str, c_max: int, model: str | None = None) -> int:
         """The scenario's c, as its alpha allows."""
         return min(self._c, c_max)
 
-    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+    def needs_measuring(self, key: str, model: str | None = None, *, co_residents: int = 1, width: int = 1) -> bool:
         """Always false."""
         return False
 
-    def memory(self, key: str) -> MemoryNeed | None:
+    def memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
         """Always ``None``: memory does not bound packing."""
         return None
