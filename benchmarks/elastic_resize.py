@@ -2,11 +2,11 @@
 
     python benchmarks/elastic_resize.py [--runs 5] [--models small,10M] [--backends torch,gloo,horovod] [--json FILE]
 
-Real processes run on CPU cores, with one thread each. "resize" is Fluid's, with a spare process that was set up while
-the trial trained. "restart" saves a checkpoint, ends the processes and starts new ones from it, as is done without
-elasticity. "kill" sends SIGKILL to rank 0 or rank 1 of a trial of width 2, which continues alone. A pause is the time
-from the end of the last iteration before to the end of the first one after, less the time of an iteration at the new
-width. After a kill nothing is subtracted: the pause includes the repeated iteration.
+Real processes run on the machine's GPUs in turn, else on CPU cores, with one thread each. "resize" is Fluid's, with a
+spare process that was set up while the trial trained. "restart" saves a checkpoint, ends the processes and starts new
+ones from it, as is done without elasticity. "kill" sends SIGKILL to rank 0 or rank 1 of a trial of width 2, which
+continues alone. A pause is the time from the end of the last iteration before to the end of the first after it, less
+the time of an iteration at the new width. After a kill nothing is subtracted: the pause has the repeated iteration.
 
 Peers, measured in the same run: "horovod_driver" is Horovod's own elastic driver with a discovery script, and
 "ray_resource_changing" is a trial of Ray Tune under its ResourceChangingScheduler, which restarts it with other
@@ -34,6 +34,14 @@ from elastic_resize_workload import MODELS, Perceptron
 
 from fluid.elastic import ElasticRun
 
+#: The GPUs of this machine, as in ``CUDA_VISIBLE_DEVICES``.
+GPUS = tuple(str(index) for index in range(torch.cuda.device_count()))
+
+
+def start(config: dict[str, Any], width: int, backend: str, checkpoint: str | None = None) -> ElasticRun:
+    """Starts the processes."""
+    return ElasticRun(Perceptron, config, width, backend=backend, checkpoint=checkpoint, gpus=GPUS)
+
 
 def settle(run: ElasticRun) -> float:
     """Returns the seconds of an iteration."""
@@ -48,7 +56,7 @@ def settle(run: ElasticRun) -> float:
 def resize(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[float]]:
     """Returns the pauses of Fluid's resizes."""
     pauses: dict[str, list[float]] = {"1->2": [], "2->1": []}
-    with ElasticRun(Perceptron, config, 1, backend=backend) as run:
+    with start(config, 1, backend) as run:
         settle(run)
         for _ in range(runs):
             for name, width in (("1->2", 2), ("2->1", 1)):
@@ -70,13 +78,13 @@ def restart(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[f
     pauses: dict[str, list[float]] = {"1->2": [], "2->1": []}
     for _ in range(runs):
         for name, old, new in (("1->2", 1, 2), ("2->1", 2, 1)):
-            with tempfile.TemporaryDirectory() as folder, ElasticRun(Perceptron, config, old, backend=backend) as run:
+            with tempfile.TemporaryDirectory() as folder, start(config, old, backend) as run:
                 settle(run)
                 begun = time.perf_counter()
                 run.save(folder)
                 for pid in run.pids:
                     os.kill(pid, signal.SIGKILL)
-                with ElasticRun(Perceptron, config, new, backend=backend, checkpoint=folder) as again:
+                with start(config, new, backend, folder) as again:
                     again.run(1)
                     pauses[name].append(time.perf_counter() - begun - settle(again))
     return pauses
@@ -85,7 +93,7 @@ def restart(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[f
 def kill(config: dict[str, Any], backend: str, runs: int) -> dict[str, list[float]]:
     """Returns the seconds from a process's death during an iteration to the end of that iteration without it."""
     pauses: dict[str, list[float]] = {"rank 0": [], "rank 1": []}
-    with ElasticRun(Perceptron, config, 2, backend=backend) as run:
+    with start(config, 2, backend) as run:
         for _ in range(runs):
             for rank, name in enumerate(pauses):
                 seconds = settle(run)
@@ -158,7 +166,8 @@ def report(pauses: dict[str, dict[str, dict[str, list[float]]]], path: str | Non
         for model, systems in pauses.items()
     }  # fmt: skip
     figures = {
-        "machine": f"{os.cpu_count()} CPU cores, Python {platform.python_version()}, torch {torch.__version__}",
+        "machine": f"{os.cpu_count()} CPU cores, {len(GPUS)} GPUs, Python {platform.python_version()}, "
+        f"torch {torch.__version__}",
         "date": time.strftime("%Y-%m-%d"),
         "median_s": medians,
         "pauses_s": pauses,

@@ -33,12 +33,12 @@ class Perceptron(ElasticTrainable):
     """A perceptron trained by AdamW; an iteration is two batches of 32."""
 
     def build(self, config: dict[str, Any]) -> None:
-        self.model = make_model(config["hidden"])
+        self.model = make_model(config["hidden"]).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.loader = self.make_loader(TensorDataset(*make_data()), BATCH)
 
     def train_batch(self, batch: Any) -> dict[str, Any]:
-        x, y = batch
+        x, y = (part.to(self.device) for part in batch)
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(x), y)
         loss.backward()

@@ -72,10 +72,10 @@ EXTENDED = 4
 class Known(Profile):
     """A profile with packing and widths measured: the planner has all its choices from the start."""
 
-    def measured_packing(self, key: str) -> int:
+    def measured_packing(self, key: str, model: str | None = None) -> int:
         return 4
 
-    def needs_measuring(self, key: str, *, co_residents: int = 1, width: int = 1) -> bool:
+    def needs_measuring(self, key: str, model: str | None = None, *, co_residents: int = 1, width: int = 1) -> bool:
         return False
 
 

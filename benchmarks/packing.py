@@ -1,6 +1,7 @@
 """Measures the gain of packing trials on one device, in iterations per second, and whether Fluid finds it.
 
-    python benchmarks/packing.py [--device auto|gpu|cpu] [--quick] [--workloads cnn,...] [--counts 1,2,4] [--json FILE]
+    python benchmarks/packing.py [--device auto|gpu|cpu] [--quick] [--workloads cnn,...] [--counts 1,2,4] [--trials N]
+        [--json FILE]
 
 There are four workloads (packing_workload.py), of which one mostly waits for its input. For each, k trials run in k
 processes on one device, for k of --counts: on a GPU by time slices and, where it can be used, under MPS; on a machine
@@ -55,12 +56,13 @@ class Size:
             than some seconds of work.
     """
 
-    def __init__(self, gpu: bool, quick: bool, counts: str | None) -> None:
+    def __init__(self, gpu: bool, quick: bool, counts: str | None, trials: int | None = None) -> None:
         given = sorted({1, *(int(part) for part in counts.split(","))}) if counts else None
         self.counts = given or ([1, 2, 4] if quick else [1, 2, 4, 8, 12, 16])
         self.seconds, self.rounds = (0.5, 3) if quick else (2.0, 5)
         self.scale, self.steps = (8, 10) if gpu else (1, 1)
         self.trials, self.trial_seconds = (6, 2.5) if quick else (2 * max(self.counts), 1.5)
+        self.trials = trials or self.trials
 
     def config(self, name: str, seed: int = 0) -> dict[str, Any]:
         """Returns the config of a workload."""
@@ -180,6 +182,7 @@ def fluid_apart(name: str, options: argparse.Namespace, environment: dict[str, s
     command = [sys.executable, str(Path(__file__).resolve()), "--one", name, "--device", options.device]
     command += ["--quick"] if options.quick else []
     command += ["--counts", options.counts] if options.counts else []
+    command += ["--trials", str(options.trials)] if options.trials else []
     with tempfile.TemporaryDirectory() as home:
         everything = {**os.environ, **environment, "FLUID_RUNS": home, "HOME": home}
         done = subprocess.run(command, env=everything, capture_output=True, text=True, check=False)
@@ -208,22 +211,13 @@ def ways_to_share(gpu: str | None) -> Generator[tuple[str, dict[str, str]], None
 
 
 def measure(options: argparse.Namespace, names: list[str], gpu: str | None, name_of_device: str) -> dict[str, Any]:
-    """Measures everything, by workload."""
-    size = Size(gpu is not None, options.quick, options.counts)
+    """Measures everything, by workload. The file has what was measured so far, should this be interrupted."""
+    from fluid.gpu.mps_support import MOST_CLIENTS
+
+    size = Size(gpu is not None, options.quick, options.counts, options.trials)
     core = None if gpu is not None else min(os.sched_getaffinity(0))
     figures: dict[str, Any] = {name: {"throughput": {}, "fluid": {}} for name in names}
-    with contextlib.closing(ways_to_share(gpu)) as ways:  # MPS ends here in any case.
-        for way, environment in ways:
-            for name in names:
-                figures[name]["fluid"][way] = fluid_apart(name, options, environment)
-            with crew(max(size.counts), environment, core) as connections:
-                for name in names:
-                    said = figures[name]["fluid"][way]
-                    counts = sorted({*size.counts, said["c"]})
-                    by_count = throughput(connections, size, name, counts)
-                    figures[name]["throughput"][way] = by_count
-                    said["against_best"] = by_count[said["c"]]["rate"] / max(one["rate"] for one in by_count.values())
-    return {
+    found = {
         "device": name_of_device,
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()} {platform.release()}",
         "date": time.strftime("%Y-%m-%d"),
@@ -232,6 +226,28 @@ def measure(options: argparse.Namespace, names: list[str], gpu: str | None, name
         "quick": options.quick,
         "workloads": figures,
     }
+    with contextlib.closing(ways_to_share(gpu)) as ways:  # MPS ends here in any case.
+        for way, environment in ways:
+            counts = [k for k in size.counts if way != "MPS" or k <= MOST_CLIENTS]
+            with crew(max(counts), environment, core) as connections:
+                for name in names:
+                    figures[name]["throughput"][way] = throughput(connections, size, name, counts)
+                    write(found, options.json)
+            for name in names:
+                figures[name]["fluid"][way] = said = fluid_apart(name, options, environment)
+                by_count = figures[name]["throughput"][way]
+                if said["c"] not in by_count:
+                    with crew(said["c"], environment, core) as connections:
+                        by_count |= throughput(connections, size, name, [said["c"]])
+                said["against_best"] = by_count[said["c"]]["rate"] / max(one["rate"] for one in by_count.values())
+                write(found, options.json)
+    return found
+
+
+def write(found: dict[str, Any], path: str | None) -> None:
+    """Writes the figures to a file, if one is asked for."""
+    if path:
+        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def report(figures: dict[str, Any]) -> None:
@@ -264,8 +280,8 @@ def verdict(said: dict[str, Any]) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the benchmark and prints its tables."""
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--device", choices=["auto", "gpu", "cpu"], default="auto", help="auto is a GPU if there is one"
@@ -273,8 +289,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements: some minutes on CPU")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which, comma-separated")
     parser.add_argument("--counts", help="numbers of trials on the device, comma-separated")
+    parser.add_argument("--trials", type=int, help="number of Fluid's trials (default: twice the largest count, or 6)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--one", choices=list(WORKLOADS), help=argparse.SUPPRESS)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the benchmark and prints its tables."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     from fluid.gpu.nvml import describe_gpus
 
@@ -283,7 +306,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--device gpu: no usable GPU was found")
     if options.one:
         with contextlib.redirect_stdout(sys.stderr):
-            figures = fluid(options.one, Size(bool(gpus), options.quick, options.counts), bool(gpus))
+            size = Size(bool(gpus), options.quick, options.counts, options.trials)
+            figures = fluid(options.one, size, bool(gpus))
         print(json.dumps(figures))
         return
     names = options.workloads.split(",")
@@ -293,8 +317,6 @@ def main(arguments: list[str] | None = None) -> None:
         options, names, gpus[0].token if gpus else None, gpus[0].name if gpus else f"{platform.machine()} CPU core"
     )
     report(figures)
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Checks that packing harms no trial: random packings that need more memory than the device has, and a faulting trial.
 
-    python benchmarks/packing_safety.py [--device auto|gpu|cpu] [--packings 200] [--seed 0] [--json FILE]
+    python benchmarks/packing_safety.py [--device auto|gpu|cpu] [--ways timeslice,mps] [--packings 200] [--seconds S]
+        [--seed 0] [--json FILE]
 
 Packings: each is a handful of trials of random shapes, which hold and allocate random amounts of memory, often more
 than the device has. Every shape is first measured alone; then the profile says that packing pays, and Fluid packs as
@@ -155,14 +156,17 @@ def teach(profile: Profile, key: str, most: int) -> None:
             profile.observe(key, WAIT_S, co_residents=p)
 
 
-def random_packings(packings: int, seed: int, device: Device, sharing: str) -> dict[str, Any]:
-    """Runs the random packings; returns the outcome."""
+def random_packings(packings: int, seed: int, device: Device, sharing: str, seconds: float) -> dict[str, Any]:
+    """Runs the random packings, and begins none once the seconds are over; returns the outcome."""
+    end = time.monotonic() + seconds
     drawn = draw(packings, seed, float(device.memory_bytes or 0.0))
     profile = measured(drawn, device)
-    wanted, heard = 0, []
+    wanted, heard = 0, list[Starts]()
     failed: dict[str, str] = {}
     with FluidExecutor("local", [device], packing=sharing, max_packing=MOST, profile=profile, verbose=0) as executor:
         for by_key in drawn:
+            if time.monotonic() > end:
+                break
             trials = [
                 Trial(Eater, config, budget=3, profile_key=key) for key, configs in by_key.items() for config in configs
             ]
@@ -173,7 +177,7 @@ def random_packings(packings: int, seed: int, device: Device, sharing: str) -> d
             handle.wait()
             failed |= {trial_id: failure.message for trial_id, failure in handle.failures.items()}
     return {
-        "packings": packings,
+        "packings": len(heard),
         "wanted_more_than_there_is": wanted,
         "trials": sum(len(one.starts) for one in heard),
         "most_packed": dict(sorted(Counter(one.most_packed for one in heard).items())),
@@ -221,21 +225,28 @@ def find_device(kind: str) -> tuple[Device, str, list[str]]:
     return Device(0, kind="gpu", memory_bytes=gpus[0].memory_bytes), name, ways
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Runs both parts for each way to share the device; prints and returns the outcome."""
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--device", choices=["auto", "gpu", "cpu"], default="auto", help="auto is a GPU if there is one"
     )
+    parser.add_argument("--ways", default="timeslice,mps", help="ways to share a GPU, comma-separated, where usable")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no packing after so many, each way")
     parser.add_argument("--packings", type=int, default=200, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random packings")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Runs both parts for each way to share the device; prints and returns the outcome."""
+    options = make_parser().parse_args(arguments)
     device, name, ways = find_device(options.device)
     found: dict[str, Any] = {"machine": name, "date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
     print(f"{name}, {found['date']}")
-    for way in ways:
-        packed = random_packings(options.packings, options.seed, device, way)
+    for way in (way for way in ways if way in options.ways.split(",")):
+        packed = random_packings(options.packings, options.seed, device, way, options.seconds)
         faulted = fault(device, way)
         found[way] = {"packings": packed, "fault": faulted}
         print(
