@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import secrets
 import select
 import shutil
@@ -20,6 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from fluid.backends.hosts.forkserver import ForkServerProcess
 from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.gpu.nvml import find_gpus
 from fluid.lane.messages import LaneOptions, ResidentFailed, ResidentIterated, ShipTrainable, StartResident
 from fluid.trainables.pickling import dump_config, dump_trainable
 
@@ -100,7 +102,14 @@ _GROUPS = {
     # They share clusters, and look for what is left of a session on Ray.
     "ray": ("backends/ray/", "conformance/", "trainables/test_trainable.py"),
     # They look for what is left of a daemon of MPS.
-    "mps": ("backends/hosts/test_mps_sharing.py", "gpu/test_mps", "test_packing_benchmarks.py"),
+    "mps": (
+        "backends/hosts/test_mps_sharing.py",
+        "backends/local/test_on_gpu.py",
+        "gpu/test_mps",
+        "gpu/test_on_gpu.py",
+        "test_gpu_day.py",
+        "test_packing_benchmarks.py",
+    ),
 }
 
 
@@ -125,7 +134,7 @@ def group_of(path: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes tests independent of how they were started, and keeps Ray's clusters apart from all others.
+    """Makes tests independent of how they were started, hides GPUs, and keeps Ray's clusters apart from all others.
 
     ``ray.init()`` joins the cluster whose address a file in Ray's temporary folder tells, also where that has ended
     since. And a cluster on the loopback interface does not depend on the network.
@@ -140,6 +149,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["RAY_TMPDIR"] = folder
         # Despite its name this is for every system: without clusters of several machines, an address is 127.0.0.1.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        if not _tests_gpus(config):
+            # Tests that ask for two devices mean CPU cores, also on a machine with one GPU.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -166,19 +178,49 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Grouped(config, log)
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests of Horovod and of pages where it or Chromium is missing, or fails them if told so.
+def _tests_gpus(config: pytest.Config) -> bool:
+    """Whether pytest was asked for the tests marked ``gpu``: other tests are not run in their processes.
 
-    ``FLUID_REQUIRE_HOROVOD=1`` and ``FLUID_REQUIRE_CHROMIUM=1`` tell so.
+    A process that has used CUDA keeps its context, and one that has looked for GPUs in vain finds none later.
     """
+    return re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")) is not None
+
+
+def _require_gpus(item: pytest.Item, mark: pytest.Mark) -> None:
+    """Skips a test that is marked ``gpu`` if it is not asked for, or if there are too few GPUs."""
+    if not _tests_gpus(item.config):
+        pytest.skip("pytest -m gpu runs it")
+    needed, found = next(iter(mark.args), 1), len(find_gpus())
+    if found < needed:
+        require("FLUID_REQUIRE_GPU", f"needs {needed} GPU{'s' if needed > 1 else ''}, and there are {found}")
+
+
+def require(variable: str, missing: str) -> None:
+    """Skips a test for want of something, or fails it if a variable of the environment is 1."""
+    if os.environ.get(variable) == "1":
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests of what is missing, or fails them if told so.
+
+    ``FLUID_REQUIRE_GPU=1``, ``FLUID_REQUIRE_HOROVOD=1``, ``FLUID_REQUIRE_CHROMIUM=1`` and
+    ``FLUID_REQUIRE_FRAMEWORKS=1`` tell so. A mark ``gpu`` is for a test that needs a GPU, ``gpu(2)`` for one that
+    needs two; all others see none. A mark ``frameworks("keras", "torch")`` names the modules that a test needs.
+    """
+    gpus = item.get_closest_marker("gpu")
+    if gpus is not None:
+        _require_gpus(item, gpus)
     if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
-        if os.environ.get("FLUID_REQUIRE_HOROVOD") == "1":
-            pytest.fail("Horovod is not installed: scripts/build_horovod.py builds it")
-        pytest.skip("needs Horovod")
+        require("FLUID_REQUIRE_HOROVOD", "Horovod is not installed: scripts/build_horovod.py builds it")
     if item.get_closest_marker("browser") and chromium() is None:
-        if os.environ.get("FLUID_REQUIRE_CHROMIUM") == "1":
-            pytest.fail("Chromium is not installed")
-        pytest.skip("needs Chromium")
+        require("FLUID_REQUIRE_CHROMIUM", "Chromium is not installed")
+    for mark in item.iter_markers("frameworks"):
+        missing = [name for name in mark.args if importlib.util.find_spec(name) is None]
+        if missing:
+            needed = f"not installed: {', '.join(missing)}; make test-integrations installs what is needed"
+            require("FLUID_REQUIRE_FRAMEWORKS", needed)
 
 
 #: Whose lanes load what the driver has loaded, as the lanes of users do.

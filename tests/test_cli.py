@@ -219,7 +219,7 @@ def test_plan_plots(tmp_path: Path, capsys: Captured) -> None:
 def test_plots_without_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     with try_import("matplotlib", extra="plot") as imports:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-    monkeypatch.setattr("fluid.report.gantt._imports", imports)
+    monkeypatch.setattr("fluid.reports.gantt._imports", imports)
     assert "pip install 'matplotlib>=3.7'" in refusal(capsys, "plan", TOY, "--plot", "plan.png")
 
 

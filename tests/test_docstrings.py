@@ -25,6 +25,22 @@ NEEDS = {
     "fluid.integrations.optuna": "optuna",
     "fluid.integrations.ray_tune": "ray",
 }
+#: The same for frameworks, whose examples make test-integrations runs.
+FRAMEWORKS = {
+    "fluid.integrations.ax": "ax",
+    "fluid.integrations.joblib": "joblib",
+    "fluid.integrations.keras": "keras",
+    "fluid.integrations.lightgbm": "lightgbm",
+    "fluid.integrations.lightning": "lightning",
+    "fluid.integrations.sklearn": "sklearn",
+    "fluid.integrations.smac": "smac",
+    "fluid.integrations.transformers": "transformers",
+    "fluid.integrations.xgboost": "xgboost",
+    "fluid.loggers.mlflow": "mlflow",
+    "fluid.loggers.tables.Parquet": "pyarrow",
+    "fluid.loggers.tensorboard": "tensorboard",
+    "fluid.loggers.wandb": "wandb",
+}
 
 
 def listed_in_docs() -> list[str]:
@@ -63,7 +79,7 @@ def examples_of(name: str, what: Any) -> list[doctest.DocTest]:
 
 
 def look_up(name: str) -> Any:
-    for start, package in NEEDS.items():
+    for start, package in {**NEEDS, **FRAMEWORKS}.items():
         if name.startswith(start):
             pytest.importorskip(package)
     module, _, attribute = name.rpartition(".")
@@ -71,12 +87,20 @@ def look_up(name: str) -> Any:
 
 
 #: Its example starts a Ray cluster.
-ON_RAY = pytest.param("fluid.backends.ray.RayBackend", marks=[pytest.mark.ray, pytest.mark.slow])
+ON_RAY = "fluid.backends.ray.RayBackend"
 
 
-@pytest.mark.parametrize("name", [ON_RAY if name == ON_RAY.values[0] else name for name in PUBLIC])
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    if name == ON_RAY:
+        return [pytest.mark.ray, pytest.mark.slow]
+    return [pytest.mark.frameworks(package) for start, package in FRAMEWORKS.items() if name.startswith(start)]
+
+
+@pytest.mark.filterwarnings("default")  # What frameworks warn of among themselves is no fault of an example.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in PUBLIC])
 def test_every_public_name_has_an_example_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUID_RUNS", str(tmp_path))
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.chdir(tmp_path)
     # Lanes need not load what other tests have imported here, such as PyTorch.
     monkeypatch.setattr("fluid.backends.local.backend._LIKELY", ())

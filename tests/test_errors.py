@@ -39,6 +39,11 @@ def refused(field: str, value: object, reason: str, call: Any, **options: Any) -
 # --- The errors themselves
 
 
+def test_values_of_many_lines_are_shown_on_one() -> None:
+    assert str(InvalidFieldError("data", np.eye(2), "is none")) == "data=array([[1., 0.], [0., 1.]]): is none"
+    assert str(InvalidFieldError("name", "a\n  b", "is none")) == r"name='a\n  b': is none"
+
+
 def test_an_invalid_field_is_a_value_error_and_a_fluid_error() -> None:
     error = InvalidFieldError("budget", -3, "must be at least 1")
     assert isinstance(error, FluidError)

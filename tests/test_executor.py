@@ -25,7 +25,7 @@ from fluid.backends.local.backend import LocalBackend
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, executor_in_force, submit_trialgroup
 from fluid.lane.messages import LaneOptions
-from fluid.report.loader import load_run
+from fluid.reports.loader import load_run
 from fluid.resources import Device
 from fluid.results.records import Result
 from fluid.session.results import TrialFailedError, TrialListener
@@ -166,7 +166,7 @@ def test_trials_are_added_together_or_not_at_all(make: Callable[..., FluidExecut
 def test_what_a_search_decided_is_told_by_the_report(make: Callable[..., FluidExecutor]) -> None:
     executor = make()
     shown = [Trial(count_up, {"seconds": 0}, trial_id=f"t{k}", shown=Shown(f"trial {k}", {"k": k})) for k in range(3)]
-    handle = executor.submit_trialgroup(TrialGroup(shown, name="sweep", search=Search("step", "max", 3)))
+    handle = executor.submit_trialgroup(TrialGroup(shown, name="sweep", search=Search("step", "max", 3, extends=True)))
     assert handle.wait(PATIENCE)
     assert executor.status().groups[0].trials == {"PAUSED": 3}
     handle.stop("t0", "DONE")
@@ -183,6 +183,13 @@ def test_what_a_search_decided_is_told_by_the_report(make: Callable[..., FluidEx
         ("trial 2", "PAUSED", {"k": 2}),
     ]
     assert (run.name, run.metrics[0]) == ("sweep", "step")
+
+
+def test_ended_trials_of_a_group_with_a_metric_are_done(make: Callable[..., FluidExecutor]) -> None:
+    trials = [Trial(count_up, {"seconds": 0}, trial_id=f"t{k}") for k in range(2)]
+    handle = make().submit_trialgroup(TrialGroup(trials, search=Search("step", "max")))
+    assert handle.wait(PATIENCE)
+    assert [trial.state for trial in handle.trials] == ["DONE", "DONE"]
 
 
 def test_a_trial_that_raises_is_tried_again_then_fails_alone(make: Callable[..., FluidExecutor]) -> None:
@@ -553,7 +560,7 @@ def test_the_session_says_so_when_mps_is_given_up(fake: Any, tmp_path: Path, mon
         fake.tell("fault")
         first(handle.results(), lambda result: result.metrics["pid"] != pid)
     session = json.loads((tmp_path / "run" / "session.json").read_text())
-    assert (session["sharing"], session["sharing_why"]) == ("timeslice", "it failed 1 times")
+    assert (session["sharing"], session["sharing_why"]) == ("timeslice", "GPU-0: it failed 1 times")
     assert session["pid"] == os.getpid()
 
 
@@ -582,7 +589,8 @@ class Crowded:
 def test_packing_that_hurts_is_switched_off_and_the_report_says_so(
     make: Callable[..., FluidExecutor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fluid.engine.tuning.WORTH_TRYING_S", 0.0)  # it is tried however little there is to do
+    for name in ("WORTH_TRYING_S", "WORTH_TRYING_STARTS"):  # it is tried however little there is to do
+        monkeypatch.setattr(f"fluid.engine.tuning.{name}", 0.0)
     (tmp_path / "signs").mkdir()
     config = {"folder": str(tmp_path / "signs")}
     executor = make(devices=1, max_packing=4)

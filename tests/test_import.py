@@ -36,6 +36,10 @@ def test_every_public_name_can_be_loaded() -> None:
         assert getattr(fluid, name) is not None
 
 
+def test_packages_can_be_named_without_an_import_of_their_own() -> None:
+    assert "fluid.search.domains" in loaded_by("import fluid; fluid.search.uniform(0.0, 1.0)")
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     import fluid
 

@@ -43,7 +43,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 LAYERS = (
     layer(0, "errors _version _experimental"),
     layer(1, "_clock _imports keeping resources"),
-    layer(2, "trialgroup"),
+    layer(2, "_waiting trialgroup"),
     layer(2, "trainables", "cloudpickle ray"),
     layer(2, "processes"),
     layer(2, "search", "numpy optuna"),
@@ -65,7 +65,8 @@ LAYERS = (
     layer(11, "backends.ray", "ray"),
     layer(12, "session"),
     layer(13, "display", "rich IPython"),
-    layer(14, "report", "numpy rich matplotlib optuna sklearn"),
+    layer(13, "loggers", "tensorboard mlflow wandb pyarrow prometheus_client"),
+    layer(14, "reports", "numpy rich matplotlib optuna sklearn"),
     layer(14, "executor"),
     layer(15, "commands", "rich"),
     layer(16, "cli"),
@@ -75,11 +76,22 @@ LAYERS = (
     layer(16, "integrations.ray_tune", "numpy ray pyarrow"),
     layer(16, "integrations.hpbandster", "numpy hpbandster ConfigSpace"),
     layer(16, "integrations.optuna", "numpy optuna"),
+    layer(17, "integrations.lightning", "lightning pytorch_lightning torch"),
+    layer(17, "integrations.transformers", "transformers cloudpickle optuna"),
+    layer(17, "integrations.keras", "keras numpy"),
+    layer(17, "integrations.boosting"),
+    layer(18, "integrations.xgboost", "xgboost numpy"),
+    layer(18, "integrations.lightgbm", "lightgbm numpy sklearn"),
+    layer(17, "integrations.sklearn", "sklearn numpy"),
+    layer(17, "integrations.joblib", "joblib"),
+    layer(17, "integrations.hydra", "hydra omegaconf"),
+    layer(3, "integrations.ax", "ax"),
+    layer(3, "integrations.smac", "smac"),
     layer(16, "integrations backends"),
 )
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
 LOOSE = (
-    *("__init__", "_version", "_clock", "_imports", "_experimental", "errors", "resources", "trialgroup"),
+    *("__init__", "_version", "_clock", "_imports", "_waiting", "_experimental", "errors", "resources", "trialgroup"),
     *("keeping", "static_fluid", "dynamic_fluid", "mps", "executor", "sweep", "tune", "cli"),
 )
 #: Modules that may import less than their package: they are loaded where nothing heavy must be.
@@ -520,11 +532,11 @@ def test_reading_calendar_clocks() -> None:
 
 
 def test_source_files_names_modules_as_shipped(tmp_path: Path) -> None:
-    for name in ("fluid/__init__", "fluid/report/table", "integrations/__init__", "integrations/x/y"):
+    for name in ("fluid/__init__", "fluid/reports/table", "integrations/__init__", "integrations/x/y"):
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (tmp_path / "fluid/integrations").symlink_to("../integrations")
     files = source_files(tmp_path)
-    assert set(files) == {"fluid", "fluid.report.table", "fluid.integrations", "fluid.integrations.x.y"}
+    assert set(files) == {"fluid", "fluid.reports.table", "fluid.integrations", "fluid.integrations.x.y"}
     assert files["fluid.integrations.x.y"] == tmp_path / "integrations/x/y.py"

@@ -71,7 +71,7 @@ def shipped_modules() -> set[str]:
     """Every module of the tree, by the path it has once installed."""
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "integrations").rglob("*.py")}
     modules = {f"fluid/{name}" for name in modules}
-    for path in (ROOT / "fluid").rglob("*.py"):
+    for path in (*(ROOT / "fluid").rglob("*.py"), *(ROOT / "hydra_plugins").rglob("*.py")):
         modules.add(path.relative_to(ROOT).as_posix())
     return modules
 
@@ -83,8 +83,8 @@ def files_in(wheel: Path) -> set[str]:
 
 def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     # If a package is missing here, add it to the list in pyproject.toml.
-    page = {f"fluid/report/{path.name}" for path in (ROOT / "fluid" / "report").glob("page.*")}
-    assert {"fluid/report/page.html", "fluid/report/page.css", "fluid/report/page.js"} < page
+    page = {f"fluid/reports/{path.name}" for path in (ROOT / "fluid" / "reports").glob("page.*")}
+    assert {"fluid/reports/page.html", "fluid/reports/page.css", "fluid/reports/page.js"} < page
     assert files_in(wheel) == shipped_modules() | {"fluid/py.typed"} | page
 
 

@@ -32,7 +32,7 @@ def paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def tiny(monkeypatch: pytest.MonkeyPatch, packing: Any) -> None:
     """Measures for an instant."""
 
-    def small(self: Any, gpu: bool, quick: bool, counts: str | None) -> None:
+    def small(self: Any, gpu: bool, quick: bool, counts: str | None, trials: int | None) -> None:
         self.counts, self.seconds, self.rounds = [1, 2], 0.05, 1
         self.scale, self.steps, self.trials, self.trial_seconds = 1, 1, 2, 0.1
 
@@ -54,6 +54,7 @@ def packed(packing: Any, options: list[str], written: Path) -> dict[str, Any]:
     return one
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_packing_measures_a_core_and_what_fluid_makes_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

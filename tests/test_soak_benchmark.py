@@ -37,6 +37,7 @@ def test_a_driver_keeps_nothing_of_trials_that_are_forgotten() -> None:
     assert_nothing_grows(figures)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.slow
 def test_fluid_keeps_little_of_trials_under_ray_tune() -> None:

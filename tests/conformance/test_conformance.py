@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import fluid
 from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import (
@@ -108,7 +109,7 @@ def stateful(config: dict[str, Any], state: Any) -> Iterator[tuple[dict[str, Any
         yield {"step": steps}, steps
 
 
-def reporting(config: dict[str, Any]) -> None:
+def reporting_to_tune(config: dict[str, Any]) -> None:
     """Sleeps for each iteration, and reports a checkpoint of each to Ray Tune."""
     import tempfile
 
@@ -126,7 +127,26 @@ def reporting(config: dict[str, Any]) -> None:
             tune.report({"step": steps}, checkpoint=tune.Checkpoint.from_directory(folder))
 
 
-FORMS: dict[str, Any] = {"class": Sleeper, "state": stateful, "reporting": reporting}
+def reporting_to_fluid(config: dict[str, Any]) -> None:
+    """Sleeps for each iteration, and can save the number of them."""
+    folder = fluid.get_checkpoint()
+    steps = 0 if folder is None else json.loads((folder / "steps.json").read_text())
+
+    def save(to: Path) -> None:
+        (to / "steps.json").write_text(json.dumps(steps))
+
+    while True:
+        time.sleep(config["seconds"])
+        steps += 1
+        fluid.report({"step": steps}, save)
+
+
+FORMS: dict[str, Any] = {
+    "class": Sleeper,
+    "state": stateful,
+    "reporting": reporting_to_fluid,
+    "reporting to Tune": reporting_to_tune,
+}
 
 
 def spreading() -> type:
@@ -187,8 +207,13 @@ BACKENDS: dict[str, Callable[[Path], Backend]] = {
 CLUSTERS = {"ray": "two_nodes", "ray-4": "four_nodes"}
 _RAY = [pytest.mark.ray, pytest.mark.slow]
 KINDS = ["simulated", "local", pytest.param("ray", marks=_RAY)]
-in_all_forms = pytest.mark.parametrize("form", ["class", "state", pytest.param("reporting", marks=pytest.mark.ray)])
-on_four_nodes_too = pytest.mark.parametrize("kind", [*KINDS, pytest.param("ray-4", marks=_RAY)], indirect=True)
+in_all_forms = pytest.mark.parametrize(
+    "form",
+    ["class", "state", "reporting", pytest.param("reporting to Tune", marks=[pytest.mark.ray, pytest.mark.long])],
+)
+on_four_nodes_too = pytest.mark.parametrize(
+    "kind", [*KINDS, pytest.param("ray-4", marks=[*_RAY, pytest.mark.long])], indirect=True
+)
 
 
 class Session:

@@ -34,6 +34,16 @@ def test_the_best_iteration_of_any_trial_is_kept() -> None:
     assert at(tracked(Search("loss", "max"), *results)) == ("a", 1, 3.0)
 
 
+def test_the_best_trial_may_be_shown_otherwise_later() -> None:
+    tracker = tracked(Search("loss"), (A, 1, {"loss": 1.0}), (B, 1, {"loss": 2.0}))
+    assert at(tracker) == ("a", 1, 1.0)
+    tracker.show(Trial(print, {}, trial_id="a", shown=Shown("a", {"suggested": 0.3})))
+    best = tracker.best()
+    assert best is not None and best.config == {"suggested": 0.3}
+    tracker.show(Trial(print, {}, trial_id="unheard of"))
+    assert at(tracker) == ("a", 1, 1.0)
+
+
 def test_the_first_number_that_is_no_bookkeeping_counts_without_a_search() -> None:
     tracker = tracked(None, (A, 1, {"epoch": 1, "note": "x", "done": False, "val_acc": 0.5, "loss": 1.0}))
     tracker.hear(B, 1, {"loss": 0.0, "val_acc": 0.75})

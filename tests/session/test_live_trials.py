@@ -15,7 +15,7 @@ import pytest
 import fluid
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.report.loader import load_run
+from fluid.reports.loader import load_run
 from fluid.results.following import ResultsFollower
 from fluid.session.live_trials import LiveTrials
 from fluid.session.results import TrialListener
@@ -89,7 +89,7 @@ def test_configs_are_those_given(executor: FluidExecutor) -> None:
 
 def test_the_search_of_the_group_says_what_is_best(executor: FluidExecutor) -> None:
     trials = [trial("a", 1.0), trial("b", 0.5)]
-    group = TrialGroup(trials, search=Search("loss", "max"))
+    group = TrialGroup(trials, search=Search("loss", "max", extends=True))
     handle = executor.submit_trialgroup(group)
     assert handle.wait(PATIENCE)
     assert (handle.best().trial_id, handle.best().value) == ("a", 1.0)

@@ -18,7 +18,7 @@ import pytest
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.report.loader import load_run
+from fluid.reports.loader import load_run
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.session import run_folder
 from fluid.session.results import TrialListener

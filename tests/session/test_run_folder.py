@@ -19,7 +19,7 @@ import pytest
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.report.loader import load_run
+from fluid.reports.loader import load_run
 from fluid.resources import Device
 from fluid.session.folder_lock import FolderLock
 from fluid.trialgroup import Trial, TrialGroup

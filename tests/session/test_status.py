@@ -59,7 +59,7 @@ def test_trials_that_were_forgotten_are_counted() -> None:
 
 
 def test_a_trial_of_a_search_waits_until_it_is_decided_about() -> None:
-    hand, search = running(), Search("loss", "min", 8)
+    hand, search = running(), Search("loss", "min", 8, extends=True)
     hand.iterate("a", 2)
     assert group_of(hand, search).trials == {"PAUSED": 1, "STARTING": 1, "QUEUED": 1}
     hand.do(StopRequested(hand.now, "a", "DONE"), StopRequested(hand.now, "c", "FAILED"))
@@ -84,7 +84,7 @@ def test_a_trial_that_the_user_paused_counts_as_such() -> None:
 
 
 def test_a_trial_that_comes_back_as_another_is_counted_once() -> None:
-    hand, search = running(), Search()
+    hand, search = running(), Search(extends=True)
     hand.do(StopRequested(hand.now, "b", TrialState.PAUSED))
     assert group_of(hand, search).trials == {"RUNNING": 1, "QUEUED": 1}
     hand.forget("b")
@@ -107,11 +107,11 @@ def test_a_trial_that_gives_no_result_is_named_and_its_group_has_no_eta() -> Non
 def test_a_trial_that_its_search_cannot_extend_is_done() -> None:
     hand = running()
     hand.iterate("a", 2)
-    assert group_of(hand, Search(extends=False)).trials == {"DONE": 1, "STARTING": 1, "QUEUED": 1}
+    assert group_of(hand, Search()).trials == {"DONE": 1, "STARTING": 1, "QUEUED": 1}
 
 
 def test_the_iterations_of_a_search_count_the_trials_to_come() -> None:
-    hand, search = running(), Search("loss", "min", 8)
+    hand, search = running(), Search("loss", "min", 8, extends=True)
     group = group_of(hand, search)
     assert (group.iterations_done, group.iterations, group.share) == (1, 24, 1 / 24), "3 iterations each, so far"
     hand.iterate("a", 2)
@@ -126,10 +126,10 @@ def test_the_iterations_of_a_search_count_the_trials_to_come() -> None:
 
 
 def test_a_search_has_an_eta_once_trials_have_ended() -> None:
-    hand, search = running(), Search("loss", "min", 8)
+    hand, search = running(), Search("loss", "min", 8, extends=True)
     facts: dict[str, Any] = {"first_start": hand.now - 1.0, "results": 1, "result_seconds": 1.0}
     assert group_of(hand, search, **facts).eta is None, "none has ended, so the scheduler may end any of them early"
-    assert group_of(hand, Search("loss", "min", 8, extends=False), **facts).eta == 23.0, "a second an iteration"
+    assert group_of(hand, Search("loss", "min", 8), **facts).eta == 23.0, "a second an iteration"
     for trial in "ab":
         if trial == "b":
             hand.started("b")
@@ -138,6 +138,7 @@ def test_a_search_has_an_eta_once_trials_have_ended() -> None:
         hand.do(StopRequested(hand.now, trial, "DONE"))
     facts = {"first_start": hand.now - 6.0, "results": 6, "result_seconds": 12.0}
     assert group_of(hand, search, **facts).eta == 18.0
-    assert group_of(hand, Search("loss", "min", 3), **facts).eta == 6.0, "the last one runs alone"
-    assert group_of(hand, Search("loss", "min"), **facts).eta is None, "it may submit any number of trials"
-    assert group_of(hand, Search("loss", "min"), **facts).share is None
+    assert group_of(hand, Search("loss", "min", 3, extends=True), **facts).eta == 6.0, "the last one runs alone"
+    endless = group_of(hand, Search("loss", "min", extends=True), **facts)
+    assert endless.eta is None, "it may submit any number of trials"
+    assert endless.share is None

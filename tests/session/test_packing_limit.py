@@ -1,0 +1,49 @@
+"""How many processes a GPU takes at most."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fluid import Device
+from fluid.backends.base import Sharing
+from fluid.gpu.nvml import GpuState
+from fluid.session import packing_limit
+from fluid.session.packing_limit import bounded_packing
+
+
+@pytest.mark.parametrize(
+    ("way", "modes", "foreign", "host", "packing", "expected"),
+    [
+        ("timeslice", ["DEFAULT"], None, "localhost", 100, 100),
+        ("timeslice", ["EXCLUSIVE_PROCESS"], None, "localhost", 4, 1),
+        ("timeslice", ["EXCLUSIVE_PROCESS", "DEFAULT"], None, "localhost", 4, 4),  # The one is capped later.
+        ("timeslice", ["EXCLUSIVE_PROCESS"], "/tmp/nvidia-mps", "localhost", 4, 4),  # Its clients.
+        ("timeslice", ["EXCLUSIVE_PROCESS"], None, "node-1", 4, 4),  # Those modes are not that node's.
+        ("mps", ["EXCLUSIVE_PROCESS"], None, "localhost", 4, 4),
+        ("mps", ["DEFAULT"], None, "localhost", 100, 48),
+    ],
+)
+def test_packing_is_bounded_by_what_a_gpu_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+    modes: list[str],
+    foreign: str | None,
+    host: str,
+    packing: int,
+    expected: int,
+) -> None:
+    states = [GpuState(f"GPU-{i}", "H200", 140e9, 0.0, None, False, mode, (9, 0), ()) for i, mode in enumerate(modes)]
+    monkeypatch.setattr(packing_limit, "describe_gpus", lambda: states)
+    monkeypatch.setattr(packing_limit, "foreign_daemon", lambda environment: foreign)
+    backend: Any = SimpleNamespace(devices=lambda: [Device(0, kind="gpu", host=host)], sharing=Sharing(way))
+    assert bounded_packing(packing, backend) == expected
+    assert bool(caplog.messages) == (expected < packing)
+
+
+def test_cpus_take_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = SimpleNamespace(devices=lambda: [Device(0)], sharing=Sharing("mps"))
+    assert bounded_packing(100, backend) == 100
