@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 EXAMPLES := $(VENV)/examples.stamp
 DOCS := $(VENV)/docs.stamp
+INTEGRATIONS := $(VENV)/integrations.stamp
 
-.PHONY: install examples test test-slow test-parity lint typecheck format bench sweep docs clean
+.PHONY: install examples integrations test test-slow test-integrations test-parity lint typecheck format bench sweep docs clean
 
 install: $(INSTALLED)
 
@@ -28,20 +29,34 @@ $(EXAMPLES): $(INSTALLED)
 
 examples: $(EXAMPLES)
 
+# Clients of loggers, frameworks and search libraries: about 100 packages, which the rest of Fluid does without.
+$(INTEGRATIONS): $(EXAMPLES)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
+		--no-build-isolation -e '.[all,examples,loggers,frameworks]'
+	touch $@
+
+integrations: $(INTEGRATIONS)
+
 # Most tests wait for processes now and then, so three run at a time on two cores.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --durations 25
 
 # pytest runs last, so that its summary closes the output.
 test: lint typecheck
 	@echo "make test leaves out the slow tests (sweeps with and without Fluid, clusters of several nodes, builds)."
 	@echo "make test-slow runs those, and make test-parity all comparisons with stock Ray Tune; CI runs the first two, but"
 	@echo "for what is marked long."
-	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) -m "not slow and not long and not frameworks"
 
 # make test-slow SLOW='slow and not long' is what CI runs.
 SLOW := slow or long
 test-slow: $(INSTALLED)
-	$(PYTEST) -m "($(SLOW)) and not parity"
+	$(PYTEST) -m "($(SLOW)) and not parity and not frameworks"
+
+# What is tested with the clients and frameworks themselves, in the releases that constraints.txt names.
+# make test-integrations FRAMEWORKS='frameworks and not long' is what CI runs.
+FRAMEWORKS := frameworks
+test-integrations: $(INTEGRATIONS)
+	FLUID_REQUIRE_FRAMEWORKS=1 $(PYTEST) -m "$(FRAMEWORKS)" tests
 
 # All sweeps that are compared with stock Ray Tune; make test-slow has the most telling of them.
 test-parity: $(INSTALLED)
