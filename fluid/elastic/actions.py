@@ -18,6 +18,12 @@ class MemberReady(NamedTuple):
     member: int
 
 
+class MembersConnected(NamedTuple):
+    """The members of a generation to come are connected; or, for a ``problem``, only when it is formed."""
+
+    problem: str
+
+
 class Formed(NamedTuple):
     """A generation was formed and is idle at the end of ``iteration``; members by rank."""
 
@@ -61,4 +67,4 @@ class MemberFailed(NamedTuple):
     traceback: str
 
 
-Action = Send | MemberReady | Formed | Reported | AllHalted | Collapsed | MemberFailed
+Action = Send | MemberReady | MembersConnected | Formed | Reported | AllHalted | Collapsed | MemberFailed

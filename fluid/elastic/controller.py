@@ -4,7 +4,8 @@ Calls and members' messages go in; a list of :class:`Send` and of events comes o
 order, and decides about widths.
 
 A resize has four steps: :meth:`ElasticController.prepare` the newcomers while the others train, until
-:class:`MemberReady` has come for each; :meth:`ElasticController.halt`, until :class:`AllHalted`;
+:class:`MemberReady` has come for each, and :meth:`ElasticController.connect` them with those that stay, until
+:class:`~fluid.elastic.actions.MembersConnected`; :meth:`ElasticController.halt`, until :class:`AllHalted`;
 :meth:`ElasticController.form` the new set, until :class:`Formed`; :meth:`ElasticController.run`. After a failure
 :class:`Collapsed` comes instead; then :meth:`ElasticController.form` with the survivors.
 """
@@ -12,16 +13,28 @@ A resize has four steps: :meth:`ElasticController.prepare` the newcomers while t
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from fluid.elastic.actions import Action, AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
+from fluid.elastic.actions import (
+    Action,
+    AllHalted,
+    Collapsed,
+    Formed,
+    MemberFailed,
+    MemberReady,
+    Reported,
+    Send,
+)
+from fluid.elastic.connections import Connections
+from fluid.elastic.known_member import KnownMember
 from fluid.elastic.messages import (
     LOOPBACK,
     Abort,
     Broken,
     CheckpointWritten,
+    Connected,
     Halt,
     Halted,
     Join,
@@ -47,25 +60,6 @@ class Phase(enum.Enum):
     RUNNING = "is training"
     BREAKING = "waits for its survivors to stop"
     BROKEN = "is broken, and its survivors have stopped"
-
-
-@dataclass(slots=True)
-class _Member:
-    """The controller's record of a member.
-
-    Attributes:
-        iteration: iterations done; ``None`` until it is prepared.
-        address: at which other machines reach its machine.
-        metrics: of its last iteration, if it ran that itself.
-        has_state: whether it has the trial's state, and not only its initial one.
-        broken_generation: the last generation that it reported as broken.
-    """
-
-    iteration: int | None = None
-    address: str = LOOPBACK
-    metrics: Any = None
-    has_state: bool = False
-    broken_generation: int = 0
 
 
 class ElasticController:
@@ -100,13 +94,18 @@ class ElasticController:
         self.ranks: tuple[int, ...] = ()
         self.iteration = 0
         self.phase = Phase.IDLE
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, KnownMember] = {}
         #: Members of the current generation whose answers its phase still waits for.
         self._awaited: set[int] = set()
         #: The members of the next generation, while the current one only hands its state over.
         self._handover_target: tuple[int, ...] = ()
         self._leaving: list[int] = []
         self._store = RendezvousStore()
+        #: Numbers generations, and connections that are made ahead of theirs.
+        self._numbers = itertools.count(1)
+        self._connections = Connections()
+        #: The connections that the current generation uses.
+        self._connection = 0
         self._finished = False
         self._reason = ""
 
@@ -129,6 +128,11 @@ class ElasticController:
         return member in self._members
 
     @property
+    def is_connecting(self) -> bool:
+        """Whether members connect to each other for a generation to come."""
+        return self._connections.number > 0
+
+    @property
     def survivors(self) -> tuple[int, ...]:
         """The members that have the trial's state, the one to take it from first."""
         return tuple(self._by_seniority())
@@ -147,7 +151,7 @@ class ElasticController:
         """
         if member in self._members:
             raise InvalidFieldError("member", member, "is a member already")
-        self._members[member] = _Member()
+        self._members[member] = KnownMember()
         return [Send(member, message)]
 
     def adopt(self, member: int, message: Any) -> list[Action]:
@@ -167,6 +171,25 @@ class ElasticController:
         self.ranks = (member,)
         return actions
 
+    def readopt(self, member: int, message: Any) -> list[Action]:
+        """Sets the process of :meth:`adopt` up again, which has trained alone since; it answers by Prepared, too."""
+        self._members[member].iteration = None
+        return [Send(member, message)]
+
+    def connect(self, members: Sequence[int]) -> list[Action]:
+        """Has the members of the next :meth:`form` connect to each other while the current generation trains.
+
+        MembersConnected follows, unless there is nothing to do: they are connected already, there is one only, or the
+        state is to be handed over first.
+
+        Raises:
+            InvalidFieldError: as of :meth:`form`.
+        """
+        order, handover = self._plan(self._require_ready(members))
+        if len(order) == 1 or handover or self._connections.find(order):
+            return []
+        return self._connections.make(next(self._numbers), order, self._addresses(order))
+
     def form(self, members: Sequence[int]) -> list[Action]:
         """Forms the next generation; members of the current one that are not in it leave.
 
@@ -180,23 +203,10 @@ class ElasticController:
         """
         if self.phase not in (Phase.IDLE, Phase.BROKEN):
             raise FluidError(f"a trial whose generation {self.generation} {self.phase.value} cannot be resized")
-        target = tuple(members)
-        if not target or len(set(target)) != len(target):
-            raise InvalidFieldError("members", target, "must name at least one member, and none twice")
-        for member in target:
-            if not self.is_ready(member):
-                raise InvalidFieldError("members", target, f"member {member} is not ready")
-        survivors = self._by_seniority()
-        staying = [member for member in survivors if member in target]
+        target = self._require_ready(members)
         self._leaving = [member for member in self.ranks if member in self._members and member not in target]
-        if survivors and not staying:
-            self._handover_target = target
-            return self._open([survivors[0], *target], survivors)
-        newcomers = [member for member in target if member not in staying]
-        if staying and self.ranks[0] not in staying:
-            wanted = [member for member in target if member in staying]
-            self._handover_target = (*wanted, *newcomers) if wanted[0] != staying[0] else ()
-        return self._open([*staying, *newcomers], survivors)
+        order, self._handover_target = self._plan(target)
+        return self._open(order, self._by_seniority())
 
     def run(self, iterations: int) -> list[Action]:
         """Runs an idle generation for so many iterations.
@@ -223,7 +233,9 @@ class ElasticController:
         """
         if member in self.ranks:
             raise InvalidFieldError("member", member, "is in the current generation")
-        return [Send(member, Leave())] if self._members.pop(member, None) is not None else []
+        if self._members.pop(member, None) is None:
+            return []
+        return [Send(member, Leave()), *self._drop_connections_of(member)]
 
     def member_lost(self, member: int) -> list[Action]:
         """Handles the loss of a member's process; ignores unknown members."""
@@ -231,7 +243,8 @@ class ElasticController:
             return []
         if member in self._leaving:
             self._leaving.remove(member)
-        return self._break(f"member {member} is gone") if member in self.ranks else []
+        actions = self._break(f"member {member} is gone") if member in self.ranks else []
+        return [*actions, *self._drop_connections_of(member)]
 
     # -- messages of members-------------------------------------------------------------------------------
 
@@ -247,6 +260,10 @@ class ElasticController:
             return [MemberFailed(member, message.message, message.traceback), *self.member_lost(member)]
         if isinstance(message, (Left, CheckpointWritten)):
             return []
+        if isinstance(message, Connected) or (
+            isinstance(message, (StorePut, StoreGet)) and message.generation == self._connections.number
+        ):
+            return self._connections.receive(member, message)
         if message.generation != self.generation or member not in self.ranks:
             return []  # Sent before the member learned that its generation had ended.
         if isinstance(message, (StorePut, StoreGet)):
@@ -286,19 +303,42 @@ class ElasticController:
         assert iteration is not None
         return iteration
 
-    def _open(self, order: list[int], survivors: list[int]) -> list[Action]:
-        self.generation += 1
-        self.ranks = tuple(order)
+    def _require_ready(self, members: Sequence[int]) -> tuple[int, ...]:
+        target = tuple(members)
+        if not target or len(set(target)) != len(target):
+            raise InvalidFieldError("members", target, "must name at least one member, and none twice")
+        for member in target:
+            if not self.is_ready(member):
+                raise InvalidFieldError("members", target, f"member {member} is not ready")
+        return target
+
+    def _plan(self, target: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the members of the next generation, and of the one after it if the first hands the state over."""
+        survivors = self._by_seniority()
+        staying = [member for member in survivors if member in target]
+        if survivors and not staying:
+            return (survivors[0], *target), target
+        newcomers = [member for member in target if member not in staying]
+        handover: tuple[int, ...] = ()
+        if staying and self.ranks[0] not in staying:
+            wanted = [member for member in target if member in staying]
+            handover = (*wanted, *newcomers) if wanted[0] != staying[0] else ()
+        return (*staying, *newcomers), handover
+
+    def _open(self, order: tuple[int, ...], survivors: list[int]) -> list[Action]:
+        self.generation = next(self._numbers)
+        self.ranks = order
         self.phase, self._awaited, self._store = Phase.JOINING, set(order), RendezvousStore()
         iterations = {self._iteration_of(member) for member in order}
         sync = len(iterations) > 1 or any(member not in survivors for member in order)
         addresses = self._addresses(order)
+        self._connection = self._connections.find(order)
         return [
-            Send(member, Join(self.generation, rank, len(order), addresses[rank], sync, self.iteration))
-            for rank, member in enumerate(order)
+            Send(member, Join(self.generation, rank, len(order), address, sync, self.iteration, self._connection))
+            for rank, (member, address) in enumerate(zip(order, addresses, strict=True))
         ]
 
-    def _addresses(self, order: list[int]) -> list[str]:
+    def _addresses(self, order: tuple[int, ...]) -> list[str]:
         """The address at which each member of a generation accepts the others' connections."""
         if len(order) == 1:
             return [""]
@@ -314,13 +354,19 @@ class ElasticController:
         if self._members[first].metrics is not None:
             actions += self._report(iteration, self._members[first].metrics, None)
         self.iteration = max(self.iteration, iteration)  # It may start from a checkpoint that another run has reported.
+        if len(self.ranks) > 1:
+            self._connections.used(self._connection or self.generation, self.ranks)
         if self._handover_target:
             target, self._handover_target = self._handover_target, ()
-            return [*actions, *self._open(list(target), list(self.ranks))]
+            return [*actions, *self._open(target, list(self.ranks))]
         for member in self._leaving:
             del self._members[member]
             actions.append(Send(member, Leave()))
         self._leaving = []
+        # A member that leaves, or that trains alone, has closed all of its connections.
+        there = self._members.keys() if len(self.ranks) > 1 else self._members.keys() - self.ranks
+        actions += self._connections.drop(lambda order: there >= set(order), told=there)
+        actions += self._connections.drop_oldest()
         return [*actions, Formed(self.generation, self.ranks, iteration)]
 
     def _report(self, iteration: int, metrics: Any, seconds: float | None) -> list[Action]:
@@ -340,6 +386,8 @@ class ElasticController:
         if self.phase not in (Phase.BREAKING, Phase.BROKEN):
             self.phase, self._reason, self._handover_target = Phase.BREAKING, reason, ()
             actions += [Send(member, Abort(self.generation)) for member in awaited]
+            # The members close all of theirs.
+            actions += self._connections.drop(lambda order: False, self.newcomers, reason)
         if awaited:
             return actions
         self.phase = Phase.BROKEN
@@ -347,3 +395,6 @@ class ElasticController:
         self.ranks += tuple(member for member in self._leaving if member not in self.ranks)
         self._leaving = []
         return [*actions, Collapsed(self.generation, self.survivors, self._reason)]
+
+    def _drop_connections_of(self, member: int) -> list[Action]:
+        return self._connections.drop(lambda order: member not in order, self._members, f"member {member} is gone")

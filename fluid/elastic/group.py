@@ -58,13 +58,33 @@ class Group(Protocol):
         """Number of members."""
         ...
 
-    def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+    def connect(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Connects to the members of a generation to come, while this process trains; called in a thread of its own.
+
+        Args:
+            rendezvous: of that generation, which need not come about.
+            rank: this member's rank there.
+            size: number of members, at least 2.
+
+        Raises:
+            GenerationBrokenError: not all members connected, :meth:`disconnect` was called, or this library cannot.
+        """
+        ...
+
+    def disconnect(self, generation: int) -> None:
+        """Closes the connections that were made for a generation, and that the current one does not use."""
+        ...
+
+    def configure(self, rendezvous: Rendezvous, rank: int, size: int, connection: int = 0) -> None:
         """Leaves the previous generation and joins the members of this one; all of them call it.
 
         Args:
             rendezvous: of this generation.
             rank: this member's rank.
             size: number of members, at least 2.
+            connection: the generation for which these members, with these ranks, connected to each other before; 0 if
+                they are to connect now. Connections stay until :meth:`disconnect`, or until the group is broken or
+                shut down.
 
         Raises:
             GenerationBrokenError: not all members joined, or the generation was aborted.

@@ -63,7 +63,14 @@ class HorovodGroup:
         """Whether an operation of this generation has failed, or it was aborted."""
         return self._guard.is_broken
 
-    def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+    def connect(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Not possible: a process runs Horovod once at a time."""
+        raise GenerationBrokenError("Horovod connects the members of one generation at a time")
+
+    def disconnect(self, generation: int) -> None:
+        """Does nothing, as no connections are kept."""
+
+    def configure(self, rendezvous: Rendezvous, rank: int, size: int, connection: int = 0) -> None:
         """Starts Horovod with the other members.
 
         Raises:

@@ -76,7 +76,27 @@ class ElasticMember:
         """Iterations done."""
         return self.trainable.iteration
 
-    def join(self, rendezvous: Rendezvous | None, rank: int, size: int, sync: bool, reported: int = 0) -> None:
+    def connect(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Connects to the members of a generation to come, in another thread than the one that trains.
+
+        Raises:
+            GenerationBrokenError: not all members connected.
+        """
+        self._group.connect(rendezvous, rank, size)
+
+    def disconnect(self, generation: int) -> None:
+        """Closes the connections of a generation that is not the current one. May be called in any thread."""
+        self._group.disconnect(generation)
+
+    def join(
+        self,
+        rendezvous: Rendezvous | None,
+        rank: int,
+        size: int,
+        sync: bool,
+        reported: int = 0,
+        connection: int = 0,
+    ) -> None:
         """Joins a generation; waits for its other members.
 
         Args:
@@ -85,22 +105,23 @@ class ElasticMember:
             size: number of members; 1 to train alone.
             sync: whether all members take rank 0's state; needed if one is new, or behind.
             reported: the last iteration whose result the controller has received.
+            connection: the generation for which the members connected to each other; 0 if they have not.
 
         Raises:
             GenerationBrokenError: not all members joined; this member's state is unchanged.
         """
         if rendezvous is not None:
             self._generation = rendezvous.generation
-            self._meet(rendezvous, rank, size, sync)
+            self._meet(rendezvous, rank, size, sync, connection)
         else:
             self._group.shutdown()
             self._snapshot = None
         self.trainable._elastic.join(self._group if size > 1 else SingleProcessGroup())
         self.trainable._elastic_joined(reported, self.metrics)
 
-    def _meet(self, rendezvous: Rendezvous, rank: int, size: int, sync: bool) -> None:
+    def _meet(self, rendezvous: Rendezvous, rank: int, size: int, sync: bool, connection: int) -> None:
         try:
-            self._group.configure(rendezvous, rank, size)
+            self._group.configure(rendezvous, rank, size, connection)
             if sync:
                 self._sync_from_rank_zero(rank)
             elif self._snapshot is None:

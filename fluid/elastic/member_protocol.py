@@ -12,6 +12,9 @@ from fluid.elastic.member import ElasticMember, Iteration
 from fluid.elastic.messages import (
     Abort,
     Broken,
+    Connect,
+    Connected,
+    Disconnect,
     Halt,
     Halted,
     Join,
@@ -45,8 +48,9 @@ class MemberProtocol:
         self._send = send
         self._clock = clock
         self._halt = threading.Event()
-        #: Of the generation that this member is in, or joins.
+        #: Of the generation that this member is in, or joins, and of the last one that it connected for.
         self._rendezvous: Rendezvous | None = None
+        self._ahead: Rendezvous | None = None
         #: The generation of this member, also after it broke.
         self._generation = 0
         #: The last generation that was reported as broken.
@@ -57,6 +61,8 @@ class MemberProtocol:
             Halt: lambda message: None,  # Previewed in time, or nothing runs.
             Abort: self._abort,
             StoreValues: lambda message: None,  # Previewed by the thread that waited for them.
+            Connect: lambda message: None,  # Previewed, as are those that follow.
+            Disconnect: lambda message: None,
         }
 
     def preview(self, message: Any) -> None:
@@ -67,11 +73,18 @@ class MemberProtocol:
             self._halt.clear()
         elif isinstance(message, Abort):
             self.member.abort(message.generation)
-        elif isinstance(message, StoreValues) and (rendezvous := self._rendezvous) is not None:
-            rendezvous.receive(message)
+        elif isinstance(message, StoreValues):
+            for rendezvous in filter(None, (self._rendezvous, self._ahead)):
+                rendezvous.receive(message)
+        elif isinstance(message, Connect):
+            self._ahead = Rendezvous(message.generation, message.address, self._send)
+            arguments = (self._ahead, message)
+            threading.Thread(target=self._connect, args=arguments, name="fluid-elastic-ahead", daemon=True).start()
+        elif isinstance(message, Disconnect):
+            self.member.disconnect(message.generation)
 
     def handle(self, message: Any) -> None:
-        """Handles one of Join, RunMember, Halt, Abort and StoreValues.
+        """Handles one of the controller's messages about generations and connections.
 
         Raises:
             Exception: what the user's code raises; the member cannot be used afterwards.
@@ -110,12 +123,22 @@ class MemberProtocol:
         """Leaves the current generation without waiting for its other members."""
         self.member.leave_generation()
 
+    def _connect(self, rendezvous: Rendezvous, message: Connect) -> None:
+        problem = ""
+        try:
+            self.member.connect(rendezvous, message.rank, message.size)
+        except Exception as error:  # It is made again when the generation is formed, and raises there if it must.
+            problem = str(error) or type(error).__name__
+        self._send(Connected(message.generation, problem))
+
     def _join(self, message: Join) -> None:
         begun = self._clock.now()
         self._generation = message.generation
         alone = message.size == 1
         self._rendezvous = None if alone else Rendezvous(message.generation, message.address, self._send)
-        self.member.join(self._rendezvous, message.rank, message.size, message.sync, message.reported)
+        self.member.join(
+            self._rendezvous, message.rank, message.size, message.sync, message.reported, message.connection
+        )
         metrics = None if self.member.metrics is None else pack_metrics(self.member.metrics)
         self._send(Joined(message.generation, self.member.iteration, metrics, self._clock.now() - begun))
 

@@ -52,7 +52,7 @@ class Join(NamedTuple):
 
     ``address`` is the one at which the other members connect to this one: its machine's, or :data:`LOOPBACK` if all
     members are on one machine; empty with size 1. ``reported`` is the last iteration whose result the controller has
-    received.
+    received. ``connection`` is the generation for which the members connected to each other, if they have.
     """
 
     generation: int
@@ -61,6 +61,25 @@ class Join(NamedTuple):
     address: str
     sync: bool
     reported: int = 0
+    connection: int = 0
+
+
+class Connect(NamedTuple):
+    """Connect to the members of a generation to come, while this one trains; answered by Connected.
+
+    ``rank``, ``size`` and ``address`` are as in Join.
+    """
+
+    generation: int
+    rank: int
+    size: int
+    address: str
+
+
+class Disconnect(NamedTuple):
+    """Close the connections that were made for a generation, which the current one does not use; not answered."""
+
+    generation: int
 
 
 class RunMember(NamedTuple):
@@ -130,6 +149,13 @@ class StoreGet(NamedTuple):
     generation: int
     number: int
     keys: tuple[str, ...]
+
+
+class Connected(NamedTuple):
+    """The member is connected to the others of a generation to come, or could not be for a ``problem``."""
+
+    generation: int
+    problem: str = ""
 
 
 class Joined(NamedTuple):

@@ -18,7 +18,17 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from fluid.elastic.actions import Action, AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
+from fluid.elastic.actions import (
+    Action,
+    AllHalted,
+    Collapsed,
+    Formed,
+    MemberFailed,
+    MemberReady,
+    MembersConnected,
+    Reported,
+    Send,
+)
 from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
 from fluid.errors import FluidError, require_integer
@@ -129,7 +139,10 @@ class ElasticRun:
         return tuple(self._processes[member][0].pid for member in self._controller.ranks if member in self._processes)
 
     def prepare(self, spares: int) -> None:
-        """Starts and sets up processes until so many spares are ready beside those that train."""
+        """Starts and sets up processes until so many spares are ready beside those that train, and connects them all.
+
+        So a :meth:`resize` to all of them need not connect them.
+        """
         missing = max(0, require_integer("spares", spares, at_least=0) - len(self._spares))
         wanted = {self._idle.pop() if self._idle else self._start() for _ in range(missing)}
         for member in wanted:
@@ -140,6 +153,10 @@ class ElasticRun:
                 raise FluidError(f"the trainable could not be set up:\n{event.traceback}")
             wanted.discard(event.member)
             self._spares.append(event.member)
+        if self._spares and self._controller.survivors:
+            self._do(self._controller.connect([*self._controller.survivors, *self._spares]))
+        if self._controller.is_connecting:
+            self._next_event((MembersConnected,))
 
     def resize(self, width: int) -> None:
         """Continues with another number of processes.

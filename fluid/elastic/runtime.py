@@ -27,7 +27,14 @@ class SingleProcessGroup:
     broken = False
     on_operation: Callable[[], None] | None = None
 
-    def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+    def connect(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Not supported."""
+        raise FluidError("a group of one process cannot connect to others")
+
+    def disconnect(self, generation: int) -> None:
+        """Does nothing."""
+
+    def configure(self, rendezvous: Rendezvous, rank: int, size: int, connection: int = 0) -> None:
         """Not supported."""
         raise FluidError("a group of one process cannot be configured")
 

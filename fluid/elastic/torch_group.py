@@ -6,29 +6,20 @@ trials, and a trial may use the default group itself.
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from fluid.elastic import nccl
 from fluid.elastic.generation import GenerationBrokenError, GenerationGuard
-from fluid.elastic.host_group import HostGroup, SharedMemory, host_token
+from fluid.elastic.host_group import HostGroup
 from fluid.elastic.messages import LOOPBACK
-from fluid.elastic.rendezvous import PROOF_BYTES, Rendezvous, proofs_of, require_proofs
+from fluid.elastic.rendezvous import Rendezvous
+from fluid.elastic.torch_connection import TorchConnection
 
-#: Longest that members take to connect to each other after all have arrived, seconds.
-_MESH_S = 15.0
-#: Longest that members wait for all to arrive, unless the generation is aborted, seconds.
-_ARRIVE_S = 300.0
 #: After so many generations in which a process could not open rank 0's memory, its trial's members use gloo.
 _MOST_FAILURES = 2
 
@@ -52,51 +43,73 @@ class TorchGroup:
         self._backend = backend
         self._timeout = timedelta(seconds=timeout)
         self._guard = GenerationGuard()
-        self._is_nccl = False
-        self._rendezvous: Rendezvous | None = None
-        #: Memory that this member, rank 0, has made, until all have opened it.
-        self._memory: SharedMemory | None = None
+        #: Those of the current generation, and the generation that they were made for.
+        self._current: TorchConnection | None = None
+        self._current_number = 0
+        #: Made for a generation to come, or used by an earlier one, by the generation that they were made for.
+        self._kept: dict[int, TorchConnection] = {}
+        self._lock = threading.Lock()
         #: Generations in a row in which this process could not open rank 0's memory.
         self._failures_to_share = 0
-        self._process_group: Any = None
-        #: Used instead of the process group if all members are on this machine.
-        self._on_host: HostGroup | None = None
 
     @property
     def broken(self) -> bool:
         """Whether an operation of this generation has failed, or it was aborted."""
         return self._guard.is_broken
 
-    def configure(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
-        """Exchanges facts with the other members and connects to them.
+    def connect(self, rendezvous: Rendezvous, rank: int, size: int) -> None:
+        """Connects to the members of a generation to come, in another thread than the one that trains.
+
+        Raises:
+            GenerationBrokenError: not all members joined, or the connections are not wanted any more.
+        """
+        connection = self._connection(rendezvous, rank, size)
+        with self._lock:
+            self._kept[rendezvous.generation] = connection
+        try:
+            connection.connect()
+        except GenerationBrokenError:
+            self.disconnect(rendezvous.generation)
+            raise
+        finally:
+            self._note_sharing(connection)
+
+    def disconnect(self, generation: int) -> None:
+        """Closes connections that are kept; may be called in any thread."""
+        with self._lock:
+            connection = self._kept.pop(generation, None)
+        if connection is not None:
+            connection.close()
+
+    def configure(self, rendezvous: Rendezvous, rank: int, size: int, connection: int = 0) -> None:
+        """Enters a generation, with connections that are kept, or else connects to the other members.
 
         Raises:
             GenerationBrokenError: not all members joined, or the generation was aborted.
         """
-        self._leave()
-        self._rendezvous = rendezvous
-        self._guard.start(rendezvous.generation)
-        problem = None
+        generation = rendezvous.generation
+        self._set_aside()
+        self._guard.start(generation)
         try:
             self._guard.check()
-            members = self._exchange_facts(rank, size)
-            devices, hosts = ({member[name] for member in members} for name in ("device", "host"))
-            by_itself = "cpu" not in devices and len(devices) == size and dist.is_nccl_available()
-            self._is_nccl = self._backend == "nccl" or (self._backend == "auto" and by_itself)
-            if members[0]["memory"] and len(hosts) == 1 and not self._is_nccl:
-                self._on_host = self._share_memory(members[0]["memory"], rank, size)
+            if connection:
+                with self._lock:
+                    self._current = self._kept.pop(connection, None)
+                if self._current is None:
+                    raise GenerationBrokenError(f"the connections {connection} of generation {generation} are closed")
             else:
-                self._process_group = self._connect(rendezvous, bytes.fromhex(members[0]["secret"]), rank, size)
+                self._current = self._connection(rendezvous, rank, size)
+            self._current_number = connection or generation
+            self._guard.check()  # An abort that came before had nothing to interrupt.
+            if not connection:
+                self._current.connect()
+                self._note_sharing(self._current)
         except GenerationBrokenError:
+            if self._current is not None:
+                self._note_sharing(self._current)
             self._guard.break_()
             self._leave()
             raise
-        except RuntimeError as error:  # The base class of torch.distributed's errors.
-            problem = str(error)
-        if problem is not None:
-            self._guard.break_()
-            self._leave()
-            raise GenerationBrokenError(f"generation {rendezvous.generation} was not formed: {problem}")
         self.rank, self.size = rank, size
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -109,7 +122,8 @@ class TorchGroup:
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
         """Starts :meth:`all_reduce`; returns the function that waits for it."""
-        if not self.can_overlap(tensor):
+        connection = self._current
+        if connection is None or not self.can_overlap(tensor):
             self.all_reduce(tensor)
             return lambda: None
         self._guard.check()
@@ -120,7 +134,7 @@ class TorchGroup:
             problem = str(error)
         self._raise_if(problem)
         # Taken from the list: the frames of an error must not hold it, as it keeps connections open.
-        return lambda: self._raise_if(self._wait(lambda _: works.pop(), tensor))
+        return lambda: self._raise_if(connection.wait(lambda _: works.pop(), tensor))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replaces a contiguous tensor by rank 0's."""
@@ -144,113 +158,65 @@ class TorchGroup:
     def abort(self, generation: int) -> None:
         """Breaks a generation; operations of this process that wait for its members raise."""
         self._guard.break_(generation)
-        rendezvous, process_group = self._rendezvous, self._process_group
-        if rendezvous is not None and self._guard.is_broken:
-            rendezvous.close()
-        if process_group is not None and self._is_nccl and self._guard.is_broken:
-            process_group.abort()  # Its kernels would spin forever.
+        connection = self._current
+        if connection is not None and self._guard.is_broken:
+            connection.abort()
 
     def shutdown(self) -> None:
         """Leaves the generation, so that the size is 1 again."""
         self._leave()
 
-    def _leave(self) -> None:
-        rendezvous, self._rendezvous = self._rendezvous, None
-        if rendezvous is not None:
-            rendezvous.close()
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.forget_descriptor()
-        # In a list, so that the thread below drops the last reference, not this frame.
-        holder, self._process_group = [self._process_group], None
-        on_host, self._on_host = self._on_host, None
-        self.rank, self.size = 0, 1
-        if on_host is not None:
-            on_host.close()
-        if holder[0] is None:
-            return
-        # Closing connections takes time, without end if an operation waits for a peer that hangs.
-        end = holder.clear
-        if self._is_nccl:
-            if self._guard.is_broken:
-                holder[0].abort()
-            else:
-                end = partial(nccl.shut_down, holder)
-        threading.Thread(target=end, name="fluid-elastic-close", daemon=True).start()
+    # -- connections -----------------------------------------------------------------------------------------
 
-    def _exchange_facts(self, rank: int, size: int) -> list[dict[str, str]]:
-        """Waits for all members; returns what each says of itself, and rank 0 of the generation.
+    @property
+    def _process_group(self) -> Any:
+        connection = self._current
+        return None if connection is None else connection.process_group
 
-        Members connect to each other only afterwards, because connecting cannot be aborted.
-        """
-        assert self._rendezvous is not None
+    @property
+    def _is_nccl(self) -> bool:
+        connection = self._current
+        return connection is not None and connection.is_nccl
+
+    def _connection(self, rendezvous: Rendezvous, rank: int, size: int) -> TorchConnection:
         may_share = self._backend == "auto" and self._device.type == "cpu" and self._failures_to_share < _MOST_FAILURES
-        may_share &= self._rendezvous.address == LOOPBACK
-        facts = {"device": self._device_name(), "host": host_token() if may_share else ""}
-        if rank == 0:
-            facts |= {"secret": secrets.token_hex(PROOF_BYTES), "memory": ""}
-            if facts["host"]:
-                with suppress(OSError):  # There is not enough memory: members use gloo.
-                    self._memory, facts["memory"] = SharedMemory.create(size)
-        self._rendezvous.put(f"member/{rank}", json.dumps(facts).encode())
-        keys = [f"member/{other}" for other in range(size)]
-        return [json.loads(value) for value in self._rendezvous.get(keys, _ARRIVE_S)]
+        return TorchConnection(
+            rendezvous,
+            rank,
+            size,
+            device=self._device,
+            backend=self._backend,
+            may_share=may_share and rendezvous.address == LOOPBACK,
+            timeout=self._timeout,
+        )
 
-    def _share_memory(self, where: str, rank: int, size: int) -> HostGroup:
-        """Opens the memory that rank 0 has made.
+    def _note_sharing(self, connection: TorchConnection) -> None:
+        if connection.could_share is not None:
+            self._failures_to_share = 0 if connection.could_share else self._failures_to_share + 1
+            connection.could_share = None
 
-        Raises:
-            GenerationBrokenError: a member cannot open it, or the generation was aborted.
-        """
-        memory = self._memory
-        if memory is None:
-            try:
-                memory = SharedMemory.open(where, size)
-            except OSError as error:
-                self._failures_to_share += 1  # Also by chance, if rank 0 has just left.
-                raise GenerationBrokenError(f"rank {rank} cannot open the memory of rank 0: {error}") from None
-        self._failures_to_share = 0
-        group = HostGroup(memory, rank, size, self._guard.check, self._timeout.total_seconds())
-        try:
-            group.barrier()  # Until all have opened it.
-        except GenerationBrokenError:
-            group.close()
-            raise
-        finally:
-            memory.forget_descriptor()
-        return group
+    def _set_aside(self) -> None:
+        """Leaves a generation whose connections may be used again; those of a broken one are closed."""
+        current, self._current = self._current, None
+        if current is not None and self._guard.is_broken:
+            current.guard.break_()
+            current.close()
+        elif current is not None:
+            with self._lock:
+                self._kept[self._current_number] = current
+        self.rank, self.size = 0, 1
 
-    def _device_name(self) -> str:
-        if self._device.type != "cuda":
-            return "cpu"
-        if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
-            return "MIG"  # The same for all: NCCL does not connect instances of one GPU.
-        return str(torch.cuda.get_device_properties(self._device).uuid)
+    def _leave(self) -> None:
+        current, self._current = self._current, None
+        with self._lock:
+            kept, self._kept = self._kept, {}
+        self.rank, self.size = 0, 1
+        for connection in ([] if current is None else [current]) + list(kept.values()):
+            if self._guard.is_broken:
+                connection.guard.break_()  # A member may be lost: an orderly end would wait for it.
+            connection.close()
 
-    def _connect(self, rendezvous: Rendezvous, secret: bytes, rank: int, size: int) -> Any:
-        if self._is_nccl:
-            return nccl.connect(_Store(rendezvous), rank, size, self._timeout, self._device, self._guard)
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)]
-        options._timeout = timedelta(seconds=_MESH_S)
-        process_group = dist.ProcessGroupGloo(_Store(rendezvous), rank, size, options)
-        process_group._set_default_timeout(self._timeout)
-        self._check_peers(process_group, secret, rank, size)
-        return process_group
-
-    def _check_peers(self, process_group: Any, secret: bytes, rank: int, size: int) -> None:
-        """Checks over every connection that a member is at its other end: gloo accepts any process.
-
-        Raises:
-            GenerationBrokenError: another process is.
-        """
-        sent = torch.frombuffer(bytearray(proofs_of(secret, rank, size)), dtype=torch.uint8)
-        received = torch.zeros_like(sent)
-        # Each pair exchanges its part directly.
-        problem = self._wait(lambda staged: process_group.alltoall_base(received, staged, [], []), sent)
-        if problem is not None:
-            raise GenerationBrokenError(f"a member of the generation failed: {problem}")
-        require_proofs(secret, rank, size, bytes(received.tolist()))
+    # -- operations ------------------------------------------------------------------------------------------
 
     def _run(
         self,
@@ -259,18 +225,19 @@ class TorchGroup:
         start: Callable[[torch.Tensor], Any],
     ) -> None:
         """Runs one operation and waits for it, or until the generation is aborted."""
-        if self.size == 1:
+        connection = self._current
+        if self.size == 1 or connection is None:
             return
         if self.on_operation is not None:
             self.on_operation()
         self._guard.check()
         here = self._is_where_needed(tensor)
-        staged = tensor if here else tensor.to(self._device if self._is_nccl else "cpu")
-        problem = self._share(on_host, staged) if self._on_host is not None else self._wait(start, staged)
-        self._raise_if(problem)
+        staged = tensor if here else tensor.to(self._device if connection.is_nccl else "cpu")
+        shared = connection.on_host
+        self._raise_if(_share(shared, on_host, staged) if shared is not None else connection.wait(start, staged))
         if here:
             return
-        if self._is_nccl:
+        if connection.is_nccl:
             nccl.wait_for_gpu()
             self._guard.check()
         is_source = self.rank == 0 and on_host is HostGroup.broadcast
@@ -290,55 +257,11 @@ class TorchGroup:
         """Whether an operation takes this tensor: NCCL one on a GPU; gloo is fastest with tensors on the CPU."""
         return bool(tensor.device.type == ("cuda" if self._is_nccl else "cpu"))
 
-    def _share(self, operation: Callable[[HostGroup, torch.Tensor], None], staged: torch.Tensor) -> str | None:
-        """Runs an operation through shared memory; returns the reason if it failed."""
-        assert self._on_host is not None
-        try:
-            operation(self._on_host, staged)
-        except GenerationBrokenError as error:
-            return str(error)
-        return None
 
-    def _wait(self, start: Callable[[torch.Tensor], Any], staged: torch.Tensor) -> str | None:
-        """Runs an operation of torch.distributed; returns the reason if it failed."""
-        try:
-            if self._is_nccl:
-                start(staged).wait()
-                return None
-            done = self._guard.event()
-            future = start(staged).get_future()
-            # Not work.wait(), which an abort could not interrupt.
-            future.add_done_callback(lambda _: done.set())
-            done.wait()
-            if not future.done():
-                return "it was aborted"
-            future.wait()
-        except RuntimeError as error:
-            return str(error)
-        return None
-
-
-class _Store(dist.Store):  # type: ignore[misc]
-    """Shows torch.distributed the rendezvous as a store; it has what the process groups here use."""
-
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        super().__init__()
-        self._rendezvous = rendezvous
-        self._known: dict[str, bytes] = {}
-
-    def set(self, key: str, value: bytes | str) -> None:
-        self._known[key] = value.encode() if isinstance(value, str) else bytes(value)
-        self._rendezvous.put(f"store/{key}", self._known[key])
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._known[key]
-
-    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=_MESH_S)) -> None:
-        new = [key for key in keys if key not in self._known]
-        if new:
-            values = self._rendezvous.get([f"store/{key}" for key in new], timeout.total_seconds())
-            self._known |= zip(new, values, strict=True)
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self._known for key in keys)
+def _share(shared: HostGroup, operation: Callable[[HostGroup, torch.Tensor], None], staged: torch.Tensor) -> str | None:
+    """Runs an operation through shared memory; returns the reason if it failed."""
+    try:
+        operation(shared, staged)
+    except GenerationBrokenError as error:
+        return str(error)
+    return None

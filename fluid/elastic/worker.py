@@ -30,6 +30,8 @@ from fluid.elastic.messages import (
     LOOPBACK,
     Abort,
     CheckpointWritten,
+    Connect,
+    Disconnect,
     EndWorker,
     Leave,
     Left,
@@ -90,7 +92,7 @@ class Worker:
             self._send(Left())
         elif self._protocol is None:
             # The others were sent before the controller learned that this member had left.
-            if not isinstance(message, (Abort, StoreValues)):
+            if not isinstance(message, (Abort, StoreValues, Connect, Disconnect)):
                 raise FluidError("this member has not been prepared")
         elif isinstance(message, WriteCheckpoint):
             member = self._protocol.member

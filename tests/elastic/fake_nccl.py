@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -30,6 +31,9 @@ class FakeNccl:
 
     class Options:
         _timeout: Any = None
+
+        def __init__(self) -> None:
+            self.config = SimpleNamespace(blocking=None)
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
         gloo = dist.ProcessGroupGloo._Options()

@@ -9,11 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.elastic.actions import AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
+from fluid.elastic.actions import (
+    AllHalted,
+    Collapsed,
+    Formed,
+    MemberFailed,
+    MemberReady,
+    Reported,
+    Send,
+)
 from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import (
     Abort,
     Broken,
+    Disconnect,
     Halt,
     Halted,
     Join,
@@ -144,7 +153,7 @@ def test_moving_to_others_hands_the_state_over_first(trial: Trial) -> None:
         (3, 0, 2, False),
         (3, 1, 2, False),
     ]
-    assert trial.take_sent() == [(1, Leave()), (2, Leave())]
+    assert trial.take_sent() == [(1, Leave()), (2, Leave()), (3, Disconnect(2)), (4, Disconnect(2))]
     assert trial.take_events() == [Formed(3, (3, 4), 7)]
 
 

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from elastic.groups import Controller, make_groups, meet, together  # noqa: E402
 
-from fluid.elastic import torch_group  # noqa: E402
+from fluid.elastic import torch_connection  # noqa: E402
 from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
 from fluid.elastic.host_group import CHUNK, HostGroup, SharedMemory, host_token  # noqa: E402
 from fluid.elastic.messages import LOOPBACK  # noqa: E402
@@ -125,7 +125,7 @@ def total(group: TorchGroup) -> float:
 
 
 def shares(group: TorchGroup) -> bool:
-    return group._on_host is not None
+    return group._current.on_host is not None
 
 
 def test_members_on_one_machine_share_memory_and_leave_none_behind() -> None:
@@ -144,9 +144,9 @@ def test_members_that_cannot_share_memory_use_gloo(problem: str, monkeypatch: py
 
     if problem == "two machines":
         tokens = iter(["here", "there"])
-        monkeypatch.setattr(torch_group, "host_token", lambda: next(tokens))
+        monkeypatch.setattr(torch_connection, "host_token", lambda: next(tokens))
     elif problem == "unknown machines":
-        monkeypatch.setattr(torch_group, "host_token", lambda: "")
+        monkeypatch.setattr(torch_connection, "host_token", lambda: "")
     else:
         monkeypatch.setattr(SharedMemory, "create" if problem == "no memory" else "open", fail)
     groups = make_groups(2, backend="auto")

@@ -22,7 +22,8 @@ from fluid.elastic import ElasticRun, ElasticTrainable  # noqa: E402
 from fluid.elastic.generation import GenerationBrokenError, GenerationGuard  # noqa: E402
 from fluid.elastic.member import ElasticMember, Iteration  # noqa: E402
 from fluid.elastic.nccl import connect, shut_down, wait_for_gpu  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup, _Store  # noqa: E402
+from fluid.elastic.torch_connection import _Store  # noqa: E402
+from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 
 
 @pytest.fixture
@@ -80,6 +81,8 @@ def test_operations_and_generations(nccl: type[FakeNccl]) -> None:
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
     first = list(nccl.alive)
     meet(groups[:2], 2)
+    for group in groups[:2]:
+        group.disconnect(1)
     assert together(groups[:2], summed) == [6.0] * 2
     for thread in threading.enumerate():
         if thread.name == "fluid-elastic-close":
@@ -129,6 +132,54 @@ def test_a_member_that_dies_while_the_others_connect(nccl: type[FakeNccl]) -> No
     ones = [torch.ones(3) for _ in groups]
     together(groups, lambda group: group.all_reduce(ones[group.rank]))
     assert [one.tolist() for one in ones] == [[2.0] * 3] * 2
+
+
+def test_communicators_are_made_while_another_width_trains(nccl: type[FakeNccl]) -> None:
+    groups = [*make_groups(2, backend="nccl"), TorchGroup("cpu", "nccl")]
+    first = list(nccl.alive)
+    controller, connecting = Controller(2), threading.Barrier(4)
+    for rank in range(3):
+        nccl.on_connect[rank] = lambda: (connecting.wait(), connecting.wait())
+    ahead = threading.Thread(
+        target=together,
+        args=(groups, lambda group: group.connect(controller.rendezvous(groups.index(group)), groups.index(group), 3)),
+    )
+    ahead.start()
+    connecting.wait()  # All are in ncclCommInitRank.
+    tensors = [torch.ones(100) for _ in groups]
+    together(groups[:2], lambda group: (group.all_reduce(tensors[group.rank]), group.confirm()))
+    assert [tensor[0].item() for tensor in tensors] == [2.0, 2.0, 1.0]
+    connecting.wait()
+    ahead.join()
+    nccl.on_connect.clear()
+    made = len(nccl.alive)
+    store = Controller(3)
+    together(groups, lambda group: group.configure(store.rendezvous(groups.index(group)), groups.index(group), 3, 2))
+    assert len(nccl.alive) == made == 5, "no communicator is made in the pause"
+    assert not any(communicator.ended for communicator in first)
+    assert together(groups, lambda group: group.barrier()) == [None] * 3
+
+
+def test_a_communicator_that_was_given_up_is_ended_when_it_is_made(nccl: type[FakeNccl]) -> None:
+    hang = threading.Event()
+    nccl.on_connect[0] = hang.wait
+    groups = [TorchGroup("cpu", "nccl") for _ in range(2)]
+    controller = Controller(1)
+    ahead = threading.Thread(
+        target=together,
+        args=(groups, lambda group: group.connect(controller.rendezvous(groups.index(group)), groups.index(group), 2)),
+    )
+    ahead.start()
+    while len(nccl.alive) < 2:
+        pass
+    for group in groups:
+        group.disconnect(1)
+    ahead.join()
+    hang.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("fluid-elastic"):
+            thread.join()
+    assert nccl.alive == []
 
 
 @pytest.mark.gpu

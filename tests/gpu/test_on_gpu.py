@@ -201,6 +201,36 @@ def test_nccl_reduces_ends_and_starts_again(cuda: CudaProcess) -> None:
     assert cuda(reduce_twice) == [1000.0, 1000.0]
 
 
+def test_a_communicator_whose_other_member_never_comes_is_given_up(cuda: CudaProcess) -> None:
+    def give_up() -> tuple[str, float]:
+        import threading
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        from fluid.elastic.generation import GenerationBrokenError, GenerationGuard
+        from fluid.elastic.nccl import connect, wait_for_gpu
+
+        def make(size: int, guard: GenerationGuard) -> dist.Backend:
+            return connect(dist.HashStore(), 0, size, timedelta(seconds=60), torch.device("cuda"), guard)
+
+        guard = GenerationGuard()
+        guard.start(1)
+        threading.Timer(2.0, guard.break_).start()  # It waits for rank 1 by then.
+        try:
+            make(2, guard)
+            raised = "nothing"
+        except GenerationBrokenError as error:
+            raised = str(error)
+        ones = torch.ones(1000, device="cuda")
+        make(1, GenerationGuard()).allreduce([ones]).wait()
+        wait_for_gpu()
+        return raised, float(ones.sum())
+
+    assert cuda(give_up) == ("generation 1 was aborted", 1000.0)
+
+
 def test_two_processes_share_one_gpu_in_an_elastic_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL refuses that, so they communicate through memory."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

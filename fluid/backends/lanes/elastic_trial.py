@@ -261,30 +261,31 @@ class ElasticTrial:
             self._act(self._controller.run(self.left))
 
     def _mend(self, _: Pause | None) -> None:
-        """Forms a generation again that broke although no member is lost."""
-        if not self._lost_a_lane:
+        if not self._lost_a_lane:  # It broke although all members are there.
             self._form(self._lanes)
 
     def _form_when_ready(self, pending: StartTrial) -> None:
-        if all(self._controller.is_ready(lane_id) for lane_id in pending.lane_ids):
+        if all(map(self._controller.is_ready, pending.lane_ids)):
             self._form(pending.lane_ids)
 
     def _resize_when_ready(self, pending: Resize) -> None:
         controller = self._controller
         staying = (lane_id for lane_id in controller.ranks if controller.is_member(lane_id))
-        if all(controller.is_ready(lane_id) for lane_id in (*pending.lane_ids, *staying)):
+        if all(map(controller.is_ready, (*pending.lane_ids, *staying))):
             self._form(pending.lane_ids)
 
-    def _halt_when_ready(self, _: Pause) -> None:
+    def _halt_when_ready(self, pending: Pause) -> None:
         if self._newcomers_are_ready():
-            self._halt()
+            if pending.next_lane_ids and all(map(self._controller.is_ready, pending.next_lane_ids)):
+                self._act(self._controller.connect(pending.next_lane_ids))
+            if not self._controller.is_connecting:
+                self._halt()
 
     def _report_pause(self, pending: Pause) -> None:
         """The members stand still; a trial that trains by itself is told to, once its newcomers are ready."""
         if self._alone is not None:
             if not self._halt_sent and (self._newcomers_are_ready() or not self.left):
-                self._halt_sent = True
-                may_move = pending.purpose is PausePurpose.PREEMPT
+                self._halt_sent, may_move = True, pending.purpose is PausePurpose.PREEMPT
                 self._outbox.to_lane(self._alone, m.PauseResident(self.trial_id, may_move=may_move))
             return
         self._pending, self.left, self._since = None, 0, self._clock.now()
@@ -293,7 +294,7 @@ class ElasticTrial:
         self._catch_up()
 
     def _newcomers_are_ready(self) -> bool:
-        return all(self._controller.is_ready(lane_id) for lane_id in self._controller.newcomers)
+        return all(map(self._controller.is_ready, self._controller.newcomers))
 
     def _halt(self, _: object = None) -> None:
         if not self._halt_sent:
@@ -326,9 +327,9 @@ class ElasticTrial:
         self._act(self._controller.form(lanes))
 
     def _close(self, command: OfTrial | None = None) -> None:
-        """Leaves the trial to its one lane, or to none; what is still to be done there goes back to the pool."""
+        """Leaves the trial to its one lane, or to none; the pool does what is still to be done there."""
         self.closed = True
-        for following in (*([command] if command is not None else []), *self._waiting):
+        for following in filter(None, (command, *self._waiting)):
             self._outbox.carry_out(following)
 
     # -- what its controller decides -------------------------------------------------------------------------
@@ -364,8 +365,7 @@ class ElasticTrial:
             self._lanes = tuple(lane_id for lane_id in self._lanes if lane_id not in pending.lane_ids)
         if not isinstance(pending, Pause):
             self._pending = None
-        self._halt_sent = False
-        self.left = 0 if self._finished else self.left
+        self._halt_sent, self.left = False, 0 if self._finished else self.left
         if len(formed.members) == 1 and self._pending is None:
             left, self.left = self.left, 0
             self._close(RunIteration(self.trial_id, self._lanes, left) if left > 0 else None)
