@@ -329,7 +329,7 @@ class ElasticTrial:
     def _close(self, command: OfTrial | None = None) -> None:
         """Leaves the trial to its one lane, or to none; the pool does what is still to be done there."""
         self.closed = True
-        for following in filter(None, (command, *self._waiting)):
+        for following in (*([command] if command is not None else []), *self._waiting):
             self._outbox.carry_out(following)
 
     # -- what its controller decides -------------------------------------------------------------------------
