@@ -382,7 +382,7 @@ def make_session_state(
         estimates=estimates,
         allocations=allocations,
         rebalancing=rebalancing,
-        measuring=Measuring(profile, occupancy, estimates, allocations, rebalancing),
+        measuring=Measuring(trials, profile, occupancy, estimates, allocations, rebalancing),
         timing=IterationTiming(trials, occupancy),
         scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations),
         deadlines=deadlines,

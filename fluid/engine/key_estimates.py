@@ -38,6 +38,10 @@ class KeyEstimate:
         seconds_alone: seconds of iterations alone on a device.
         observed_trials: co-residents -> rows of the first trials observed at that packing in this session, on devices
             that a trial of this key shares: at most ``tuning.LEAST_OBSERVED`` of them.
+        unobserved: trials that came to devices which ``packing`` trials share, since the last one was observed there.
+        failed_tries: times that trying one more co-resident was given up, as no iteration could be observed.
+        rests_at: the measured packing at which that was given up last; 0 if it never was.
+        retry_at: what ``observed`` has to be at that packing before one more is tried again.
     """
 
     key: str
@@ -62,6 +66,10 @@ class KeyEstimate:
     busy_known: bool = False
     seconds_alone: float = 0.0
     observed_trials: dict[int, set[int]] = field(default_factory=dict)
+    unobserved: int = 0
+    failed_tries: int = 0
+    rests_at: int = 0
+    retry_at: int = 0
 
     @property
     def interruption(self) -> float:
@@ -98,9 +106,32 @@ class KeyEstimate:
 
     def add_observed(self, co_residents: int, row: int) -> None:
         """Records that a trial was observed on a device that so many share, a trial of this key among them."""
+        if co_residents >= self.packing:
+            self.unobserved = 0
         rows = self.observed_trials.setdefault(co_residents, set())
         if len(rows) < tuning.LEAST_OBSERVED:
             rows.add(row)
+
+    def add_arrival(self, profile: Profile, devices: int) -> bool:
+        """Counts a trial that comes to a device which ``packing`` trials share then, one of this key among them.
+
+        Args:
+            profile: what was measured.
+            devices: how many there are.
+
+        Returns:
+            Whether trying so many is given up for now: too many trials came without one that could be observed.
+        """
+        measured = profile.measured_packing(self.key, self.model)
+        if self.packing <= max(1, measured):
+            return False
+        self.unobserved += 1
+        if self.unobserved < tuning.MOST_UNOBSERVED * devices:
+            return False
+        self.rests_at = measured
+        self.retry_at = self.observed.get((measured, 1), 0) + tuning.OBSERVED_TO_RETRY * 2**self.failed_tries
+        self.unobserved, self.failed_tries = 0, self.failed_tries + 1
+        return True
 
     def update(self, profile: Profile, *, trying_pays: bool = True) -> bool:
         """Copies the figures from the profile; returns whether c or d changed.
@@ -132,6 +163,8 @@ class KeyEstimate:
         tries = trying_pays or self.packing > measured  # a trial of packing that has begun is completed
         if measured == 1 and not self.known_alone:
             tries = self.packing > 1
+        if measured == self.rests_at and self.observed.get((measured, 1), 0) < self.retry_at:
+            tries = False
         packing = max(1, min(limit, measured + tries))
         if packing > self.packing and self._was_of_one_trial(packing - 1):
             return self.packing

@@ -172,7 +172,15 @@ class Lanes:
         best.trial_id = trial_id
         return best
 
-    def acquire_gang(self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command]) -> LaneRecord:
+    def acquire_all(
+        self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command], *, gang: bool
+    ) -> list[LaneRecord]:
+        """Gives a trial lanes of its devices: one on each, or for a gang one of them all."""
+        if gang:
+            return [self._acquire_gang(device_ids, trial_id, commands)]
+        return [self.acquire(device_id, trial_id, commands) for device_id in device_ids]
+
+    def _acquire_gang(self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command]) -> LaneRecord:
         """Gives a gang an idle lane of exactly these devices; those of other sets that hold nothing are ended."""
         wanted = set(device_ids)
         idle = [lane for lane in self.on(device_ids[0]) if lane.trial_id is None and set(lane.device_ids) == wanted]

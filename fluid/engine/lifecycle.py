@@ -43,15 +43,13 @@ class Lifecycle:
         """QUEUED -> STARTING: takes lanes for a trial that was just placed."""
         core = self._core
         devices = core.occupancy.held[trial.row]
-        if trial.spec.gang:
-            lanes = [core.lanes.acquire_gang(devices, trial.trial_id, core.commands)]
-        else:
-            lanes = [core.lanes.acquire(device, trial.trial_id, core.commands) for device in devices]
+        lanes = core.lanes.acquire_all(devices, trial.trial_id, core.commands, gang=trial.spec.gang)
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.timing.placed(trial, lanes, core.now)
         core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
         core.note_placed(trial, devices)
         core.timing.invalidate(trial)
+        core.measuring.observe_arrival(trial)
         self._residency.clear_for(trial)
         self.launch_when_ready(trial)
 

@@ -11,6 +11,7 @@ from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.notices import NoteMeasured
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import TrialRecord
+from fluid.engine.trials import Trials
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
@@ -20,6 +21,7 @@ class Measuring:
     """Learns the pace, overheads and memory of trials while they run.
 
     Args:
+        trials: the trials of the session.
         profile: takes what is measured.
         occupancy: its number of devices says how much work is worth a trial of further packing.
         estimates: are brought up to date with the profile.
@@ -29,12 +31,14 @@ class Measuring:
 
     def __init__(
         self,
+        trials: Trials,
         profile: Profile,
         occupancy: Occupancy,
         estimates: Estimates,
         allocations: Allocations,
         rebalancing: Rebalancing,
     ) -> None:
+        self._trials = trials
         self._profile = profile
         self._occupancy = occupancy
         self._estimates = estimates
@@ -121,6 +125,17 @@ class Measuring:
             self._profile.observe_memory(estimate.key, memory, model=estimate.model)
             estimate.update_memory(self._profile)
             self._allocations.update_needs(estimate.key)
+
+    def observe_arrival(self, trial: TrialRecord) -> None:
+        """Learns that a trial comes to a device, which others may hold: in time, one of them must be observed there."""
+        rows = self._occupancy.residents[self._occupancy.held[trial.row][0]]
+        if len(rows) == 1:
+            return
+        records = (self._trials.by_row[row] for row in rows if row in self._trials.by_row)
+        for estimate in {id(found): found for found in map(self._estimates.of_key, records)}.values():
+            gives_up = len(rows) >= estimate.packing and estimate.add_arrival(self._profile, len(self._occupancy))
+            if gives_up and self._estimates.update(estimate, trying_pays=False):
+                self._note_change(estimate)
 
     def observe_start(self, trial: TrialRecord, seconds: float) -> None:
         """Learns how long a trial took to start, afresh or from a checkpoint."""

@@ -37,6 +37,13 @@ LEAST_ALONE_S = 2.5
 #: Fewest trials that were observed at a packing before one more co-resident is tried: the iterations of one say too
 #: little, as the others may still have been warming up.
 LEAST_OBSERVED = 2
+#: Trials that come, for each device, to devices shared by one trial more than was measured, without any observation of
+#: so many: then no more of them are packed for now, as their iterations cannot be measured. A few come before the first
+#: observation even if iterations are long, as lanes start or die; trials of one or two iterations come for ever.
+MOST_UNOBSERVED = 8
+#: Observations at the packing that is measured after which one more co-resident is tried again: they show that the
+#: trials' iterations can be measured by now. Each time that fails, twice as many.
+OBSERVED_TO_RETRY = 64
 #: A trial's first iteration on a device is as long as usual up to so many times the median of its key's latest ones.
 USUAL = 2.0
 #: Fewest iterations left for which an unmeasured width is worth trying: one is lost to warm-up, one is measured, the

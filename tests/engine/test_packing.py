@@ -8,6 +8,7 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.engine import tuning
 from fluid.engine.commands import Notice, Pause, RunIteration
 from fluid.engine.events import DeviceAdded, GroupSubmitted, PausePurpose, Tick, TrialPaused
 from fluid.engine.state import EngineState
@@ -155,6 +156,94 @@ def test_a_co_resident_that_is_started_again_settles_anew() -> None:
     assert hand.state.estimates.of_key(hand.trial("a")).observed[2, 1] == before + 2, (
         "b's first one was as long as usual"
     )
+
+
+# --- Packing that cannot be measured
+
+
+def churned(hand: Hand, rounds: int) -> None:
+    """Has trials of one iteration come and go beside each other: a neighbour changes during each of them."""
+    for _ in range(rounds):
+        for lane in [lane.lane_id for lane in hand.state.lanes if not lane.ready]:
+            hand.ready(lane)
+        for name in [name for name, state in hand.states().items() if state == "STARTING"]:
+            hand.started(name)
+        for name in [name for name, state in hand.states().items() if state == "RUNNING"]:
+            hand.iterate(name)
+        hand.tick()
+
+
+def residents(hand: Hand) -> int:
+    return len(hand.state.occupancy.residents[0])
+
+
+def churning() -> Hand:
+    """A session of one device whose trials are too short to be observed side by side, and one of which was alone."""
+    hand = Hand(profile=Profile(), max_packing=4)
+    hand.submit("alone", budget=20, profile_key="net")
+    hand.started("alone")
+    hand.iterate("alone", 20)
+    assert hand.state.profile.measured_packing("net") == 1
+    hand.submit(*(f"t{row}" for row in range(200)), budget=1, profile_key="net")
+    return hand
+
+
+def test_packing_that_is_never_observed_is_given_up() -> None:
+    hand = churning()
+    seen = []
+    for _ in range(60):
+        churned(hand, 1)
+        seen.append(residents(hand))
+    estimate = hand.state.estimates.of_key(hand.trial("t199"))
+    assert hand.state.profile.measured_packing("net") == 1, "the test packs what could be measured"
+    assert max(seen) == 2 and set(seen[tuning.MOST_UNOBSERVED + 4 :]) == {1}
+    assert estimate.packing == 1 and estimate.failed_tries == 1
+
+
+def test_packing_that_was_given_up_is_tried_again_once_iterations_can_be_measured() -> None:
+    hand = churning()
+    churned(hand, 210)
+    assert hand.state.estimates.of_key(hand.trial("t0")).packing == 1
+    hand.submit("long", "other", budget=500, profile_key="net")
+    hand.started("long")
+    hand.iterate("long", tuning.OBSERVED_TO_RETRY - 10)
+    hand.tick()
+    assert hand.states()["other"] == "QUEUED"
+    hand.iterate("long", 10 + 2 * tuning.OBSERVE_EVERY)  # of the last, the profile learns from one in eight
+    hand.tick()
+    assert hand.states()["other"] == "STARTING"
+    hand.ready(hand.lane("other"))
+    hand.started("other")
+    hand.iterate("other")
+    hand.iterate("long", 10, seconds=1.2)
+    assert hand.state.profile.measured_packing("net") == 2
+
+
+def test_slow_starts_do_not_give_packing_up() -> None:
+    """While a co-resident compiles for minutes, no iteration is comparable, however many there are."""
+    hand = packed("a", "b")
+    hand.ready(1)
+    hand.started("b")
+    hand.iterate("a", 80)
+    assert hand.state.estimates.of_key(hand.trial("a")).packing == 2
+    hand.iterate("b", seconds=60.0)
+    hand.iterate("a", 6, seconds=1.2)
+    assert hand.state.profile.measured_packing("net") == 2
+
+
+def test_each_device_may_try_several_times() -> None:
+    """Sixteen devices get their second trial at once, before any of them was observed."""
+    hand = Hand(devices=16, profile=Profile(), max_packing=2, max_width=1)
+    names = [f"t{row}" for row in range(32)]
+    hand.submit(*names, budget=100, profile_key="net")
+    running = [name for name in names if hand.states()[name] == "STARTING"]
+    for name in running:
+        hand.started(name)
+    for name in running:
+        hand.iterate(name, 8)
+    hand.tick()
+    assert set(hand.states().values()) == {"RUNNING", "STARTING"}
+    assert hand.state.estimates.of_key(hand.trial("t0")).packing == 2
 
 
 # --- What it costs to try
