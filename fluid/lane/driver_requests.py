@@ -70,6 +70,11 @@ class DriverRequests:
             if link is not None:
                 self._close(link)
 
+    @staticmethod
+    def end() -> None:
+        """Ends with the lane: no trial's code runs in this process any more."""
+        set_driver_link(None)
+
     @property
     def waited_s(self) -> float:
         """Seconds for which any thread has waited for an answer so far."""

@@ -140,7 +140,7 @@ class _Lane:
                 # In this order: new messages, then iterations, then memory to release, then waiting for messages.
                 messages = self._channel.receive(timeout=0.0 if queue else residents.idle_timeout())
             except (EOFError, OSError):
-                return  # The driver is gone.
+                break  # The driver is gone.
             for message in messages:
                 self._handlers[type(message)](message)
             if queue:
@@ -149,6 +149,7 @@ class _Lane:
                 self._channel.flush()
                 residents.release_cached()
                 self._tell_own_bytes()
+        self._requests.end()
 
     # -- messages of the driver ----------------------------------------------------------------------------
     # A message about a trial that is not resident is ignored: the trial has failed, and the driver was told.

@@ -37,9 +37,14 @@ class RayClassResident:
         self._class: Any = cls
         self._trial_id = trial_id
         self._storage = _Folder(trial_id, folder, copies=False)
+        self._session = SessionSlot()
         self.trainable: Any = None
 
     def setup(self, config: dict[str, Any]) -> None:
+        with self._session.in_force():
+            self._make(config)
+
+    def _make(self, config: dict[str, Any]) -> None:
         os.makedirs(self._storage.trial_working_directory, exist_ok=True)
         parameters = inspect.signature(self._class).parameters
         takes_storage = "storage" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -49,7 +54,8 @@ class RayClassResident:
 
     def step(self) -> Step:
         try:
-            result = self.trainable.train()
+            with self._session.in_force():
+                result = self.trainable.train()
         except StopIteration as error:
             raise stray_stop_iteration("step") from error
         if _DUPLICATE in result:
@@ -61,10 +67,12 @@ class RayClassResident:
         function = getattr(self.trainable, method)
         if method == "reset" and "storage" in inspect.signature(function).parameters:
             kwargs = {"storage": self._storage, **kwargs}  # Without it, reset() leaves the trainable without storage.
-        return function(*args, **kwargs)
+        with self._session.in_force():
+            return function(*args, **kwargs)
 
     def save(self, path: str) -> None:
-        saved = self.trainable.save(os.path.join(path, STATE_FOLDER))
+        with self._session.in_force():
+            saved = self.trainable.save(os.path.join(path, STATE_FOLDER))
         metrics = {name: value for name, value in saved.metrics.items() if name != "config"}
         with open(os.path.join(path, RESULT_FILE), "wb") as file:
             # These classes are private to Ray and differ between its releases: pickle refers to the ones in use.
@@ -75,11 +83,43 @@ class RayClassResident:
 
     def restore(self, path: str) -> None:
         result, _, metrics = _saved(path)
-        self.trainable.restore(result(checkpoint=saved_checkpoint(path), metrics=metrics))
+        self.restore_from(result(checkpoint=saved_checkpoint(path), metrics=metrics))
+
+    def restore_from(self, result: Any) -> None:
+        """Restores the trainable from a result of Ray's, which has a checkpoint."""
+        with self._session.in_force():
+            self.trainable.restore(result)
+
+    def watch(self, reported: ReportedCheckpoint) -> None:
+        """Has a function's checkpoints observed; to be called after the set-up."""
+        with self._session.in_force() as session:
+            reported.watch(session)
 
     def cleanup(self) -> None:
         if self.trainable is not None:
-            self.trainable.stop()
+            with self._session.in_force():
+                self.trainable.stop()
+
+
+class SessionSlot:
+    """Ray's session of one resident.
+
+    Ray keeps one session per process, that of a function, also where a class wraps the function: a resident's is put
+    there while its code runs, and only then.
+    """
+
+    def __init__(self) -> None:
+        self._session: Any = None
+
+    @contextmanager
+    def in_force(self) -> Iterator[Any]:
+        """Puts the session in place, and takes it back, or a new one that was made meanwhile; yields it."""
+        module: Any = importlib.import_module("ray.train._internal.session")
+        outer, module._session = module._session, self._session
+        try:
+            yield module._session
+        finally:
+            self._session, module._session = module._session, outer
 
 
 class RayFunctionResident:
@@ -96,8 +136,6 @@ class RayFunctionResident:
         self._trial_id = trial_id
         self._folder = folder
         self._resident: RayClassResident | None = None
-        #: Ray keeps one session per process; each resident's is put there while its code runs.
-        self._session: Any = None
         self._reported = ReportedCheckpoint()
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -105,14 +143,12 @@ class RayFunctionResident:
         function = _without_stop_iteration(self._function)
         self._resident = RayClassResident(wrap_function(function), self._trial_id, self._folder)
         self._resident._storage.copies = True
-        with self._in_session() as module:
-            self._resident.setup(config)
-            self._reported.watch(module._session)
+        self._resident.setup(config)
+        self._resident.watch(self._reported)
 
     def step(self) -> Step:
         assert self._resident is not None
-        with self._in_session():
-            step = self._resident.step()
+        step = self._resident.step()
         if step.metrics is not None:
             before = self._reported.result
             self._reported.note(self._resident.trainable)
@@ -124,8 +160,7 @@ class RayFunctionResident:
         assert self._resident is not None
         if method == "reset":
             self._reported.forget()  # It is of another config.
-        with self._in_session():
-            return self._resident.call(method, args, kwargs)
+        return self._resident.call(method, args, kwargs)
 
     def unsaved_iterations(self) -> int | None:
         return self._reported.unsaved_iterations
@@ -142,29 +177,19 @@ class RayFunctionResident:
         assert self._resident is not None
         result, _, metrics = _saved(path)
         self._reported.restored(result(checkpoint=saved_checkpoint(path), metrics=metrics), path)
-        with self._in_session():
-            self._resident.trainable.restore(self._reported.result)
+        self._resident.restore_from(self._reported.result)
 
     def cleanup(self) -> None:
         self._reported.forget()
         # cleanup() raises what the thread raised once more; it has been reported.
-        with self._in_session(), suppress(Exception):
-            if self._resident is not None:
+        if self._resident is not None:
+            with suppress(Exception):
                 self._resident.cleanup()
 
     def _delete(self, checkpoint: Any) -> None:
         """Deletes a copy of a checkpoint that a newer one replaces."""
         if os.path.dirname(str(checkpoint.path)) == self._folder:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
-
-    @contextmanager
-    def _in_session(self) -> Iterator[Any]:
-        module: Any = importlib.import_module("ray.train._internal.session")
-        outer, module._session = module._session, self._session
-        try:
-            yield module
-        finally:
-            self._session, module._session = module._session, outer
 
 
 class ReportedCheckpoint:

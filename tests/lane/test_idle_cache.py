@@ -15,6 +15,7 @@ from fluid.lane.device import DeviceMemoryMeter
 from fluid.lane.messages import LaneOptions, RunResident, ShipTrainable, StartResident
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_memory import OwnMemory
+from fluid.trainables.driver_link import in_trial
 from fluid.trainables.pickling import dump_config, dump_trainable
 
 
@@ -94,6 +95,7 @@ def started(trial_id: str = "a") -> list[Any]:
 def test_a_lane_waits_a_moment_before_it_gives_memory_back(run_lane: Callable[..., Meter]) -> None:
     channel = ScriptedChannel(started(), [RunResident("a", 1)], [RunResident("a", 1)], [])
     meter = run_lane(channel)
+    assert not in_trial(), "the lane has ended, and no trial's code runs here"
     # Three decisions, one at a time; then there is none in time.
     assert channel.waits == [None, 0.05, 0.05, 0.05, None]
     assert meter.told == ["change", "release"]

@@ -380,6 +380,33 @@ def test_ray_functions_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
+def test_classes_that_wrap_functions_for_ray_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray makes such classes of functions and of its trainers. Each has a session, and a process has one at a time."""
+    tune = pytest.importorskip("ray.tune")
+    wrap_function = importlib.import_module("ray.tune.trainable.function_trainable").wrap_function
+    sessions = importlib.import_module("ray.train._internal.session")
+    monkeypatch.chdir(tmp_path)
+
+    def train(config: dict[str, Any]) -> None:
+        for value in range(3):
+            tune.report({"value": config["factor"] * value})
+
+    wrapped = wrap_function(train)
+    assert kind_of(wrapped) == "ray_class"
+    both = [make_resident(wrapped, trial_id=f"t{factor}", folder=str(tmp_path / f"t{factor}")) for factor in (1, 3)]
+    for one, factor in zip(both, (1, 3), strict=True):
+        one.setup({"factor": factor})
+        assert sessions.get_session() is None, "what other code reports here goes to none of them"
+    seen = [one.step().metrics for one in both * 2]
+    assert [metrics["value"] for metrics in seen if metrics is not None] == [0, 0, 1, 3]
+    for one in both:
+        one.cleanup()
+    assert sessions.get_session() is None
+    fluid.report({"value": 1})  # It is of no trial.
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
 def test_stop_iteration_out_of_trainables_of_ray_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tune = pytest.importorskip("ray.tune")
     monkeypatch.chdir(tmp_path)
