@@ -9,6 +9,7 @@ from itertools import starmap
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
+from fluid.gpu.visible_devices import visible
 from fluid.resources import DEFAULT_MEMORY_WATERMARK
 
 with try_import("pynvml", install="pip install nvidia-ml-py") as _imports:
@@ -108,11 +109,19 @@ def find_gpus() -> list[Gpu]:
         >>> all(gpu.memory_bytes > 0 for gpu in find_gpus())
         True
     """
-    if not _imports.available:
-        if _kernel_has_gpus():
-            _log.warning("this machine has GPUs, but they cannot be used without: pip install nvidia-ml-py")
-        return []
-    return [] if _session.problem() else [_gpu(handle) for handle in _visible_handles()]
+    if not _imports.available and _kernel_has_gpus():
+        _log.warning("this machine has GPUs, but they cannot be used without: pip install nvidia-ml-py")
+    return find_named(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def find_named(names: str | None) -> list[Gpu]:
+    """Returns the GPUs that :func:`find_gpus` would find if ``CUDA_VISIBLE_DEVICES`` were this; ``None`` for all.
+
+    Example:
+        >>> find_named("GPU-unknown")
+        []
+    """
+    return [] if _session.problem() else [_gpu(handle) for handle in _visible_handles(names)]
 
 
 def describe_gpus() -> list[GpuState]:
@@ -123,7 +132,7 @@ def describe_gpus() -> list[GpuState]:
         True
     """
     found = []
-    for handle in [] if _session.problem() else _visible_handles():
+    for handle in [] if _session.problem() else _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES")):
         try:
             found.append(_state(handle))
         except pynvml.NVMLError as fault:
@@ -228,40 +237,12 @@ def no_gpu_reason() -> str:
         return f"there is no NVIDIA driver ({problem})"
     if pynvml.nvmlDeviceGetCount() == 0:
         return "the NVIDIA driver knows of no GPU"
-    if not _visible_handles():
-        if _chosen_handles():
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not _visible_handles(shown):
+        if _chosen_handles(shown):
             return "MIG has split the visible GPUs, and they have no instances"
-        return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides them all"
+        return f"CUDA_VISIBLE_DEVICES={shown!r} hides them all"
     return ""
-
-
-def visible(setting: str | None, count: int, exists: Callable[[str], object]) -> list[int | str]:
-    """Reads ``CUDA_VISIBLE_DEVICES`` as CUDA does: ignores everything from the first unknown or repeated name on.
-
-    Args:
-        setting: its value; ``None`` if it is not set.
-        count: number of GPUs.
-        exists: returns a true value if a GPU, or an instance of one, has that UUID.
-
-    Returns:
-        Numbers and UUIDs.
-
-    Example:
-        >>> visible("1,0,7,2", count=3, exists=lambda uuid: False)
-        [1, 0]
-    """
-    if setting is None:
-        return list(range(count))
-    chosen: list[int | str] = []
-    for text in setting.split(","):
-        name: int | str = text.strip()
-        if isinstance(name, str) and name.isdecimal():
-            name = int(name)
-        known = name < count if isinstance(name, int) else bool(name) and exists(name)
-        if not known or name in chosen:
-            break
-        chosen.append(name)
-    return chosen
 
 
 def find_handle(token: str) -> Any:
@@ -317,10 +298,10 @@ def _kernel_has_gpus() -> bool:
     return os.path.isdir(_PROC) and bool(os.listdir(_PROC))
 
 
-def _visible_handles() -> list[Any]:
-    """Handles of the visible GPUs; of a GPU that MIG has split, those of its instances."""
+def _visible_handles(names: str | None) -> list[Any]:
+    """Handles of the GPUs of these names; of a GPU that MIG has split, those of its instances."""
     found: dict[str, Any] = {}  # An instance may be named beside its GPU.
-    for handle in _chosen_handles():
+    for handle in _chosen_handles(names):
         for part in _instances(handle):
             found.setdefault(_text(pynvml.nvmlDeviceGetUUID(part)), part)
     return list(found.values())
@@ -341,8 +322,8 @@ def _instance(handle: Any, index: int) -> Any:
     return query(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
 
 
-def _chosen_handles() -> list[Any]:
-    chosen = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), pynvml.nvmlDeviceGetCount(), find_handle)
+def _chosen_handles(names: str | None) -> list[Any]:
+    chosen = visible(names, pynvml.nvmlDeviceGetCount(), find_handle)
     return [
         pynvml.nvmlDeviceGetHandleByIndex(name)
         if isinstance(name, int)

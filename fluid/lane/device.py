@@ -46,8 +46,6 @@ def bind(options: LaneOptions) -> None:
     """
     if options.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = options.visible
-        # NVML counts GPUs in this order, and the driver chose this one by NVML's number.
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.update((*options.environment, *options.variables))
     if options.cores:
         with suppress(OSError, AttributeError):  # The cores may have been taken from this container.

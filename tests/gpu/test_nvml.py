@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import fluid.gpu.nvml
-from fluid.gpu.nvml import find_gpus, visible
+from fluid.gpu.nvml import find_gpus
+from fluid.gpu.visible_devices import visible
 
 UUIDS = {"GPU-a", "GPU-b", "MIG-c"}
 GIB = float(1 << 30)

@@ -29,6 +29,7 @@ _LOOK_AGAIN_S = 0.05
 #: Resources of every node; others that are not custom ones: of accelerators, addresses and placement groups.
 _OWN_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 _ACCELERATOR_TYPE = "accelerator_type:"
+_ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _OF_RAY = re.compile(rf"^(?:node:|{_ACCELERATOR_TYPE})|_group_(?:\d+_)?[0-9a-f]{{16,}}$")
 _NODE_ID_LABEL = "ray.io/node-id"
 #: Ray adds and subtracts shares of a device.
@@ -56,9 +57,10 @@ class Node(NamedTuple):
 
     @property
     def model(self) -> str | None:
-        """The accelerator type that Ray knows; ``None`` if it knows none."""
+        """The accelerator type that Ray knows, as a resource or as a label; ``None`` if it knows none."""
         prefix = _ACCELERATOR_TYPE
-        return next((name.removeprefix(prefix) for name in sorted(self.resources) if name.startswith(prefix)), None)
+        found = [name.removeprefix(prefix) for name in sorted(self.resources) if name.startswith(prefix)]
+        return next(iter(found), self.labels.get(_ACCELERATOR_LABEL) or None)
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
 from fluid.backends.hosts.folders import HERE
 from fluid.backends.ray.nodes import Node
 from fluid.backends.ray.remote import call
-from fluid.gpu.nvml import find_gpus
+from fluid.gpu.assigned import find_assigned
 from fluid.resources import Device
 
 with try_import("Ray", extra="ray"):
@@ -30,16 +29,18 @@ class GpuView(NamedTuple):
     """What a process sees that Ray gives a GPU.
 
     Attributes:
-        visible: what Ray sets ``CUDA_VISIBLE_DEVICES`` to; ``None`` if it leaves it.
-        token: UUID of the GPU; ``None`` if NVML does not tell.
-        memory_bytes: its memory that other processes have left; ``None`` if NVML does not tell.
-        model: its model; ``None`` if NVML does not tell.
+        visible: what Ray calls the GPU, as in ``CUDA_VISIBLE_DEVICES``; ``None`` if it does not say.
+        token: UUID of the GPU; ``None`` if neither NVML nor CUDA tells.
+        memory_bytes: its memory that other processes have left; ``None`` if unknown.
+        model: its model; ``None`` if unknown.
+        doubt: why it may be another GPU; empty if it is certain.
     """
 
     visible: str | None
     token: str | None
     memory_bytes: float | None
     model: str | None = None
+    doubt: str = ""
 
 
 @dataclass(slots=True)
@@ -64,6 +65,11 @@ class DeviceSlot:
     look: Any = None
     lost: bool = False
     drain_told: bool = False
+    #: The device as it was asked for, whatever node it is on.
+    asked: Device = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asked = self.device
 
     @property
     def strategy(self) -> Any:
@@ -89,24 +95,26 @@ class DeviceSlot:
             return False
         try:
             self.view = GpuView(*ray.get(self.look, timeout=timeout))
+            if self.view.doubt:
+                _log.warning("node %s: %s", self.node, self.view.doubt)
         except Exception as error:
             _log.warning("a GPU of node %s cannot be looked at: %s", self.node, error)
         self.look = None
         return True
 
     def settle(self, node: Node, driver_ip: str) -> None:
-        """Names the device's machine and fills in its memory, model and tags, once its node is known."""
-        memory, model = self.device.memory_bytes, None
-        if self.view is not None:
-            memory = self.view.memory_bytes if memory is None else memory
-            model = self.view.model
+        """Names the device's machine and fills in its memory, model and tags, once its node is known.
+
+        What the user gave holds. The rest is this node's: it may replace one of another model.
+        """
+        view, asked = self.view or GpuView(None, None, None), self.asked
         self.device = replace(
             self.device,
             # By address: nodes of one machine share its memory and its disk.
             host=HERE if node.ip == driver_ip else node.ip,
-            memory_bytes=memory,
-            model=model or node.model or self.device.model,
-            tags=node.tags or self.device.tags,
+            memory_bytes=view.memory_bytes if asked.memory_bytes is None else asked.memory_bytes,
+            model=asked.model or view.model or node.model,
+            tags=(*node.tags, *asked.tags),
         )
 
 
@@ -159,8 +167,11 @@ def _bundle(device: Device) -> dict[str, float]:
 
 
 def _see_gpu() -> GpuView:
-    gpus = find_gpus()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not gpus:
-        return GpuView(visible, None, None)
-    return GpuView(visible, gpus[0].token, gpus[0].available_bytes, gpus[0].name)
+    # Not the environment's variable: Ray may have been told to leave it (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES).
+    given = next(iter(ray.get_gpu_ids()), None)
+    if given is None:
+        return GpuView(None, None, None)
+    gpu, doubt = find_assigned(str(given))
+    if gpu is None:
+        return GpuView(str(given), None, None)
+    return GpuView(str(given), gpu.token, gpu.available_bytes, gpu.name, doubt)
