@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
@@ -25,7 +26,14 @@ from fluid.sweeping.algorithms import most_under_way
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues, require_own_budgets
-from fluid.sweeping.resuming import AGAIN, EarlierEnd, EarlierSweep, other_arguments, require_same
+from fluid.sweeping.resuming import (
+    AGAIN,
+    EarlierEvent,
+    EarlierResumption,
+    EarlierSweep,
+    other_arguments,
+    require_same,
+)
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
 from fluid.trialgroup import Trial, TrialState
@@ -333,11 +341,8 @@ class SweepLoop(TrialListener):
         self.trials.remember({past.trial_id: past for past in earlier.trials})
         for event in earlier.events:
             self._replay(event)
+        self._end_at_budget()
         newest = [past for past in earlier.trials if past.trial_id in self.trials.by_id]
-        for past in newest:
-            trial = self.trials.by_id[past.trial_id]
-            if trial.is_open and trial.iteration >= trial.budget and trial.stop is None:
-                self._record_end(trial.trial_id, TrialState.DONE.value, None)
         for past in newest:
             trial = self.trials.by_id[past.trial_id]
             if past.budget > trial.budget and trial.state == UNFINISHED:
@@ -354,14 +359,22 @@ class SweepLoop(TrialListener):
                 self.trials.grant(trial, self.plan.budget - trial.budget)
         self._fill()
 
-    def _replay(self, event: Result | EarlierEnd) -> None:
+    def _replay(self, event: EarlierEvent) -> None:
         if isinstance(event, Result):
             self._record(event)
+        elif isinstance(event, EarlierResumption):
+            self._end_at_budget()
         elif event.state is not None:
             self._record_end(event.trial_id, event.state.value, event.failure)
         elif event.trial_id in self.trials.by_id:
             self.trials.begin_again(self.trials.by_id[event.trial_id])
         self._end_refused()
+
+    def _end_at_budget(self) -> None:
+        """Ends the trials that a session had no time to end, as it was killed when they had reached their budgets."""
+        for trial in sorted(self.trials.by_id.values(), key=attrgetter("trial_id")):
+            if trial.is_open and trial.iteration >= trial.budget and trial.stop is None:
+                self._record_end(trial.trial_id, TrialState.DONE.value, None)
 
     # -- the end -------------------------------------------------------------------------------------------
 

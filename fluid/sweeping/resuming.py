@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fluid.engine.commands import ReportEnd
-from fluid.engine.events import BudgetExtended, Failure, StopRequested
+from fluid.engine.events import BudgetExtended, Failure, GroupRecovered, StopRequested
 from fluid.engine.journal import IterationReported
 from fluid.errors import InvalidFieldError
 from fluid.results.loading import load
@@ -67,6 +67,14 @@ class EarlierEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlierResumption:
+    """A session went on with the sweep that one before it had left."""
+
+
+EarlierEvent: TypeAlias = Result | EarlierEnd | EarlierResumption
+
+
+@dataclass(frozen=True, kw_only=True)
 class EarlierSweep:
     """A sweep in the folder of a session that has ended.
 
@@ -76,7 +84,7 @@ class EarlierSweep:
     """
 
     trials: tuple[EarlierTrial, ...]
-    events: tuple[Result | EarlierEnd, ...]
+    events: tuple[EarlierEvent, ...]
 
 
 def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
@@ -113,14 +121,24 @@ def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
     )
 
 
-def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Result | EarlierEnd]:
-    """The events of the journal, then results that it does not have as the session was killed."""
-    left = {(one.trial_id, one.iteration): one for trial in trials.values() for one in trial.results}
+def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[EarlierEvent]:
+    """The events of the journal, and results that it does not have, as a session was killed before it wrote them there.
+
+    Each of these comes where the next session has learnt of it: when that took up the group, or at the end.
+    """
+    reported = dict.fromkeys((str(entry.get("trial")), entry.get("iteration", 0)) for entry in files.results())
+    results = {(one.trial_id, one.iteration): one for trial in trials.values() for one in trial.results}
+    left = {key: results[key] for key in reported if key in results}
     for entry in files.entries():
         what, trial_id = entry.get("what"), str(entry.get("trial_id"))
-        if trial_id not in trials:
+        if what == GroupRecovered.__name__:
+            known = {one["trial"]["trial_id"]: one["reported"] for one in entry["trials"]}
+            if not trials.keys().isdisjoint(known):
+                yield from [left.pop(key) for key in list(left) if key[1] <= known.get(key[0], 0)]
+                yield EarlierResumption()
+        elif trial_id not in trials:
             continue
-        if what == IterationReported.__name__:
+        elif what == IterationReported.__name__:
             if (result := left.pop((trial_id, entry.get("iteration", 0)), None)) is not None:
                 yield result
         elif what == ReportEnd.__name__:
@@ -129,8 +147,7 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Resu
             yield EarlierEnd(trial_id=trial_id, state=state, failure=failure)
         elif what == StopRequested.__name__ and trial_id + AGAIN in trials:
             yield EarlierEnd(trial_id=trial_id, state=None)
-    reported = [(entry.get("trial"), entry.get("iteration")) for entry in files.results()]
-    yield from (left[key] for key in dict.fromkeys(reported) if key in left)
+    yield from left.values()
 
 
 def require_same(made: Trial | None, past: EarlierTrial) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
 from fluid.engine.state import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError
@@ -27,10 +28,14 @@ from fluid.trialgroup import Trial, TrialGroup
 
 _log = logging.getLogger(__name__)
 _calls = itertools.count(1)
+_clock = MonotonicClock()
 #: Modules that each executor was asked to load for lanes; looking through what a trainable imports takes a millisecond.
 _preloaded: WeakKeyDictionary[FluidExecutor, set[str]] = WeakKeyDictionary()
 #: Seconds to wait for workers to leave their lanes, at the end of a call.
 _LEAVE_S = 2.0
+#: Seconds for which a worker waits for a batch before it leaves its lane to others, such as those of another call.
+#: A new worker in a warm lane costs milliseconds.
+_IDLE_S = 0.5
 
 
 class WorkerDiedError(FluidError):
@@ -85,11 +90,13 @@ class Workers(TrialListener):
     """Runs batches on lanes.
 
     :meth:`submit` may be called in any thread. Callbacks run in a thread of their own, in which joblib asks for further
-    batches. A batch goes to the first worker that asks; one whose worker has died is run again.
+    batches. A batch goes to the first worker that asks; one whose worker has died is run again. A worker that waits for
+    a batch for long ends, as the caller may take hours to read a generator of results, and others may need its lane;
+    further batches bring new workers.
 
     Args:
         executor: runs the workers.
-        number: of workers.
+        number: most workers at a time.
         threads: most CPU threads of a worker; ``None`` for those of a lane.
         pickler: pickles the batches; closed with the workers.
     """
@@ -112,13 +119,14 @@ class Workers(TrialListener):
         self._ready: deque[Batch] = deque()
         #: Batches that workers run, by trial.
         self._running: dict[str, Batch] = {}
-        #: Requests of workers for which there is no batch, by trial.
-        self._waiting: dict[str, TrialRequest] = {}
-        #: Trials that have not ended, and those of them that have started.
+        #: Requests of workers for which there is no batch, by trial, and since when.
+        self._waiting: dict[str, tuple[TrialRequest, float]] = {}
+        #: Trials that have not ended and were not dismissed, and those of them that have started.
         self._open: set[str] = set()
         self._started: set[str] = set()
         #: No batch is run any more.
         self._closed = False
+        self._over = threading.Event()
         self._ended: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         threading.Thread(target=self._call_back, name=f"fluid-{self._name}", daemon=True).start()
 
@@ -143,19 +151,24 @@ class Workers(TrialListener):
             with self._lock:
                 self._ready.append(batch)
                 self._hand_out()
-            if self._handle is None:
-                try:
-                    self._begin(batch)
-                except FluidError as error:  # The executor was closed.
-                    self._fail(error)
+                is_short = bool(self._ready) and len(self._open) < self._number
+                new = [self._open_worker() for _ in range(1 if self._handle else self._number)] if is_short else []
+            try:
+                if self._handle is None:
+                    self._begin(batch, new)
+                elif new:
+                    self._handle.add(*map(self._worker, new))
+            except FluidError as error:  # The executor was closed.
+                self._fail(error)
         return batch
 
     def close(self) -> None:
         """Ends the workers; those that run a batch are killed."""
         with self._lock:
             self._closed = True
+            self._over.set()
             self._ready.clear()
-            for request in self._waiting.values():
+            for request, _ in self._waiting.values():
                 request.answer(None)
             self._waiting.clear()
             unstarted, busy = self._open - self._started, list(self._running)
@@ -171,20 +184,24 @@ class Workers(TrialListener):
             if not self._executor.session.is_in_thread:
                 self._handle.wait(_LEAVE_S)
 
-    def _begin(self, first: Batch) -> None:
-        """Submits the workers; lanes are forked from a process that has loaded what the first batch needs."""
+    def _begin(self, first: Batch, workers: list[str]) -> None:
+        """Submits workers; lanes are forked from a process that has loaded what the first batch needs."""
         modules = set(modules_of(first.tasks))
         known = _preloaded.setdefault(self._executor, set())
         if not modules <= known:
             self._executor.session.preload(work, sorted(modules - known))
             known |= modules
-        trials = [self._worker() for _ in range(self._number)]
-        self._handle = self._executor.submit_trialgroup(TrialGroup(trials, name=self._name), self)
+        group = TrialGroup([self._worker(trial_id) for trial_id in workers], name=self._name)
+        self._handle = self._executor.submit_trialgroup(group, self)
+        threading.Thread(target=self._dismiss_idle, name=f"fluid-{self._name}-idle", daemon=True).start()
 
-    def _worker(self) -> Trial:
+    def _open_worker(self) -> str:
+        """Returns the id of a new worker, which counts as open; for a thread that holds the lock."""
         trial_id = f"{self._name}-worker-{next(self._numbers)}"
-        with self._lock:
-            self._open.add(trial_id)
+        self._open.add(trial_id)
+        return trial_id
+
+    def _worker(self, trial_id: str) -> Trial:
         config = {} if self._threads is None else {"threads": self._threads}
         return Trial(
             work, config, trial_id=trial_id, profile_key=self._name, iteration_timeout_s=None, threads=self._threads
@@ -205,16 +222,17 @@ class Workers(TrialListener):
         outcome = request.read()
         with self._lock:
             batch = self._running.pop(request.trial_id, None)
-            if self._closed:
+            if self._closed or request.trial_id not in self._open:
                 request.answer(None)
             else:
-                self._waiting[request.trial_id] = request
+                self._waiting[request.trial_id] = request, _clock.now()
                 self._hand_out()
         if batch is not None:
             self._end(batch, outcome)
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         with self._lock:
+            was_open = trial_id in self._open
             self._open.discard(trial_id)
             self._waiting.pop(trial_id, None)
         lost = self._take_back(trial_id, failure)
@@ -222,11 +240,13 @@ class Workers(TrialListener):
         if handle is not None:
             with suppress(FluidError):
                 handle.forget(trial_id)
-        if self._closed:
+        if self._closed or not was_open:
             return
         if lost and handle is not None:
+            with self._lock:
+                new = self._open_worker()
             with suppress(FluidError):
-                handle.add(self._worker())
+                handle.add(self._worker(new))
         elif not self._open and failure is not None:
             self._fail(TrialFailedError(trial_id, failure))
         elif not self._open:
@@ -255,9 +275,23 @@ class Workers(TrialListener):
     def _hand_out(self) -> None:
         """Gives batches to workers that wait; for a thread that holds the lock."""
         while self._ready and self._waiting:
-            trial_id, request = self._waiting.popitem()
+            trial_id, (request, _) = self._waiting.popitem()
             batch = self._running[trial_id] = self._ready.popleft()
             request.answer(batch.tasks)
+
+    def _dismiss_idle(self) -> None:
+        """Ends workers that have waited for a batch for long, until the call is over.
+
+        In a thread of its own: callbacks may take long, as joblib reads the caller's tasks in them.
+        """
+        while not self._over.wait(_IDLE_S):
+            now = _clock.now()
+            with self._lock:
+                idle = [trial_id for trial_id, (_, since) in self._waiting.items() if now - since >= _IDLE_S]
+                for trial_id in idle:
+                    request, _ = self._waiting.pop(trial_id)
+                    self._open.discard(trial_id)
+                    request.answer(None)
 
     # -- outcomes --------------------------------------------------------------------------------------------
 

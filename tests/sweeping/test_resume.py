@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_trainables import Counter, curve, fail_above_one, fail_or_end, once
+from sweep_trainables import Counter, SlowCounter, curve, fail_above_one, fail_or_end, once
 from waiting import eventually
 
 import fluid
@@ -64,8 +64,6 @@ def outcome(result: SweepResult) -> list[Any]:
 def test_a_killed_sweep_goes_on(algorithm: str, samples: int, after: int, tmp_path: Path) -> None:
     if algorithm == "tpe":
         pytest.importorskip("optuna")
-    from sweep_trainables import SlowCounter
-
     run_dir, gate = tmp_path / "run", tmp_path / "run-gate"
     gate.mkdir()
     run_and_kill(run_dir, algorithm, samples, "SlowCounter", after)
@@ -133,6 +131,32 @@ def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> 
     assert best.config["x"] == min(trial.config["x"] for trial in result.trials)
     assert [one.iteration for one in best.results] == list(range(1, 10))
     assert outcome(resume(run_dir, slow_curve, space, samples=4, algorithm="sha")) == outcome(result)
+
+
+@pytest.mark.parametrize("algorithm", ["sha", "asha", "random"])
+@pytest.mark.parametrize("lost", [1, 3])
+def test_what_a_kill_kept_from_the_journal_is_in_its_place(algorithm: str, lost: int, tmp_path: Path) -> None:
+    """Results are written before the journal, and a session may be killed in between."""
+    run_dir, gate = tmp_path / "run", tmp_path / "run-gate"
+    gate.mkdir()
+    run_and_kill(run_dir, algorithm, 4, "SlowCounter", 6)
+    lose_reports(run_dir / "journal.jsonl", lost)
+    for number in range(200):
+        (gate / f"ticket-{number}").touch()
+    options: dict[str, Any] = {"samples": 4, "algorithm": algorithm}
+    space = {**SPACE, "folder": str(gate)}
+    result = resume(run_dir, SlowCounter, space, **options)
+    again = resume(run_dir, SlowCounter, space, **options)
+    assert outcome(again) == outcome(result)
+    for trial in again.trials:
+        assert [one.iteration for one in trial.results] == list(range(1, trial.iteration + 1))
+
+
+def lose_reports(journal: Path, number: int) -> None:
+    """Cuts the journal before the last reports of iterations."""
+    lines = journal.read_text().splitlines(keepends=True)
+    reports = [place for place, line in enumerate(lines) if '"IterationReported"' in line]
+    journal.write_text("".join(lines[: reports[-number]]))
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,11 @@ def die_until(number: int, folder: str, deaths: int) -> int:
     return number
 
 
-def wait_for(path: str) -> None:
+def wait_for(path: str, seconds: float = 120.0) -> None:
     """Waits until a file is there."""
+    deadline = time.monotonic() + seconds
     while not Path(path).exists():
+        assert time.monotonic() < deadline, f"{path} is not there after {seconds:g} s"
         time.sleep(0.01)
 
 

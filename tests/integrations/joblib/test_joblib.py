@@ -22,6 +22,7 @@ from fluid import FluidError, FluidExecutor, InvalidFieldError, Trial, TrialGrou
 
 pytestmark = pytest.mark.frameworks("joblib", "numpy")
 joblib = pytest.importorskip("joblib")
+dispatch = pytest.importorskip("fluid.integrations.joblib.dispatch")
 sys.path.append(str(Path(__file__).parent))
 
 import joblib_tasks as tasks  # noqa: E402
@@ -80,6 +81,25 @@ def test_a_generator_that_is_not_read_lets_other_calls_run(on_lanes: None) -> No
     assert next(first) == 0
     assert parallel(abs, range(6)) == list(range(6))
     assert list(first) == list(range(1, 8))
+
+
+def test_workers_without_work_leave_their_lanes_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_IDLE_S", 0.05)
+
+    def numbers() -> Iterator[int]:
+        for number in range(6):
+            if number == 4:
+                assert parallel(abs, range(6)) == list(range(6))  # It needs both lanes.
+            yield number
+
+    options: dict[str, Any] = {"n_jobs": 2, "devices": 2, "packing": "off", "verbose": 0}
+    with joblib.parallel_config("fluid", **options):
+        unread = parallel(abs, range(8), return_as="generator", batch_size=1)
+        assert next(unread) == 0
+        assert parallel(tasks.process_of, range(6), batch_size=1)[0][1]
+        jobs = (joblib.delayed(tasks.process_of)(number) for number in numbers())
+        assert all(in_lane for _, in_lane in joblib.Parallel(batch_size=1, pre_dispatch=2)(jobs))
+        assert list(unread) == list(range(1, 8))
 
 
 def test_a_generator_that_is_dropped_ends_its_tasks(on_lanes: None, tmp_path: Path) -> None:
