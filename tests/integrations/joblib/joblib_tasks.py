@@ -86,6 +86,11 @@ def wait_for(path: str, seconds: float = 120.0) -> None:
         time.sleep(0.01)
 
 
+def nap(number: int) -> int:
+    time.sleep(0.1)
+    return number
+
+
 def touch_and_wait(number: int, folder: str) -> None:
     """Says that it runs, and never ends."""
     (Path(folder) / f"runs-{number}").touch()

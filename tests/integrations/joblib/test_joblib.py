@@ -94,8 +94,8 @@ def test_workers_without_work_leave_their_lanes_and_come_back(monkeypatch: pytes
 
     options: dict[str, Any] = {"n_jobs": 2, "devices": 2, "packing": "off", "verbose": 0}
     with joblib.parallel_config("fluid", **options):
-        unread = parallel(abs, range(8), return_as="generator", batch_size=1)
-        assert next(unread) == 0
+        unread = parallel(tasks.nap, range(8), return_as="generator", batch_size=1)
+        assert next(unread) == 0  # Others are not done yet, so that the call keeps its workers.
         assert parallel(tasks.process_of, range(6), batch_size=1)[0][1]
         jobs = (joblib.delayed(tasks.process_of)(number) for number in numbers())
         assert all(in_lane for _, in_lane in joblib.Parallel(batch_size=1, pre_dispatch=2)(jobs))
