@@ -26,14 +26,7 @@ from fluid.sweeping.algorithms import most_under_way
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues, require_own_budgets
-from fluid.sweeping.resuming import (
-    AGAIN,
-    EarlierEvent,
-    EarlierResumption,
-    EarlierSweep,
-    other_arguments,
-    require_same,
-)
+from fluid.sweeping.resuming import AGAIN, EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
 from fluid.trialgroup import Trial, TrialState
