@@ -175,8 +175,9 @@ class GradientAverager:
         return same
 
     def close(self) -> None:
-        """Stops watching the parameters."""
+        """Stops watching the parameters, and sends no bucket early any more."""
         self._end_step()
+        self.overlaps = False
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -6,7 +6,8 @@ Separate from the class that users derive from, whose attributes are theirs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,11 @@ class Runtime:
         self.shard: Shard | None = None
         #: Optimizers whose gradients were averaged since their last step, by id.
         self._averaged: set[int] = set()
-        #: The averagers of this generation, by optimizer.
-        self._averagers: dict[int, GradientAverager] = {}
+        #: Optimizers that average their gradients before each step.
+        self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        #: The averagers of this generation. They hold their optimizers, and are dropped where all ranks drop them, not
+        #: when an optimizer is collected, which is at another time on each rank: all must exchange the same buckets.
+        self._averagers: dict[torch.optim.Optimizer, GradientAverager] = {}
         #: Whether gradients may be sent during the backward pass.
         self._may_overlap = True
 
@@ -139,8 +143,11 @@ class Runtime:
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes an optimizer average its gradients before each step, unless :meth:`average` was called for it."""
+        if optimizer in self._watched:
+            return
+        self._watched.add(optimizer)
 
-        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.size == 1:
                 return
             if any(callable(argument) for argument in (*args, *kwargs.values())):
@@ -148,7 +155,7 @@ class Runtime:
             if id(optimizer) not in self._averaged:
                 self.average(optimizer)
 
-        def after(*_: Any) -> None:
+        def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             self._averaged.discard(id(optimizer))
 
         optimizer.register_step_pre_hook(before)
@@ -164,13 +171,28 @@ class Runtime:
         parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
         ]
-        averager = self._averagers.get(id(optimizer))
+        averager = self._averagers.get(optimizer)
         if averager is None or not averager.is_for(parameters):
-            if averager is not None:
-                averager.close()
+            self._drop_averagers_of(parameters)
             averager = GradientAverager(self.group, parameters, lambda: self.weight, self._may_overlap)
-            self._averagers[id(optimizer)] = averager
+            self._averagers[optimizer] = averager
         return averager
+
+    def keep_averagers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Drops the averagers of all other optimizers; all ranks call this with the same ones."""
+        wanted = set(optimizers)
+        for optimizer in [optimizer for optimizer in self._averagers if optimizer not in wanted]:
+            self._averagers.pop(optimizer).close()
+
+    def _drop_averagers_of(self, parameters: list[torch.Tensor]) -> None:
+        """Drops averagers whose parameters another optimizer steps now: their hooks would send the gradients, too."""
+        stepped = set(map(id, parameters))
+        for optimizer, averager in list(self._averagers.items()):
+            if not stepped.isdisjoint(map(id, averager.parameters)):
+                averager.close()
+                # What failed is noted until the generation ends.
+                if not averager.failed:
+                    del self._averagers[optimizer]
 
     # -- state that differs between ranks ---------------------------------------------------
 

@@ -189,17 +189,18 @@ class ElasticTrainable:
         self.build(config)
         self._check_names()
         self._elastic.seed = torch.initial_seed()
-        for optimizer in self._parts_of(torch.optim.Optimizer).values():
-            self._elastic.watch(optimizer)
+        self._watch_optimizers()
 
     def step(self) -> dict[str, Any]:
         """Runs one iteration. Override :meth:`train_iteration`, not this."""
         runtime = self._elastic
         runtime.begin_iteration()
+        self._watch_optimizers()  # A checkpoint may have made others.
         for name, columns in self._all_columns().items():
             setattr(self, name, runtime.scatter(columns, self.batch_state[name]))
         metrics = dict(self.train_iteration())
         self._check_names()
+        self._watch_optimizers()  # So may the iteration; it ends with no more memory than it needs.
         self.replicate_buffers()
         if runtime.size > 1:
             self._elastic_columns = {
@@ -264,6 +265,18 @@ class ElasticTrainable:
             reported: the last iteration whose result the driver has received.
             metrics: what the last :meth:`step` returned; ``None`` if the state has come from another device since.
         """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, torch.optim.Optimizer) and "_elastic" in vars(self):
+            self._elastic.watch(value)  # It may step before the next iteration.
+
+    def _watch_optimizers(self) -> None:
+        """Has all optimizers average their gradients, and forgets those that were replaced."""
+        optimizers = self._parts_of(torch.optim.Optimizer).values()
+        for optimizer in optimizers:
+            self._elastic.watch(optimizer)
+        self._elastic.keep_averagers(optimizers)
 
     def _all_columns(self) -> dict[str, Any]:
         """The columns of all devices, as gathered last; at width 1, the attributes."""
