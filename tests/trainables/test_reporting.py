@@ -348,7 +348,10 @@ def train(config):
         fluid.report({{"value": count}}, save=lambda to: (to / "value").write_text(str(count)))
 
 ray.init({ray_cluster!r}, log_to_driver=False)
-result = tune.Tuner(train, run_config=tune.RunConfig(storage_path={str(tmp_path)!r}, verbose=0)).fit()[0]
+# On a busy machine Ray may lose an actor before it starts: Tune then starts another one.
+again = tune.FailureConfig(max_failures=3)
+run_config = tune.RunConfig(storage_path={str(tmp_path)!r}, verbose=0, failure_config=again)
+result = tune.Tuner(train, run_config=run_config).fit()[0]
 with result.checkpoint.as_directory() as folder:
     print("found", result.metrics["value"], open(folder + "/value").read())
 """
