@@ -12,6 +12,7 @@ from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
 from fluid.engine.lane_record import Killing, LaneRecord
+from fluid.engine.lane_starts import LaneStarts
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import TrialRecord
 from fluid.engine.residency import Residency
@@ -26,6 +27,9 @@ class Failures:
         core: the session.
         calls, lifecycle, residency, resizing: the parts whose transitions a failure causes.
         max_failures: times a failed trial is queued again, and a lane that did not start is started again on a device.
+
+    Attributes:
+        starts: counts lanes that do not start.
     """
 
     def __init__(
@@ -43,8 +47,7 @@ class Failures:
         self._residency = residency
         self._resizing = resizing
         self._max_failures = max_failures
-        #: device -> consecutive lanes that did not start
-        self._false_starts: dict[int, int] = {}
+        self.starts = LaneStarts(core)
         #: Why no lane starts, if that cost the session its last device; ``None`` otherwise.
         self._why_nothing_starts: str | None = None
         self._devices_changed = False
@@ -186,7 +189,7 @@ class Failures:
         if event.lane_id in lanes:
             lanes.ready(event.lane_id, event.own_bytes)
             for device in lanes[event.lane_id].device_ids:
-                self._false_starts.pop(device, None)
+                self.starts.succeeded(device)
             self._lifecycle.lane_usable(event.lane_id)
 
     def lane_lost(self, event: LaneLost) -> None:
@@ -209,12 +212,12 @@ class Failures:
         if event.failed_position is not None and any(other.ready for other in core.lanes.on(device)):
             # The device works, and takes no further process: its memory is full, or MPS or its compute mode refuse it.
             if core.occupancy.residents[device]:
-                core.occupancy.cap(device, len(core.occupancy.residents[device]))
+                self.starts.refused(device)
                 return
             if self._others_leave([device]):
                 return
         # A device on which no lane starts is tried a few more times, and then removed.
-        failed = self._false_starts[device] = self._false_starts.get(device, 0) + 1
+        failed = self.starts.failed(device)
         if failed > self._max_failures:
             why = f"{failed} lanes in a row could not be started there, the last because it {event.reason}"
             self.device_lost(DeviceLost(event.at, device, why))
@@ -231,8 +234,7 @@ class Failures:
         core, reason = self._core, self._why_nothing_starts
         if reason is None or core.drained:
             return
-        waiting = [*core.arrivals.values(), *(core.trials.by_row[row] for row in core.queue)]
-        for trial in waiting:
+        for trial in [*core.arrivals.values(), *(core.trials.by_row[row] for row in core.queue)]:
             core.unqueue(trial)
             self._residency.drop(trial)
             trial.limits.failure = Failure("lane_lost", f"no lane could be started on any device: {reason}")
@@ -297,8 +299,7 @@ class Failures:
 
     def _stopped_by_loss(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
         """STOPPING -> STOPPED: the other lanes may hang waiting for the lost one, and are drained."""
-        stopping = trial.placement.stopping_lanes
-        others = tuple(lane for lane in stopping if lane != lane_id and lane in self._core.lanes)
+        others = tuple(lane for lane in trial.placement.stopping_lanes if lane != lane_id and lane in self._core.lanes)
         self._core.release(trial)
         self._core.drain(trial, others, told=True)
         self._core.end(trial, TrialState.STOPPED, reason)
@@ -323,13 +324,12 @@ class Failures:
         self._residency.lose_state(trial, reason)
         if blameless:
             core.enqueue(trial, reason)
-            return
-        if failure is not None:
+        elif failure is not None:
             self._timed_out(trial, failure)
-            return
-        if culprit is not None:
-            trial.limits.packing_cap = 1  # a trial that kills its lane may kill those of its neighbours
-        self._count(trial, Failure("lane_lost", reason))
+        else:
+            if culprit is not None:
+                trial.limits.packing_cap = 1  # a trial that kills its lane may kill those of its neighbours
+            self._count(trial, Failure("lane_lost", reason))
 
     def _timed_out(self, trial: TrialRecord, failure: Failure) -> None:
         """Queues a trial again whose lanes were killed because it gave no result; the second time it has failed."""
@@ -353,7 +353,7 @@ class Failures:
         if core.drained:
             core.scheduling.close_device(event.device.index)
         self._why_nothing_starts = None
-        self._false_starts.pop(event.device.index, None)
+        self.starts.forget(event.device.index)
         core.strikes.given_up.pop(event.device.index, None)
         core.lanes.start(event.device.index, core.commands)
         core.changed = self._devices_changed = True

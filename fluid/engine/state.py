@@ -48,6 +48,7 @@ from fluid.engine.failures import Failures
 from fluid.engine.holds import Holds
 from fluid.engine.hung_trials import HungTrials
 from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.lane_starts import CapDeadline
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.measuring import notes_of
 from fluid.engine.preemption import Preemptions
@@ -131,11 +132,10 @@ class EngineState:
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
         self._savability = Savability(self._core, self._calls, self._resizing)
         self._submissions = Submissions(self._core, self._lifecycle)
-        self._hung = HungTrials(self._core)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
         self._holds = Holds(core, self._lifecycle, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
-        self._waits = Waits(self._core)
+        self._hung, self._waits = HungTrials(core), Waits(core)
         self._ticked = False
         self._table = self._event_table()
         #: What handles a deadline, by the type of its key.
@@ -143,6 +143,7 @@ class EngineState:
             IterationDeadline: self._hung.look,
             DrainDeadline: self._hung.look_at_drain,
             DrainEnd: self._drains.due,
+            CapDeadline: self._failures.starts.due,
         }
 
     def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
@@ -256,13 +257,11 @@ class EngineState:
             InvalidFieldError: a request is refused (an id that is taken, an unknown one). Nothing has changed.
             EngineError: the engine cannot explain an event. The session cannot go on.
         """
-        core, table = self._core, self._table
-        claims: Claims | None = None
+        core, table, claims = self._core, self._table, Claims()
         # 1. Refuse bad requests, before anything changes.
         for event in events:
             check = table[type(event)][0]
             if check is not None:
-                claims = claims or Claims()
                 check(event, claims)
         # 2. Let every event change the records: all ends of this instant come before any start.
         core.commands = []
@@ -280,14 +279,15 @@ class EngineState:
             self._drains.advance()
         if self._holds.under_way:
             self._holds.advance()
-        # 3. If devices or trials came or went, or a tick came: plan, start, preempt and resize.
-        if core.changed or core.arrivals or self._ticked or core.measuring.ramp_changes:
+        # 3. If devices or trials came or went, or need less memory, or a tick came: plan, start, preempt and resize.
+        if core.changed or core.arrivals or self._ticked or core.measuring.ramp_changes or self.memory.has_freed:
             self._settle()
             self._waits.note()
         # 8. Ask for a tick if a waiting trial may have become urgent.
         self.wants_tick |= self._preemptions.is_due()
-        # 9. Evict kept states from devices whose known bytes do not fit any more.
+        # 9. Evict kept states from devices whose known bytes do not fit any more; see whether capped ones have room.
         self._residency.evict_excess()
+        self._failures.starts.ease()
         # 10. Return what the backend is to do and what the submitter is told, in order.
         return core.commands
 
@@ -309,8 +309,7 @@ class EngineState:
             self._lifecycle.finish(finished)
 
     def _trial_called(self, event: TrialCalled) -> None:
-        trial = self._calls.answered(event)
-        if trial is None:
+        if (trial := self._calls.answered(event)) is None:
             return
         self._core.watching.answered(trial, self._core.now)
         if not trial.calls:
@@ -340,12 +339,12 @@ class EngineState:
             self._failures.fail_what_waits()
             self._ticked = self.wants_tick = False
             return
-        ramped = self._core.measuring.pop_ramp_changes()
-        if core.changed or core.arrivals or ramped:
+        ramped, freed = core.measuring.pop_ramp_changes(), core.memory.pop_freed()
+        if core.changed or core.arrivals or ramped or freed:
             # 4. Fail what no device can hold; give what arrived, or is to be planned again, widths in the queue.
             self._failures.end_misfits()
-            if ramped:
-                core.commands += notes_of(ramped, core.now)
+            core.commands += notes_of(ramped, core.now)
+            if ramped or freed:
                 scheduling.plan_queue_again()
             arrived, core.arrivals = list(core.arrivals.values()), {}
             scheduling.arrive(arrived)

@@ -76,6 +76,15 @@ MOST_TIMEOUTS = 1
 #: A device is given up after exceptions of so many trials that left it unusable, if other devices work.
 MOST_STRIKES = 3
 
+# -- devices that take no further process (docs/gpu_sharing.md) ----------------------------------------------
+
+#: Seconds for which a device takes no more trials than it has once a lane could not start beside them; twice as long
+#: each time that this happens again, up to the second figure. A start that fails costs some seconds of a processor.
+CAP_S = 60.0
+LONGEST_CAP_S = 3600.0
+#: The cap lasts this share of that where memory was freed on the device meanwhile, or a process there has ended.
+EASED_CAP = 0.1
+
 # -- order and preemption (benchmarks/ray_tune.py, workload hyperband) --------------------------------------
 
 #: A trial overtakes a rung's critical path only if it is 10% longer, because paces are estimates.

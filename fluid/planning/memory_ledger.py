@@ -17,6 +17,9 @@ class MemoryLedger:
         watermark: share of a device's memory that trials may fill.
         residents: device index -> rows on it, as :class:`~fluid.planning.occupancy.Occupancy` keeps it.
         held: row -> devices that it holds, likewise.
+
+    Attributes:
+        has_freed: whether a trial that holds devices turned out to need less, so that others may fit.
     """
 
     def __init__(
@@ -25,6 +28,7 @@ class MemoryLedger:
         self.watermark = watermark
         self._residents = residents
         self._held = held
+        self.has_freed = False
         #: device index -> bytes that trials may fill there; ``None`` where memory does not bound packing.
         self._usable: dict[int, float | None] = {}
         #: Devices whose memory bounds packing.
@@ -74,9 +78,10 @@ class MemoryLedger:
 
     def set_need(self, row: int, need: MemoryNeed | None) -> None:
         """Changes the need of a trial that holds devices; trials that come later must leave as much to it."""
-        if need is None:
-            self._needs.pop(row, None)
-        else:
+        before = self._needs.pop(row, None)
+        if before is not None and (need is None or need.peak_bytes < before.peak_bytes):
+            self.has_freed = self._bounded > 0
+        if need is not None:
             self._needs[row] = need
             if row in self._placed and need.peak_bytes < self._placed[row].peak_bytes:
                 self._placed[row] = need  # Measured on this device's model: trials are placed by it from now on.
@@ -154,6 +159,11 @@ class MemoryLedger:
         changed = sorted(index for index in self._changed if self._usable.get(index) is not None)
         self._changed.clear()
         return changed
+
+    def pop_freed(self) -> bool:
+        """Clears :attr:`has_freed`; returns what it was."""
+        freed, self.has_freed = self.has_freed, False
+        return freed
 
     def running_bytes(self, index: int) -> float:
         """Bytes that the trials on a device take, as known when they were placed, or learnt since."""

@@ -211,8 +211,13 @@ class Occupancy:
         return self._limit(index) if self.residents[index] else 1
 
     def cap(self, index: int, most: int) -> None:
-        """Places at most so many trials, at least 1, on a device until it is idle again."""
+        """Places at most so many trials, at least 1, on a device until it is idle again, or the cap is lifted."""
         self.caps[index] = most
+
+    def lift_cap(self, index: int) -> None:
+        """Lets the residents of a device alone decide again how many trials it takes."""
+        if self.caps.pop(index, None) is not None:
+            self._refresh(index)
 
     def is_open(self, index: int, width: float) -> bool:
         """Whether a device takes one more trial of that width, memory apart: it is idle, or all there are packed."""

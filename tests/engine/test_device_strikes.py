@@ -6,7 +6,10 @@ from typing import Any
 
 from engine_helpers import Hand, Known, none, only
 
+from fluid.engine import tuning
 from fluid.engine.commands import NoteDeviceLost, ReportEnd, StartLane, StartTrial
+from fluid.engine.events import Alarm
+from fluid.engine.lane_record import LaneMeasured
 from fluid.resources import MemoryNeed, Requires
 
 GB = 1e9
@@ -177,6 +180,97 @@ def test_a_device_that_takes_no_further_process_is_shared_by_fewer_trials() -> N
     hand.iterate("a", 10)
     assert hand.states()["c"] == "STARTING", "in the lane that is free now"
     assert hand.trial("c").placement.lanes == (hand.trial("a").residence.lane,)
+
+
+def refused(**options: Any) -> Hand:
+    """Trials "a" and "b" run on a device that took no process for "c", which waits."""
+    hand = Hand(devices=1, profile=Known(packing=4), **options)
+    need = MemoryNeed(1 * GB) if options else None
+    hand.submit("a", "b", "c", budget=100, memory=need, iteration_timeout_s=None)
+    hand.started("a")
+    hand.ready(hand.trial("b").placement.lanes[0])
+    hand.started("b")
+    hand.lose(hand.trial("c").placement.lanes[0], failed_position=0)
+    assert hand.states()["c"] == "QUEUED"
+    return hand
+
+
+def alarm(hand: Hand) -> list[Any]:
+    """Lets the time of the next deadline come."""
+    assert hand.state.alarm_at is not None
+    hand.now = max(hand.now, hand.state.alarm_at)
+    return hand.do(Alarm(hand.now))
+
+
+def test_it_is_tried_again_after_a_while_and_each_time_less_soon() -> None:
+    hand = refused()
+    waits = []
+    for _ in range(9):
+        before = hand.now
+        lane = only(alarm(hand), StartLane).lane_id
+        waits.append(hand.now - before)
+        assert hand.states()["c"] == "STARTING"
+        hand.lose(lane, failed_position=0)
+        assert hand.states() == {"a": "RUNNING", "b": "RUNNING", "c": "QUEUED"}
+    assert waits == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0, 3600.0]
+    assert hand.trial("c").limits.failures == 0
+
+
+def test_a_lane_that_starts_there_ends_the_refusals() -> None:
+    hand = refused()
+    hand.lose(only(alarm(hand), StartLane).lane_id, failed_position=0)
+    hand.ready(only(alarm(hand), StartLane).lane_id)
+    hand.started("c")
+    assert hand.states()["c"] == "RUNNING" and hand.state.alarm_at is None
+    hand.submit("d", budget=9, iteration_timeout_s=None)
+    hand.lose(hand.trial("d").placement.lanes[0], failed_position=0)
+    assert hand.state.alarm_at == hand.now + tuning.CAP_S, "as at the first time"
+
+
+def test_it_is_tried_again_sooner_once_a_process_there_has_ended() -> None:
+    hand = refused()
+    assert hand.state.alarm_at == tuning.CAP_S
+    lane = hand.lane("b")
+    hand.stop("b")
+    hand.released("b", lane)
+    assert hand.states()["c"] == "STARTING", "in place of the one that left, in its lane"
+    assert hand.state.alarm_at == tuning.CAP_S, "there are as many processes as before"
+    hand.submit("d", budget=9, iteration_timeout_s=None)
+    assert hand.states()["d"] == "QUEUED"
+    hand.lose(lane, blameless=True)
+    hand.do()
+    assert len(hand.state.lanes.on(0)) == 2, "another lane comes in its place"
+    hand.lose_device(0)
+    assert hand.state.alarm_at is None
+
+
+def test_it_is_tried_again_sooner_once_memory_was_freed_there() -> None:
+    hand = refused(memory=20 * GB)
+    hand.do(LaneMeasured(hand.now, 0, 3 * GB), LaneMeasured(hand.now, 1, 3 * GB))
+    assert hand.state.alarm_at == tuning.CAP_S, "more is taken than before"
+    lane = hand.lane("b")
+    hand.stop("b")
+    hand.released("b", lane)
+    assert hand.state.alarm_at == tuning.CAP_S, "another trial took its place"
+    hand.do(LaneMeasured(hand.now, 0, 0.2 * GB), LaneMeasured(hand.now, 1, 0.2 * GB))
+    assert hand.state.alarm_at == tuning.CAP_S, "no less than when it refused"
+    hand.started("c")
+    hand.stop("c")
+    hand.released("c", lane)
+    assert hand.state.alarm_at == tuning.CAP_S * tuning.EASED_CAP
+    hand.submit("d", "e", budget=9, memory=MemoryNeed(1 * GB), iteration_timeout_s=None)
+    assert hand.states()["e"] == "QUEUED"
+    alarm(hand)
+    assert hand.states()["e"] == "STARTING"
+
+
+def test_an_idle_device_has_no_cap() -> None:
+    hand = refused()
+    for name in "abc":
+        hand.stop(name)
+    for name in "ab":
+        hand.released(name, hand.lane(name))
+    assert hand.state.alarm_at is None and hand.state.occupancy.caps == {}
 
 
 def test_a_gangs_lane_says_which_device_it_cannot_use() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ from engine_helpers import Hand
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Notice, StartLane
 from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, LaneReady, Tick
+from fluid.engine.lane_record import LaneMeasured
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.planners.by_name import make_planner
 from fluid.planning.measurements import MIN_OBSERVATIONS
 from fluid.planning.profile import Profile
-from fluid.resources import Device, MemoryNeed
+from fluid.resources import Device, MemoryNeed, Requires
 
 SLOW, FAST = "NVIDIA A100", "NVIDIA H200"
 
@@ -173,6 +175,27 @@ def test_a_device_is_packed_as_far_as_its_model_allows() -> None:
     hand = unlike(SLOW, FAST, profile=profile, max_packing=4, max_width=1)
     hand.submit(*"abcdefgh", budget=100, profile_key="net")
     assert {device: len(rows) for device, rows in hand.state.occupancy.residents.items()} == {0: 1, 1: 4}
+
+
+def test_a_need_that_turns_out_smaller_makes_room_for_those_that_wait() -> None:
+    profile = Profile()
+    profile.observe_memory("net", MemoryNeed(30.0), model=FAST)
+    for key, co_residents in itertools.product(("net", "other"), (1, 2)):
+        for _ in range(MIN_OBSERVATIONS):
+            profile.observe(key, 1.0, model=SLOW, co_residents=co_residents)
+    hand = Hand(devices=0, profile=profile)
+    add(hand, 0, SLOW, memory=100.0)
+    add(hand, 1, FAST, memory=40.0)
+    hand.do(LaneMeasured(0.0, 0, 20.0))
+    hand.submit("on the other device", budget=99, requires=Requires(model=FAST), memory=MemoryNeed(30.0))
+    hand.submit("a", budget=9, profile_key="net")
+    hand.started("a")
+    hand.submit("b", budget=9, profile_key="other", memory=MemoryNeed(45.0))
+    hand.tick()
+    assert hand.states()["b"] == "QUEUED", "30 for a, as on the other model, 20 for a lane and 45"
+    hand.iterate("a", memory=MemoryNeed(20.0))
+    assert hand.states()["b"] == "STARTING"
+    assert [hand.state.occupancy.held[hand.trial(name).row] for name in "ab"] == [(0,), (0,)]
 
 
 def test_a_trial_fits_where_its_model_needs_less_memory() -> None:

@@ -1,0 +1,101 @@
+"""Lanes that do not start: how often in a row on each device, and the caps of devices that take no further process.
+
+A lane that cannot start beside others leaves its device with the trials that it has: its memory is full, or MPS or its
+compute mode refuse a further client. Neither need last, so the cap ends after a while, and sooner once memory was freed
+there. If a lane is refused again, the next cap lasts twice as long, so that a long sweep sees few such starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fluid.engine import tuning
+from fluid.engine.core import SessionState
+
+
+@dataclass(frozen=True, slots=True)
+class CapDeadline:
+    """When to lift the cap of a device."""
+
+    device: int
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """What there was on a device when it took no further process.
+
+    Attributes:
+        at: when that was, seconds.
+        lasts: for how long the cap is to hold, seconds.
+        lanes: lanes on the device.
+        taken: bytes taken there, as far as they are known.
+        is_eased: whether memory or a process has gone since, so that the cap is lifted sooner.
+    """
+
+    at: float
+    lasts: float
+    lanes: int
+    taken: float
+    is_eased: bool = False
+
+
+class LaneStarts:
+    """Counts lanes that did not start, caps devices at the trials that they have, and lifts the caps.
+
+    A device that falls idle loses its cap at once.
+    """
+
+    def __init__(self, core: SessionState) -> None:
+        self._core = core
+        #: device -> lanes in a row that did not start, though none ran there
+        self._failed: dict[int, int] = {}
+        self._refusals: dict[int, _Refusal] = {}
+        #: device -> caps in a row, without a lane that could start beside others in between
+        self._in_a_row: dict[int, int] = {}
+
+    def refused(self, device: int) -> None:
+        """Caps a device on which a lane could not start beside others, at the trials that it has."""
+        core = self._core
+        count = self._in_a_row[device] = self._in_a_row.get(device, 0) + 1
+        lasts = min(tuning.LONGEST_CAP_S, tuning.CAP_S * 2.0 ** (count - 1))
+        lanes, taken = len(core.lanes.on(device)), core.memory.taken_bytes(device)
+        self._refusals[device] = _Refusal(core.now, lasts, lanes, taken)
+        core.occupancy.cap(device, len(core.occupancy.residents[device]))
+        core.deadlines.set(CapDeadline(device), core.now + lasts)
+
+    def failed(self, device: int) -> int:
+        """Counts a lane that did not start on a device without others; returns how many that are in a row."""
+        count = self._failed[device] = self._failed.get(device, 0) + 1
+        return count
+
+    def succeeded(self, device: int) -> None:
+        """A lane has started on a device; where it did beside others, the device refuses no further ones."""
+        self._failed.pop(device, None)
+        if device not in self._core.occupancy.caps and sum(lane.ready for lane in self._core.lanes.on(device)) > 1:
+            self._in_a_row.pop(device, None)
+
+    def forget(self, device: int) -> None:
+        """Counts anew for a device that has joined."""
+        self._failed.pop(device, None)
+        self._in_a_row.pop(device, None)
+
+    def ease(self) -> None:
+        """Brings the end of caps forward where a process has ended, or known memory was freed, since the refusal."""
+        core = self._core
+        for device, refusal in list(self._refusals.items()):
+            if device not in core.occupancy.caps:  # The device has fallen idle, or is gone.
+                del self._refusals[device]
+                core.deadlines.clear(CapDeadline(device))
+            elif not refusal.is_eased and self._has_room(device, refusal):
+                refusal.is_eased = True
+                core.deadlines.set(CapDeadline(device), refusal.at + refusal.lasts * tuning.EASED_CAP)
+
+    def _has_room(self, device: int, refusal: _Refusal) -> bool:
+        freed = refusal.taken - self._core.memory.taken_bytes(device)
+        return len(self._core.lanes.on(device)) < refusal.lanes or freed > self._core.lanes.usual_bytes
+
+    def due(self, key: CapDeadline) -> None:
+        """Lifts a cap whose time has come, so that trials that wait may try the device again."""
+        if self._refusals.pop(key.device, None) is not None:
+            self._core.occupancy.lift_cap(key.device)
+            self._core.changed = True
