@@ -79,6 +79,7 @@ class StartTrial(Command):
         lane_ids: one per device of its width; the first is rank 0.
         iterations: how many to run without further commands.
         checkpoint: where to restore from; ``None`` to begin afresh.
+        limit_bytes: as in LimitMemory, from the set-up on.
     """
 
     trial_id: str
@@ -86,6 +87,7 @@ class StartTrial(Command):
     _: KW_ONLY
     iterations: int
     checkpoint: Checkpoint | None = None
+    limit_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,18 @@ class LaneMeasured(Event):
     own_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class StateMeasured(Event):
+    """A trial that does not run holds so many bytes in its lane, where the lane has given back what it could.
+
+    Comes before the event that says that the trial does not run, or after it.
+    """
+
+    trial_id: str
+    lane_id: int
+    held_bytes: float
+
+
 @dataclass(slots=True)
 class LaneRecord:
     """One lane.

@@ -21,7 +21,7 @@ class CapDeadline:
 
 
 @dataclass(slots=True)
-class _Refusal:
+class _DeviceCap:
     """What there was on a device when it took no further process.
 
     Attributes:
@@ -49,7 +49,7 @@ class LaneStarts:
         self._core = core
         #: device -> lanes in a row that did not start, though none ran there
         self._failed: dict[int, int] = {}
-        self._refusals: dict[int, _Refusal] = {}
+        self._caps: dict[int, _DeviceCap] = {}
         #: device -> caps in a row, without a lane that could start beside others in between
         self._in_a_row: dict[int, int] = {}
 
@@ -59,7 +59,7 @@ class LaneStarts:
         count = self._in_a_row[device] = self._in_a_row.get(device, 0) + 1
         lasts = min(tuning.LONGEST_CAP_S, tuning.CAP_S * 2.0 ** (count - 1))
         lanes, taken = len(core.lanes.on(device)), core.memory.taken_bytes(device)
-        self._refusals[device] = _Refusal(core.now, lasts, lanes, taken)
+        self._caps[device] = _DeviceCap(core.now, lasts, lanes, taken)
         core.occupancy.cap(device, len(core.occupancy.residents[device]))
         core.deadlines.set(CapDeadline(device), core.now + lasts)
 
@@ -82,20 +82,20 @@ class LaneStarts:
     def ease(self) -> None:
         """Brings the end of caps forward where a process has ended, or known memory was freed, since the refusal."""
         core = self._core
-        for device, refusal in list(self._refusals.items()):
+        for device, cap in list(self._caps.items()):
             if device not in core.occupancy.caps:  # The device has fallen idle, or is gone.
-                del self._refusals[device]
+                del self._caps[device]
                 core.deadlines.clear(CapDeadline(device))
-            elif not refusal.is_eased and self._has_room(device, refusal):
-                refusal.is_eased = True
-                core.deadlines.set(CapDeadline(device), refusal.at + refusal.lasts * tuning.EASED_CAP)
+            elif not cap.is_eased and self._has_room(device, cap):
+                cap.is_eased = True
+                core.deadlines.set(CapDeadline(device), cap.at + cap.lasts * tuning.EASED_CAP)
 
-    def _has_room(self, device: int, refusal: _Refusal) -> bool:
-        freed = refusal.taken - self._core.memory.taken_bytes(device)
-        return len(self._core.lanes.on(device)) < refusal.lanes or freed > self._core.lanes.usual_bytes
+    def _has_room(self, device: int, cap: _DeviceCap) -> bool:
+        freed = cap.taken - self._core.memory.taken_bytes(device)
+        return len(self._core.lanes.on(device)) < cap.lanes or freed > self._core.lanes.usual_bytes
 
     def due(self, key: CapDeadline) -> None:
         """Lifts a cap whose time has come, so that trials that wait may try the device again."""
-        if self._refusals.pop(key.device, None) is not None:
+        if self._caps.pop(key.device, None) is not None:
             self._core.occupancy.lift_cap(key.device)
             self._core.changed = True

@@ -75,7 +75,7 @@ class Lifecycle:
     def _launch(self, trial: TrialRecord) -> None:
         trial.progress.go_back_to(trial.residence.restart_at)
         self._core.memory.note_change(trial.row)
-        trial.placement.launched = True
+        trial.placement.launched, trial.residence.held_bytes = True, None
         self._core.watching.launched(trial, self._core.now, iterates=False)
         iterations, checkpoint = trial.progress.grant(trial.limit), trial.residence.checkpoint
         self._core.commands.append(

@@ -5,8 +5,11 @@ A trial that grows beyond its need then runs out of memory itself, instead of a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from fluid.engine import tuning
-from fluid.engine.commands import LimitMemory
+from fluid.engine.commands import LimitMemory, StartTrial
 from fluid.engine.core import SessionState
 from fluid.engine.records import TrialRecord
 from fluid.trialgroup import TrialState
@@ -21,23 +24,31 @@ class MemoryLimits:
         self._told: dict[int, dict[tuple[int, int], float]] = {}
 
     def update(self) -> None:
-        """Tells the lanes of devices on which trials, needs or memory have changed."""
-        for device in self._core.memory.pop_changed():
-            self._update(device)
+        """Tells the lanes of devices on which trials, needs or memory have changed; a trial that starts, with that."""
+        changed, commands = self._core.memory.pop_changed(), self._core.commands
+        if changed:
+            starts = {each.trial_id: index for index, each in enumerate(commands) if isinstance(each, StartTrial)}
+            for device in changed:
+                self._update(device, starts)
 
-    def _update(self, device: int) -> None:
+    def _update(self, device: int, starts: Mapping[str, int]) -> None:
         told, kept = self._told.pop(device, {}), {}
+        commands = self._core.commands
         for trial, limit in self._limits(device):
             lane_id = trial.placement.lanes[0]
-            before = told.get((trial.row, lane_id))
-            if limit is None and before is None:
-                continue
-            if limit is None or before is None or not _is_close(before, limit):
-                self._core.commands.append(LimitMemory(trial.trial_id, (lane_id,), limit))
+            before = told.pop((trial.row, lane_id), None)
+            start = starts.get(trial.trial_id)
+            if start is not None:  # Its lane knows of no limit yet.
+                command = commands[start]
+                assert isinstance(command, StartTrial)
+                commands[start] = replace(command, limit_bytes=limit)
+                before = limit
+            elif limit is None or before is None or not _is_close(before, limit):
+                if limit is not None or before is not None:
+                    commands.append(LimitMemory(trial.trial_id, (lane_id,), limit))
                 before = limit
             if before is not None:
                 kept[trial.row, lane_id] = before
-            told.pop((trial.row, lane_id), None)
         records = self._core.trials.by_row
         # A trial that rests in its lane has its limit still, and is told if it has none when it runs again.
         kept.update({key: limit for key, limit in told.items() if _rests(records.get(key[0]), key[1])})

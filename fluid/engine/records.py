@@ -146,6 +146,7 @@ class Residence:
     Attributes:
         lane: lane that keeps the state; ``None`` if none does.
         device: device of that lane.
+        held_bytes: device memory that its lane last measured it to take; ``None`` if that has measured nothing.
         saving: whether that lane was told to save the state and drop it, and has not answered.
         given_up: whether the state was dropped for want of room though it could not be saved.
         checkpoint: the newest one.
@@ -157,6 +158,7 @@ class Residence:
 
     lane: int | None = None
     device: int | None = None
+    held_bytes: float | None = None
     saving: bool = False
     given_up: bool = False
     checkpoint: Checkpoint | None = None
@@ -265,8 +267,7 @@ class Pace:
         solo: seconds per iteration alone on one device of speed 1, as last observed; ``None`` if it never was alone.
         model: the device model on which they were observed.
         disturbed: whether co-residency changed since the iteration in flight began, so that its seconds say nothing.
-        settled: whether the trial has finished an iteration on the devices that it holds. Before that it starts, loads
-            data or compiles: what others take beside it says nothing about packing.
+        settled: whether the trial has finished an iteration on its devices; before, it starts, loads data or compiles.
         placed_at: when the trial was placed in a lane that no trial had used, seconds; ``None`` otherwise, and once it
             has settled there.
         settled_after: seconds from then to the end of its first iteration; ``None`` otherwise, and from the second on.

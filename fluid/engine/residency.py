@@ -11,6 +11,7 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import Save, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, TrialSaved
+from fluid.engine.lane_record import StateMeasured
 from fluid.engine.memory_limits import MemoryLimits
 from fluid.engine.records import TrialRecord
 from fluid.engine.retention import TrialNotKept, is_to_be_kept
@@ -30,9 +31,26 @@ class Residency:
         """Keeps a trial's state resident in its lane, and evicts others if the device keeps too many."""
         core, device = self._core, self._core.lanes[lane_id].device_id
         trial.residence.lane, trial.residence.device = lane_id, device
-        core.lanes.keep(lane_id, trial.trial_id, core.estimates.kept_bytes(trial))
+        core.lanes.keep(lane_id, trial.trial_id, self._kept_bytes(trial))
         self._calls.deliver(trial)
         self._trim_residents(device)
+
+    def _kept_bytes(self, trial: TrialRecord) -> float:
+        """Device memory that a trial's state takes at rest: as its lane measured, else as its key's usually does."""
+        held = trial.residence.held_bytes
+        return self._core.estimates.kept_bytes(trial) if held is None else held
+
+    def measured(self, event: StateMeasured) -> None:
+        """A lane has measured what a trial's state takes; if it is less than was booked, queued trials may fit."""
+        core, trial = self._core, self._core.trials.get(event.trial_id)
+        if trial is None:
+            return
+        if trial.residence.lane == event.lane_id:
+            trial.residence.held_bytes = event.held_bytes
+            core.lanes.keep(event.lane_id, event.trial_id, event.held_bytes)
+            core.changed |= bool(core.queue)
+        elif core.holder(event.trial_id, event.lane_id) is trial:
+            trial.residence.held_bytes = event.held_bytes
 
     def leave_lane(self, trial: TrialRecord) -> None:
         """Ends the residence of a trial that runs again in the lane that kept its state."""

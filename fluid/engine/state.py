@@ -47,7 +47,7 @@ from fluid.engine.events import (
 from fluid.engine.failures import Failures
 from fluid.engine.holds import Holds
 from fluid.engine.hung_trials import HungTrials
-from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.lane_record import LaneMeasured, StateMeasured
 from fluid.engine.lane_starts import CapDeadline
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.measuring import notes_of
@@ -165,6 +165,7 @@ class EngineState:
             SessionDraining: (drains.check_session, drains.session_draining),
             LaneReady: (None, failures.lane_ready),
             LaneMeasured: (None, lifecycle.lane_measured),
+            StateMeasured: (None, self._residency.measured),
             LaneLost: (None, failures.lane_lost),
             TrialSetBack: (None, lifecycle.set_back),
             SavabilityChanged: (None, self._savability.changed),

@@ -172,8 +172,7 @@ def process_bytes(token: str, pid: int) -> float | None:
         >>> process_bytes("GPU-unknown", 1) is None
         True
     """
-    processes = processes_on(token)
-    if processes is None:
+    if (processes := processes_on(token)) is None:
         return None
     for process in processes:
         if process.pid == pid:
@@ -182,18 +181,22 @@ def process_bytes(token: str, pid: int) -> float | None:
     return 0.0 if all(os.path.exists(f"/proc/{process.pid}") for process in processes) else None
 
 
-def used_bytes(token: str) -> float | None:
-    """Returns the bytes of a GPU that are in use by all processes; ``None`` if there is no such GPU.
+def used_bytes(token: str, *, reserved: bool = True) -> float | None:
+    """Returns the bytes of a GPU that are in use by all processes; ``None`` if unknown, or there is no such GPU.
 
     Args:
         token: its UUID.
+        reserved: whether to count what the driver reserves for itself; old drivers do not tell these bytes apart.
 
     Example:
         >>> used_bytes("GPU-unknown") is None
         True
     """
     handle = find_handle(token)
-    return None if handle is None else query(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+    if reserved or handle is None:
+        return None if handle is None else query(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+    used: float | None = query(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used))
+    return used
 
 
 def cpu_cores(token: str) -> tuple[int, ...]:

@@ -138,6 +138,13 @@ class MemoryMeter(Protocol):
         """
         ...
 
+    def settle(self) -> float:
+        """Returns memory as :meth:`release_cached` does; then the bytes held more than at the latest measurement.
+
+        They are 0 if another trial came into the lane since, or nothing can be measured.
+        """
+        ...
+
     def is_usable(self, error: str = "") -> bool:
         """Whether the device still answers; after some faults only a new process can use it.
 
@@ -250,6 +257,17 @@ class DeviceMemoryMeter:
             with suppress(RuntimeError):  # A device with a fault; see is_usable.
                 self._empty_cache(cuda)
 
+    def settle(self) -> float:
+        """Empties PyTorch's cache; then all that it still reserves is held: see :meth:`MemoryMeter.settle`."""
+        self.release_cached()
+        cuda, before = self._cuda(), self._held
+        if cuda is None or before is None:
+            return 0.0
+        usages = self._usages(cuda)
+        self._stuck = [usage.cached for usage in usages]
+        self._held = [usage.reserved for usage in usages]
+        return max(now - then for now, then in zip(self._held, before, strict=True))
+
     def _empty_cache(self, cuda: Any) -> None:
         cuda.empty_cache()
         self._stuck = [usage.cached for usage in self._usages(cuda)]
@@ -257,7 +275,7 @@ class DeviceMemoryMeter:
     def _all_held(self, usages: list[_Usage]) -> list[float]:
         """Bytes on each GPU that tensors hold, and that could not be released."""
         stuck = self._stuck or [0.0] * len(usages)
-        return [usage.held + rest for usage, rest in zip(usages, stuck, strict=True)]
+        return [min(usage.reserved, usage.held + rest) for usage, rest in zip(usages, stuck, strict=True)]
 
     def _has_little_cached(self, share: float) -> bool:
         """Whether at most a share of each GPU is cached here, and the GPUs have enough free memory besides."""
@@ -342,6 +360,10 @@ class ProcessMemoryMeter:
         if collect:
             gc.collect()
             _trim()
+
+    def settle(self) -> float:
+        """0: what is free goes back at the end of each measurement."""
+        return 0.0
 
     def is_usable(self, error: str = "") -> bool:
         """True: a CPU does not fail on its own."""

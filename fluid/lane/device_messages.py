@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class HeldAtRest(NamedTuple):
+    """A resident that does not run holds so many bytes on the device, once what it had freed was given back."""
+
+    at: float
+    trial_id: str
+    held_bytes: float
+
+
 class LaneUnusable(NamedTuple):
     """The lane cannot use its device and ends; sent instead of LaneWarm.
 

@@ -111,8 +111,8 @@ class StartResident(NamedTuple):
     """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 
     ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``threads``
-    those that the trial asks for; ``keep`` tells which checkpoints outlive the run. As a member of an elastic trial
-    (``membership``) it answers Prepared and waits.
+    those that the trial asks for; ``keep`` tells which checkpoints outlive the run; ``limit_bytes`` is as in
+    LimitResident. As a member of an elastic trial (``membership``) it answers Prepared and waits.
     """
 
     trial_id: str
@@ -125,6 +125,7 @@ class StartResident(NamedTuple):
     source: tuple[str, int] | None = None
     threads: int | None = None
     keep: KeepRule | None = None
+    limit_bytes: float | None = None
 
 
 class RunResident(NamedTuple):

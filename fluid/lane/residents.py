@@ -16,6 +16,7 @@ from fluid._clock import Clock
 from fluid.elastic.messages import Join
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import MemoryMeter
+from fluid.lane.device_messages import HeldAtRest
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.gpu_busy_meter import make_busy_meter
 from fluid.lane.kept_payloads import load_payload
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 _IDLE_ITERATIONS = 10
 _SHORTEST_IDLE_S = 0.05
 _LONGEST_IDLE_S = 1.0
+#: A change below this many bytes is not worth telling the driver: PyTorch's smallest segment has two of these.
+_NOTABLE = 2**20
 
 
 class Residents:
@@ -116,13 +119,15 @@ class Residents:
 
     # -- arriving and leaving ------------------------------------------------------------------------------
 
-    def admit(self, trial_id: str, threads: int | None = None) -> ResidentTrial:
-        """Adds a trial that is to be set up, with so many CPU threads; releases a resident of the same id first."""
+    def admit(self, message: StartResident) -> ResidentTrial:
+        """Adds a trial that is to be set up; releases a resident of the same id first."""
+        trial_id = message.trial_id
         if (before := self._by_id.get(trial_id)) is not None:
             self.release(before)
         log = trial_log(self._options.run_folder, trial_id)
-        state = ProcessState(log, self._home, self.threads, threads)
+        state = ProcessState(log, self._home, self.threads, message.threads)
         resident = ResidentTrial(trial_id=trial_id, process_state=state, link=self._requests.link(trial_id))
+        resident.limit = message.limit_bytes
         self._by_id[trial_id] = resident
         return resident
 
@@ -236,7 +241,7 @@ class Residents:
     def _apply_limit(self, resident: ResidentTrial) -> None:
         """Applies a trial's limit to the process, which holds the states of other residents besides."""
         limit = resident.limit
-        others = sum(each.held for each in self if each is not resident)
+        others = sum(each.held or 0.0 for each in self if each is not resident)
         self._meter.limit(None if limit is None else limit + others)
 
     # -- running their code --------------------------------------------------------------------------------
@@ -321,7 +326,7 @@ class Residents:
         if measured is None:
             return None
         self.may_hold_cache = True
-        resident.held += measured[0]
+        resident.held = (resident.held or 0.0) + measured[0]
         return max(0.0, resident.held), max(0.0, measured[1])
 
     def idle_timeout(self) -> float | None:
@@ -336,7 +341,25 @@ class Residents:
         pace = None if self.current is None else self.current.pace
         return min(_LONGEST_IDLE_S, max(_SHORTEST_IDLE_S, _IDLE_ITERATIONS * (pace or 0.0)))
 
-    def release_cached(self) -> None:
-        """Returns device memory that no trial uses."""
+    def settle(self, resident: ResidentTrial | None) -> HeldAtRest | None:
+        """Returns device memory that no trial uses, and measures what the trial that ran last still holds.
+
+        Returns:
+            What to tell the driver of this resident, which does not run; ``None`` if it knows, or nothing is measured.
+        """
         self.may_hold_cache = False
-        self._meter.release_cached()
+        grown = self._meter.settle()
+        if self.current is not None and self.current.held is not None:
+            self.current.held += grown
+        if resident is None or resident.held is None:
+            return None
+        told, held = resident.told_held, max(0.0, resident.held)
+        if told is not None and abs(held - told) < _NOTABLE:
+            return None
+        resident.told_held = held
+        return HeldAtRest(self._clock.now(), resident.trial_id, held)
+
+    @property
+    def held_bytes(self) -> float:
+        """Device memory that all residents hold, as last measured."""
+        return sum(max(0.0, each.held or 0.0) for each in self)

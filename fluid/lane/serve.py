@@ -147,15 +147,14 @@ class _Lane:
                 self._iterate(queue.next(self._options.policy, residents.current))
             elif residents.may_hold_cache and not messages:
                 self._channel.flush()
-                residents.release_cached()
-                self._tell_own_bytes()
+                self._settle(residents.current)
         self._requests.end()
 
     # -- messages of the driver ----------------------------------------------------------------------------
     # A message about a trial that is not resident is ignored: the trial has failed, and the driver was told.
 
     def _start(self, message: StartResident) -> None:
-        resident = self._residents.admit(message.trial_id, message.threads)
+        resident = self._residents.admit(message)
         begun = self._clock.now()
         with self._user_code(resident) as code:
             set_back = self._residents.set_up(resident, message)
@@ -181,6 +180,8 @@ class _Lane:
         resident = self._residents.get(message.trial_id)
         if resident is not None:
             self._residents.halt(resident)
+            if message.may_move:
+                self._settle(resident)  # Before the driver gives the memory to others.
             self._send(ResidentPaused(self._clock.now(), resident.trial_id, resident.iteration, message.may_move))
             if message.may_move and resident.autosaves and resident.member is None:
                 self._save_if_due(resident)
@@ -254,9 +255,8 @@ class _Lane:
         self._requests.preview(message)
         if isinstance(message, ToMember):
             resident = self._residents.get(message.trial_id)
-            member = None if resident is None else resident.member
-            if member is not None:
-                member.preview(message.message)
+            if resident is not None and resident.member is not None:
+                resident.member.preview(message.message)
 
     def _to_member(self, message: ToMember) -> None:
         resident = self._residents.get(message.trial_id)
@@ -330,9 +330,16 @@ class _Lane:
             return
         self._send(saved)
 
+    def _settle(self, resident: ResidentTrial | None) -> None:
+        """Gives memory back that no trial uses; tells what a trial that does not run, and the lane itself, keep."""
+        held = self._residents.settle(resident)
+        if held is not None:
+            self._send(held, at_once=False)
+        self._tell_own_bytes()
+
     def _tell_own_bytes(self) -> None:
         """Tells what the lane takes for itself, after a trial's first iteration and at rest: libraries add to it."""
-        own_bytes = self._own_memory.changed()
+        own_bytes = self._own_memory.changed(self._residents.held_bytes)
         if own_bytes is not None:
             self._send(OwnBytesChanged(self._clock.now(), own_bytes))
 
@@ -376,9 +383,7 @@ class _Lane:
         fatal fault of one client to all of them, without naming it. The driver finds the culprit.
         """
         raised = describe(error)
-        if raised.kind == "out_of_memory":
-            return raised, True
-        if self._meter.is_usable(raised.traceback):
+        if raised.kind == "out_of_memory" or self._meter.is_usable(raised.traceback):
             return raised, True
         if self._options.environment:
             self._channel.flush()

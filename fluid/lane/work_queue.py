@@ -34,7 +34,8 @@ class ResidentTrial:
         finished: whether it said that it is done; it then runs no more iterations.
         unsaved: seconds of work since its last checkpoint.
         save_cost: seconds that its last save took; before the first, that of another trial of its trainable.
-        held: bytes that it holds on the device between iterations.
+        held: bytes that it holds on the device between iterations; ``None`` where that is not measured.
+        told_held: what the driver was told last of that while it did not run; ``None`` if it was told nothing.
         limit: most bytes that it may take there until it has run all its iterations; ``None`` for no limit.
         autosaves: whether the lane checkpoints it automatically.
         pace: seconds per iteration, a moving average; ``None`` before the first.
@@ -58,7 +59,8 @@ class ResidentTrial:
     finished: bool = False
     unsaved: float = 0.0
     save_cost: float = 0.0
-    held: float = 0.0
+    held: float | None = None
+    told_held: float | None = None
     limit: float | None = None
     autosaves: bool = False
     pace: float | None = None

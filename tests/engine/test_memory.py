@@ -8,8 +8,8 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Save, StartLane, StartTrial, StopLane, StopTrial
-from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady
-from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady, PauseRequested, ResumeRequested
+from fluid.engine.lane_record import LaneMeasured, StateMeasured
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
@@ -274,3 +274,61 @@ def test_a_queued_trial_starts_when_another_has_left_a_lane_and_freed_its_memory
     hand.submit("a", budget=5, max_width=2)
     assert started(hand.lose_device(1)) == [], "its lane on the other device still holds 6 of 9 usable GB"
     assert started(hand.released("a", 0)) == ["a"]
+
+
+# --- What states take at rest, as lanes measure it
+
+
+def kept(hand: Hand) -> float:
+    return hand.state.memory.reserved.get(0, 0.0) / GB
+
+
+def test_a_state_takes_what_its_lane_has_measured() -> None:
+    hand = Hand(memory=10 * GB)
+    hand.submit("a", budget=1, memory=MemoryNeed(2 * GB, 3 * GB))
+    hand.started("a")
+    hand.iterate("a")
+    assert kept(hand) == 2.0, "as it usually does"
+    hand.do(StateMeasured(hand.now, "a", 0, 4 * GB))
+    assert kept(hand) == 4.0
+    hand.extend("a", 1)
+    assert kept(hand) == 0.0, "it runs again"
+
+
+def test_a_state_that_takes_less_than_was_booked_makes_room() -> None:
+    hand = Hand(memory=10 * GB)
+    ready(hand, hand.submit("a", "b", memory=MemoryNeed(4 * GB), can_save=False))
+    for name in "ab":
+        hand.started(name)
+    hand.iterate("a", 3)
+    hand.submit("c", memory=MemoryNeed(2 * GB))
+    assert hand.states() == {"a": "DONE", "b": "RUNNING", "c": "QUEUED"} and kept(hand) == 4.0
+    hand.do(StateMeasured(hand.now, "a", hand.trial("a").residence.lane, 2 * GB))
+    assert hand.states()["c"] == "STARTING" and kept(hand) == 2.0
+
+
+def test_what_was_measured_before_the_pause_counts_after_it() -> None:
+    hand = Hand(memory=10 * GB)
+    hand.submit("a", budget=9, memory=MemoryNeed(2 * GB))
+    hand.started("a")
+    hand.iterate("a")
+    hand.do(PauseRequested(hand.now, "a"))
+    hand.do(StateMeasured(hand.now, "a", 0, 3 * GB), StateMeasured(hand.now, "gone", 0, 9 * GB))
+    hand.paused("a")
+    assert kept(hand) == 3.0
+    hand.do(ResumeRequested(hand.now, "a"))
+    hand.iterate("a")
+    hand.do(PauseRequested(hand.now, "a"))
+    hand.paused("a")
+    assert kept(hand) == 3.0, "its lane tells changes only"
+
+
+def test_a_state_that_grows_at_rest_has_others_evicted() -> None:
+    hand = Hand(memory=10 * GB)
+    for name in "ab":
+        hand.submit(name, budget=1, memory=MemoryNeed(4 * GB))
+        hand.started(name)
+        hand.iterate(name)
+    assert kept(hand) == 8.0
+    save = only(hand.do(StateMeasured(hand.now, "b", hand.trial("b").residence.lane, 6 * GB)), Save)
+    assert save.trial_id == "a", "the one that has rested for longest"

@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_helpers import Hand
+from engine_helpers import Hand, none, only
 from test_memory import GB, Learns
 
-from fluid.engine.commands import LimitMemory, StartLane
+from fluid.engine.commands import LimitMemory, StartLane, StartTrial
 from fluid.engine.lane_record import LaneMeasured
 from fluid.resources import MemoryNeed
 
 
 def limits(commands: list[Any]) -> dict[str, Any]:
     """The limits told, in GB, by trial; the newest of each."""
-    told = [command for command in commands if isinstance(command, LimitMemory)]
+    told = [
+        command
+        for command in commands
+        if isinstance(command, LimitMemory) or (isinstance(command, StartTrial) and command.limit_bytes is not None)
+    ]
     return {each.trial_id: None if each.limit_bytes is None else pytest.approx(each.limit_bytes / GB) for each in told}
 
 
@@ -39,6 +43,20 @@ def test_trials_that_share_a_device_divide_what_is_left() -> None:
     lane = hand.lane("c")
     hand.stop("c")
     assert limits(hand.released("c", lane)) == {"a": 4.5, "b": 4.5}
+
+
+def test_a_trial_is_limited_from_its_set_up_on() -> None:
+    hand = Hand(memory=10 * GB)
+    commands = hand.submit("a", "b", memory=MemoryNeed(3 * GB))
+    assert only(commands, StartTrial) == StartTrial("a", (0,), iterations=3, limit_bytes=4.5 * GB)
+    lane = only(commands, StartLane).lane_id
+    started = only(hand.ready(lane), StartTrial)
+    assert started == StartTrial("b", (lane,), iterations=3, limit_bytes=4.5 * GB)
+    hand.started("a")
+    hand.started("b")
+    assert none(hand.log, LimitMemory)
+    again = only(hand.failed("b", lane), StartTrial)
+    assert (again.lane_ids, again.limit_bytes) == ((lane,), 4.5 * GB), "the lane has forgotten its limit"
 
 
 def test_a_trial_may_exceed_its_need_a_little_on_a_full_device() -> None:

@@ -13,7 +13,7 @@ from fluid.gpu.mps_refusals import forget_refusal, recall_refusal, remember_refu
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("fluid.gpu.mps_refusals.driver_version", lambda: "580.82")
+    monkeypatch.setattr("fluid.gpu.driver_notes.driver_version", lambda: "580.82")
     return tmp_path / "fluid"
 
 
@@ -24,7 +24,7 @@ def test_a_refusal_is_remembered_until_mps_starts(monkeypatch: pytest.MonkeyPatc
     assert recall_refusal("GPU-c") == ""
     forget_refusal(["GPU-a"])
     assert recall_refusal("GPU-a") == "" != recall_refusal("GPU-b")
-    monkeypatch.setattr("fluid.gpu.mps_refusals.driver_version", lambda: "595.10")
+    monkeypatch.setattr("fluid.gpu.driver_notes.driver_version", lambda: "595.10")
     assert recall_refusal("GPU-b") == "", "a new driver is tried"
 
 
@@ -40,6 +40,6 @@ def test_nothing_is_remembered_where_that_is_impossible(cache: Path, monkeypatch
     remember_refusal(["GPU-a"], "it hung")
     assert recall_refusal("GPU-a") == ""
     cache.unlink()
-    monkeypatch.setattr("fluid.gpu.mps_refusals.driver_version", lambda: None)
+    monkeypatch.setattr("fluid.gpu.driver_notes.driver_version", lambda: None)
     remember_refusal(["GPU-a"], "it hung")
     assert not cache.exists()

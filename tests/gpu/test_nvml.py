@@ -96,6 +96,10 @@ def make_pynvml(gpus: list[FakeGpu], *, driver: str | bytes = "560.35.03", broke
 
         return ask
 
+    def memory(gpu: FakeGpu, version: int | None = None) -> SimpleNamespace:
+        reserved = answer("reserved")(gpu) if version else 0
+        return SimpleNamespace(total=gpu.total, used=gpu.used - reserved)
+
     module.nvmlInit = init
     module.nvmlSystemGetDriverVersion = lambda: driver
     module.nvmlDeviceGetCount = lambda: len(gpus)
@@ -103,7 +107,7 @@ def make_pynvml(gpus: list[FakeGpu], *, driver: str | bytes = "560.35.03", broke
     module.nvmlDeviceGetHandleByUUID = by_uuid
     module.nvmlDeviceGetUUID = answer("uuid")
     module.nvmlDeviceGetName = answer("name")
-    module.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(total=gpu.total, used=gpu.used)
+    module.nvmlDeviceGetMemoryInfo = memory
     module.nvmlDeviceGetComputeMode = answer("mode")
     module.nvmlDeviceGetMigMode = answer("mig")
     module.nvmlDeviceGetUtilizationRates = answer("rates")
@@ -306,8 +310,18 @@ def test_clients_of_mps_are_in_a_list_of_their_own(nvml: Callable[..., Any]) -> 
 def test_what_is_taken_of_a_gpu(nvml: Callable[..., Any]) -> None:
     module = nvml(make_pynvml([BARE]))
     assert module.used_bytes("GPU-b") == GIB
-    assert module.used_bytes("GPU-x") is None
+    assert module.used_bytes("GPU-x") is module.used_bytes("GPU-x", reserved=False) is None
+    assert module.used_bytes("GPU-b", reserved=False) is None, "an old driver"
     assert nvml(make_pynvml([BARE], broken="NVML Shared Library Not Found")).used_bytes("GPU-b") is None
+
+
+def test_what_is_taken_besides_what_the_driver_reserves(nvml: Callable[..., Any]) -> None:
+    fake = make_pynvml([FakeGpu(uuid="GPU-a", used=5 << 30, reserved=1 << 30)])
+    module = nvml(fake)
+    assert module.used_bytes("GPU-a", reserved=False) is None, "an old package"
+    fake.nvmlMemory_v2 = 2
+    assert module.used_bytes("GPU-a", reserved=False) == 4 * GIB
+    assert module.used_bytes("GPU-a") == 5 * GIB
 
 
 def test_the_cores_of_a_gpus_numa_node(nvml: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

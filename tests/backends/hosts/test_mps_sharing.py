@@ -167,7 +167,7 @@ def gpus(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Gp
     for module in ("fluid.gpu.mps_support", "fluid.backends.hosts.gpu_sharing"):  # None in the default folder.
         monkeypatch.setattr(f"{module}.foreign_daemon", lambda variables: variables.get("CUDA_MPS_PIPE_DIRECTORY"))
     monkeypatch.setattr("fluid.gpu.mps_support.is_wsl", lambda: False)
-    monkeypatch.setattr("fluid.gpu.mps_refusals.driver_version", lambda: "580.82")
+    monkeypatch.setattr("fluid.gpu.driver_notes.driver_version", lambda: "580.82")
     monkeypatch.setattr(gpu_sharing, "describe_gpus", lambda: states)
     return states
 
