@@ -7,32 +7,85 @@ import warnings
 from contextlib import suppress
 from typing import Any
 
+from fluid.gpu.driver_notes import read_note, write_note
+from fluid.lane.errors import one_line
+
 #: Variables by which users configure the allocator; with one of them set, it stays as they have chosen.
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 #: What PyTorch raises where it knows no such setting, or the driver refuses it.
 _REFUSALS = (RuntimeError, ValueError, AttributeError, AssertionError)
 _SETTING = "expandable_segments"
+#: Numbers in the tensor of the trial: 16 MiB, more than a segment of small tensors.
+_TRIED = 1 << 22
+#: Name of the note that this driver refuses them, and the seconds for which it counts: the refusal may be that of a
+#: sandbox around the driver, which can be renewed without it.
+_KIND = "no-expandable-segments"
+_LASTS_S = 24 * 3600.0
 
 
-def expand_segments(torch: Any) -> None:
+def expand_segments(torch: Any, folder: str = "") -> str:
     """Lets the allocator's segments grow and shrink, so that it can return what tensors have freed.
 
     Otherwise a segment is kept as long as a single tensor is in it, and no other process can use the rest. Changes
-    nothing if the user has configured the allocator, or if this PyTorch or the GPU's driver does not support it. By
-    call rather than by variable: releases of PyTorch differ in the variables that they read, and warn about others.
+    nothing if the user has configured the allocator, if this PyTorch does not support it, or if the driver refused it
+    within the last day. By call rather than by variable: releases of PyTorch differ in the variables that they read,
+    and warn about others. The driver maps such segments by calls of their own, which some sandboxes do not pass on.
 
     Args:
-        torch: the module, before CUDA is used.
+        torch: the module, which has no tensors on the first GPU yet, and can use it.
+        folder: where the session's lanes note a refusal, too; empty for none.
+
+    Returns:
+        Why the driver refuses it, after which CUDA may be of no use to this process; empty if it does not, or nothing
+        was tried.
     """
     change = getattr(getattr(torch, "_C", None), "_accelerator_setAllocatorSettings", None)
     change = change or getattr(getattr(torch.cuda, "memory", None), "_set_allocator_settings", None)
-    if change is None or any(name in os.environ for name in _VARIABLES):
-        return
+    if change is None or any(name in os.environ for name in _VARIABLES) or _was_refused(folder):
+        return ""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            change(f"{_SETTING}:True")
-        torch.zeros(1, device="cuda:0")
-    except _REFUSALS:  # As under WSL; or the GPU cannot be used at all.
+        _set(change, expand=True)
+    except _REFUSALS:
+        return ""
+    refusal = _try(torch)
+    if not refusal:
+        return ""
+    with suppress(*_REFUSALS):
+        _set(change, expand=False)
+    if "out of memory" in refusal and _try(torch):
         with suppress(*_REFUSALS):
-            change(f"{_SETTING}:False")
+            _set(change, expand=True)
+        return ""  # The GPU is full: that says nothing about segments.
+    _note(refusal, folder)
+    return refusal
+
+
+def _set(change: Any, *, expand: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        change(f"{_SETTING}:{expand}")
+
+
+def _try(torch: Any) -> str:
+    """Takes memory and gives it back, twice, as what was unmapped must come back; returns the error, if any."""
+    try:
+        for _ in range(2):
+            taken = torch.zeros(_TRIED, device="cuda:0")
+            torch.cuda.synchronize(0)
+            del taken
+            torch.cuda.empty_cache()
+    except _REFUSALS as error:
+        return one_line(error)
+    return ""
+
+
+def _was_refused(folder: str) -> bool:
+    in_session = bool(folder) and os.path.exists(os.path.join(folder, _KIND))
+    return in_session or bool(read_note(_KIND, lasts_s=_LASTS_S))
+
+
+def _note(refusal: str, folder: str) -> None:
+    write_note(_KIND, refusal)
+    if folder:
+        with suppress(OSError), open(os.path.join(folder, _KIND), "w", encoding="utf-8") as file:
+            file.write(refusal)

@@ -9,10 +9,8 @@ import sys
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from fluid.lane.allocator import expand_segments
 from fluid.lane.errors import one_line
 from fluid.lane.messages import LaneOptions
-from fluid.lane.own_memory import OwnMemory
 from fluid.lane.threads import set_threads
 
 #: Written to a process's clear_refs, it resets the peak of resident memory (VmHWM).
@@ -53,39 +51,13 @@ def bind(options: LaneOptions) -> None:
     set_threads(options.threads)
 
 
-def warm_up(options: LaneOptions, own: OwnMemory) -> float:
-    """Makes the CUDA context of a GPU's lane ahead of its first trial, if PyTorch is loaded.
-
-    Args:
-        options: the lane's.
-        own: measures what the context takes.
-
-    Returns:
-        Bytes of device memory that the context takes on the first GPU; 0 where that cannot be measured.
-
-    Raises:
-        DeviceUnusableError: CUDA cannot use one of the lane's GPUs.
-    """
-    torch = _torch_with_cuda() if options.kind == "gpu" else None
-    if torch is None:
-        return 0.0
-    gpus = len(options.visible.split(",")) if options.visible else 1
-
-    def make_context() -> None:
-        expand_segments(torch)
-        _use(torch, gpus)
-        torch.cuda.empty_cache()
-
-    return own.around(make_context)
-
-
-def _torch_with_cuda() -> Any:
+def torch_with_cuda() -> Any:
     """PyTorch, if it is loaded and can use GPUs at all; else ``None``."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.backends.cuda.is_built() else None
 
 
-def _use(torch: Any, gpus: int) -> None:
+def use_gpus(torch: Any, gpus: int) -> None:
     """Runs a kernel on each GPU, which makes its context.
 
     Raises:
@@ -300,14 +272,14 @@ class DeviceMemoryMeter:
 
     def is_usable(self, error: str = "") -> bool:
         """Whether the device still answers: see :meth:`MemoryMeter.is_usable`."""
-        torch = _torch_with_cuda() if self._is_gpu else None
+        torch = torch_with_cuda() if self._is_gpu else None
         if torch is None or not (torch.cuda.is_initialized() or any(text in error for text in _CUDA_ERRORS)):
             return True
         try:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             else:
-                _use(torch, max(1, torch.cuda.device_count()))
+                use_gpus(torch, max(1, torch.cuda.device_count()))
         except Exception:
             return False
         return True
