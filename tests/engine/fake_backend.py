@@ -39,7 +39,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
-from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.lane_record import LaneMeasured, StateMeasured
 from fluid.engine.requests import Answer, TrialAsked
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
@@ -218,6 +218,10 @@ class FakeBackend:
             return
         while lane.inbox:
             self._obey(lane_id, lane, lane.inbox.popleft())
+        for trial_id in lane.hosted:
+            if self._happens(self.chances.memory):
+                held = 1.5 * self.rng.choice(MEASURED)[0] * self.rng.random()
+                lane.outbox.append(StateMeasured(self.now, trial_id, lane_id, held))
         for trial_id, hosted in list(lane.hosted.items()):
             if hosted.left and hosted.lanes[0] == lane_id:
                 self._iterate(lane_id, lane, trial_id, hosted)

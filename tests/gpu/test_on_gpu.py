@@ -135,6 +135,32 @@ def test_what_a_trial_holds_is_what_stays_reserved(cuda: CudaProcess) -> None:
     assert held == reserved >= allocated
 
 
+def test_what_stays_reserved_at_rest_is_what_nvml_counts_besides_the_lanes_own(cuda: CudaProcess) -> None:
+    def measure() -> tuple[float, float, float | None]:
+        import torch
+
+        from fluid.lane.device import make_memory_meter
+        from fluid.lane.messages import LaneOptions
+        from fluid.lane.own_memory import OwnMemory
+
+        options = LaneOptions(0, kind="gpu")
+        own, meter = OwnMemory(options), make_memory_meter(options)
+        torch.zeros(1, device="cuda")
+        meter.release_cached(collect=True)
+        before = torch.cuda.memory_reserved()
+        meter.begin()
+        kept, *taken = [torch.ones(2 * MIB, dtype=torch.uint8, device="cuda") for _ in range(9)]
+        measured = meter.end()
+        del taken
+        assert measured is not None and kept.numel() == 2 * MIB
+        return measured[0] + meter.settle(), float(torch.cuda.memory_reserved() - before), own.changed(before)
+
+    held, reserved, own_bytes = cuda(measure)
+    assert held == reserved >= 2 * MIB
+    if own_bytes is not None:  # NVML lists the process.
+        assert 50e6 < own_bytes - reserved < 3e9
+
+
 def test_a_trial_that_grows_beyond_its_limit_runs_out_of_memory(cuda: CudaProcess) -> None:
     def grow() -> list[bool]:
         import torch
