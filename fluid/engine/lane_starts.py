@@ -88,7 +88,7 @@ class LaneStarts:
                 core.deadlines.clear(CapDeadline(device))
             elif not cap.is_eased and self._has_room(device, cap):
                 cap.is_eased = True
-                core.deadlines.set(CapDeadline(device), cap.at + cap.lasts * tuning.EASED_CAP)
+                core.deadlines.set(CapDeadline(device), max(core.now, cap.at + cap.lasts * tuning.EASED_CAP))
 
     def _has_room(self, device: int, cap: _DeviceCap) -> bool:
         freed = cap.taken - self._core.memory.taken_bytes(device)

@@ -69,7 +69,8 @@ class OwnMemory:
         """
         if not self._is_gpu or not _uses_cuda():
             return None
-        if self._pid is None and self._open().lanes == 0 and process_bytes(self._gpu.token, os.getpid()):
+        sizes = self._open()
+        if self._pid is None and (sizes.are_listed or not sizes.lanes) and process_bytes(self._gpu.token, os.getpid()):
             self._pid = os.getpid()  # A trial has loaded PyTorch, and made the context.
         context = self._context(is_used=True)
         own = None if context is None else context + max(0.0, _reserved() - held)

@@ -264,6 +264,16 @@ def test_it_is_tried_again_sooner_once_memory_was_freed_there() -> None:
     assert hand.states()["e"] == "STARTING"
 
 
+def test_it_is_tried_at_once_where_that_time_is_over() -> None:
+    hand = refused(memory=20 * GB)
+    hand.now = 30.0
+    lane = hand.lane("b")
+    hand.stop("b")
+    hand.stop("c")
+    hand.released("b", lane)
+    assert hand.state.alarm_at == 30.0, "not in the past: then the driver would seem to have been suspended"
+
+
 def test_an_idle_device_has_no_cap() -> None:
     hand = refused()
     for name in "abc":

@@ -276,6 +276,15 @@ def test_a_lane_whose_trial_loads_pytorch_late(gpu: FakeGpu, lane: Callable[[], 
     assert own.changed(2 * MB) == 500 * MB
 
 
+def test_a_lane_whose_trial_loads_pytorch_late_beside_one_that_had_it(
+    gpu: FakeGpu, lane: Callable[[], OwnMemory]
+) -> None:
+    late = lane()
+    start(gpu, lane())
+    gpu.context = 700 * MB
+    assert late.changed(2 * MB) == 700 * MB
+
+
 def test_a_cpu_has_no_context(gpu: FakeGpu) -> None:
     gpu.make_context()
     assert OwnMemory(LaneOptions(0)).changed(0.0) is None
