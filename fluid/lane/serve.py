@@ -332,8 +332,7 @@ class _Lane:
 
     def _settle(self, resident: ResidentTrial | None) -> None:
         """Gives memory back that no trial uses; tells what a trial that does not run, and the lane itself, keep."""
-        held = self._residents.settle(resident)
-        if held is not None:
+        if (held := self._residents.settle(resident)) is not None:
             self._send(held, at_once=False)
         self._tell_own_bytes()
 
