@@ -74,6 +74,7 @@ class Runtime:
         iteration: iterations done.
         seed: seeds each iteration's random numbers, together with the iteration's number and the rank.
         shard: the part of the global batch that is worked on; ``None`` before the first.
+        scalers: the trainable's gradient scalers.
     """
 
     def __init__(self) -> None:
@@ -81,6 +82,7 @@ class Runtime:
         self.iteration = 0
         self.seed = 0
         self.shard: Shard | None = None
+        self.scalers: list[Any] = []
         #: Optimizers whose gradients were averaged since their last step, by id.
         self._averaged: set[int] = set()
         #: Optimizers that average their gradients before each step.
@@ -153,6 +155,12 @@ class Runtime:
             if any(callable(argument) for argument in (*args, *kwargs.values())):
                 raise FluidError("an optimizer's closure is not supported on several devices")
             if id(optimizer) not in self._averaged:
+                if any(scaler._found_inf_per_device(optimizer) for scaler in self.scalers):
+                    # On a rank that has found infinite gradients it skips the step, while the others would average.
+                    raise FluidError(
+                        "a GradScaler has looked at gradients that are not averaged yet: on several devices, call "
+                        "backward() within `with self.sync(optimizer):`"
+                    )
                 self.average(optimizer)
 
         def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -277,6 +277,9 @@ class ElasticTrainable:
         for optimizer in optimizers:
             self._elastic.watch(optimizer)
         self._elastic.keep_averagers(optimizers)
+        # PyTorch has had several classes of them.
+        scalers = self._parts_of(object).values()
+        self._elastic.scalers = [scaler for scaler in scalers if hasattr(scaler, "_found_inf_per_device")]
 
     def _all_columns(self) -> dict[str, Any]:
         """The columns of all devices, as gathered last; at width 1, the attributes."""

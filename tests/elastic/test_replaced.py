@@ -1,4 +1,4 @@
-"""Optimizers and models that are made in the middle of training, in place of others."""
+"""Optimizers that are made in the middle of training, in place of others, and gradient scalers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from elastic.test_trainable import join  # noqa: E402
 
 from fluid.elastic import ElasticTrainable  # noqa: E402
 from fluid.elastic.member import ElasticMember  # noqa: E402
+from fluid.errors import FluidError  # noqa: E402
 
 
 class Replacing(ElasticTrainable):
@@ -75,3 +76,46 @@ def test_an_optimizer_that_replaces_another_averages_and_leaves_nothing_behind(m
     gc.collect()
     for member in members:
         assert [old() for old in member.trainable.old] == [None] * 6  # type: ignore[attr-defined]
+
+
+class Scaling(Replacing):
+    """Scales its loss, and averages before the scaler looks at the gradients, or not."""
+
+    def build(self, config: dict[str, Any]) -> None:
+        super().build(config)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def train_iteration(self) -> Mapping[str, Any]:
+        return ElasticTrainable.train_iteration(self)
+
+    def train_batch(self, batch: Any) -> Mapping[str, Any]:
+        self.optimizer.zero_grad()
+        loss = (self.model(batch[0]) - 1).square().mean()
+        if self.config["sync"]:
+            with self.sync(self.optimizer):
+                self.scaler.scale(loss).backward()
+        else:
+            self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_scaler_needs_gradients_that_are_averaged(sync: bool) -> None:
+    config = {"model": False, "sync": sync}
+    alone = Scaling()
+    alone.setup(config)
+    expected = alone.step()["loss"]
+    members = []
+    for group in make_groups(2):
+        trainable = Scaling()
+        trainable.setup(config)
+        members.append(ElasticMember(trainable, group))
+    join(members)
+    results = together(members, lambda member: member.iterate(lambda: True))
+    if sync:
+        assert [result.metrics["loss"] for result in results] == pytest.approx([expected] * 2, rel=1e-5)
+    else:
+        assert all(isinstance(result, FluidError) for result in results)
+        assert any("within `with self.sync(optimizer):`" in str(result) for result in results)
