@@ -171,11 +171,6 @@ class ElasticController:
         self.ranks = (member,)
         return actions
 
-    def readopt(self, member: int, message: Any) -> list[Action]:
-        """Sets the process of :meth:`adopt` up again, which has trained alone since; it answers by Prepared, too."""
-        self._members[member].iteration = None
-        return [Send(member, message)]
-
     def connect(self, members: Sequence[int]) -> list[Action]:
         """Has the members of the next :meth:`form` connect to each other while the current generation trains.
 
