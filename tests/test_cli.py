@@ -16,7 +16,7 @@ from fluid._imports import try_import
 from fluid._version import __version__
 from fluid.cli import main
 from fluid.planners.by_name import PLANNERS
-from fluid.planning.instance import InstanceInput, TrialInput
+from fluid.planning.instance_input import InstanceInput, TrialInput
 from fluid.resources import Device
 from fluid.simulation.scenario import EventInput, Runtimes, ScenarioInput, Workload
 

@@ -22,6 +22,7 @@ def add_plan(commands: Subparsers) -> None:
     plan = commands.add_parser("plan", help="plan the trials of one TrialGroup, without running them")
     plan.add_argument("instance", metavar="INSTANCE", help="JSON file with devices and trials; - for stdin")
     plan.add_argument("--planner", default="portfolio", help=f"{_PLANNERS} (default: portfolio)")
+    plan.add_argument("--profile", metavar="FILE", help="what a session measured, such as RUN/profile.json")
     add_json(plan)
     _add_plot(plan)
     plan.set_defaults(command=_plan)
@@ -43,10 +44,15 @@ def _plan(arguments: argparse.Namespace) -> None:
     from fluid.planners.by_name import make_planner
     from fluid.planning.instance import Instance
     from fluid.planning.planner import Plan
+    from fluid.planning.profile import Profile
 
     _check_plot(arguments)
     planner = make_planner(arguments.planner)
-    instance = Instance.from_json(read_object(arguments.instance))
+    try:
+        profile = Profile.load(arguments.profile) if arguments.profile else None
+    except OSError as error:
+        raise InvalidFieldError("profile", arguments.profile, f"cannot be read: {error.strerror}") from error
+    instance = Instance.from_json(read_object(arguments.instance), profile)
     plan = Plan(planner.name, instance, planner.arrange(instance))
     if arguments.plot:
         from fluid.reports.gantt import GanttPanel, save_gantt

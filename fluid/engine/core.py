@@ -33,6 +33,7 @@ from fluid.engine.transitions import LEGAL
 from fluid.engine.trials import Trials
 from fluid.engine.watching import Watching
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.planning.arrangement import KeepWidths
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.planner import Planner
@@ -371,7 +372,8 @@ def make_session_state(
     lanes = Lanes(resident_limit, occupancy.memory)
     estimates = Estimates(profile, occupancy, table, max_packing=max_packing, max_width=max_width)
     allocations = Allocations(trials, occupancy, estimates, table)
-    rebalancing = Rebalancing(trials, queue, occupancy, estimates, table, allocations)
+    moves = not isinstance(planner.replanner(), KeepWidths)
+    rebalancing = Rebalancing(trials, queue, occupancy, estimates, table, allocations, moves=moves)
     return SessionState(
         profile=profile,
         trials=trials,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import median_low
 
 from fluid.engine import tuning
 from fluid.engine.key_estimates import KeyEstimate
-from fluid.engine.model_speeds import ModelSpeeds, Speeds
+from fluid.engine.model_speeds import ModelSpeeds
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
-from fluid.planning.device_models import ByModel, OnModel
+from fluid.planning.device_models import ByModel, OnModel, Speeds, speeds_of_all
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import TOLERANCE, stretch_of
@@ -71,7 +71,7 @@ class Estimates:
         known = [self.on_model(key, model) for model in self._occupancy.models]
         # Where speeds are given, no device has a packing limit of its own: the plan's holds for all.
         sign = -1 if self._occupancy.models.has_given_speeds else 1
-        return max(known, key=lambda estimate: (estimate.pace is not None, sign * estimate.packing))
+        return max(known, key=lambda each: (each.pace is not None, not each.is_rough, sign * each.packing))
 
     def by_model(self, trial: TrialRecord) -> ByModel | None:
         """How fast a trial is, and how far it is packed, on each device model; ``None`` if that is the same on all."""
@@ -163,6 +163,15 @@ class Estimates:
             return self._occupancy.speed(devices)
         return min(speeds[self._occupancy.device(index).model] for index in devices)
 
+    def speeds_of_all(self, work: Mapping[str, float]) -> Speeds | None:
+        """How fast device models are for trials of several keys together; ``None`` if the devices' own speeds hold.
+
+        Args:
+            work: seconds of work at speed 1, above 0, by profile key.
+        """
+        measured = {key: speeds for key in work if (speeds := self._speeds.of(key)) is not None}
+        return speeds_of_all(work, measured) if measured else None
+
     def slowest_model(self, key: str, devices: Sequence[int]) -> str | None:
         """The model of the slowest of these devices for a key; of equally slow ones, of the first."""
         models, speeds = [self._occupancy.device(index).model for index in devices], self._speeds.of(key)
@@ -188,15 +197,43 @@ class Estimates:
         estimate = self.of_key(trial)
         return stretch_of(estimate.alpha, estimate.beta, width) / self.speed(trial, devices)
 
-    def seconds_gained(self, trial: TrialRecord, width: float) -> float:
+    def seconds_gained(self, trial: TrialRecord, width: float, devices: Sequence[int] | None = None) -> float:
         """Predicted seconds by which a running trial ends earlier at another width of at least 1, after a resize.
 
         The iteration in flight still runs at its present width. Negative if the trial ends later.
+
+        Args:
+            trial: the trial.
+            width: its new width.
+            devices: its new devices; ``None`` for some that are as fast as those that it has.
         """
-        estimate, speed = self.of_key(trial), self.speed(trial, self._occupancy.held[trial.row])
-        after = self.height(trial) * (1.0 - 1.0 / max(1, trial.progress.left))
+        estimate = self.of_key(trial)
+        speed = self.speed(trial, self._occupancy.held[trial.row] if devices is None else devices)
+        after = self._height_after_iteration(trial)
         moved = self.epsilon + after * stretch_of(estimate.alpha, estimate.beta, width) / speed
         return after * self.stretch(trial) - moved
+
+    def seconds_gained_on(self, trial: TrialRecord, device: int) -> float:
+        """Predicted seconds by which a running trial ends earlier if it goes to an idle device, at the same width.
+
+        Taken off are the pause, which is that of a resize or of a save and a start, whichever was measured to be
+        longer, and what a start in an unused lane takes in all, as the trial compiles and loads anew there. Speeds are
+        followed to a share of ``tuning.SPEED_CHANGE``: so much less is counted on.
+        """
+        key, there = self.of_key(trial), self.on_model(trial.spec.profile_key, self._occupancy.device(device).model)
+        pause = max(self.epsilon, key.interruption, there.interruption)
+        cost = pause + max(key.warm_up, there.warm_up)
+        stretch = (1.0 + tuning.SPEED_CHANGE) / self.speed(trial, (device,))
+        return self._height_after_iteration(trial) * (self.stretch(trial) - stretch) - cost
+
+    def _height_after_iteration(self, trial: TrialRecord) -> float:
+        return self.height(trial) * (1.0 - 1.0 / max(1, trial.progress.left))
+
+    def compares(self, key: str, devices: Sequence[int]) -> bool:
+        """Whether it is known how fast these devices are for a key: it was measured on each, or the user said so."""
+        if self._speeds.of(key) is None:
+            return True
+        return all(self._speeds.is_measured(key, self._occupancy.device(index).model) for index in devices)
 
     def scaling_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
         """Seconds that a wide iteration would have taken on devices of the model on which beta is measured.

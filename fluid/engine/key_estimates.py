@@ -22,6 +22,7 @@ class KeyEstimate:
         scaling_model: the device model on which beta, ``width`` and ``tried`` were measured; the same for all models.
         speed: of the device model, for this key.
         pace: seconds per iteration at width 1 and speed 1; ``None`` until measured on this model.
+        is_rough: whether the pace is that of a trial which was not measured alone on a device of this model.
         packing: c, the packing limit. Rises from 1 by one co-resident after each that was measured to pay.
         width: d, the width limit. Doubles from 1 after each measured width while beta allows.
         tried: the widest measured width.
@@ -51,6 +52,7 @@ class KeyEstimate:
     scaling_model: str | None = None
     speed: float = 1.0
     pace: float | None = None
+    is_rough: bool = False
     alpha: float = 1.0
     beta: float = 1.0
     packing: int = 1
@@ -78,10 +80,14 @@ class KeyEstimate:
         return start + (median_low(self.saves) if self.saves else start)
 
     @property
+    def warm_up(self) -> float:
+        """Seconds that a start in an unused lane takes in all; 0 if none was measured."""
+        return median_low(self.warm_ups) if self.warm_ups else 0.0
+
+    @property
     def worth_trying(self) -> float:
         """Seconds of work left per device that repay trying one more co-resident, which is started for it."""
-        warm_up = median_low(self.warm_ups) if self.warm_ups else 0.0
-        return max(tuning.WORTH_TRYING_S, tuning.WORTH_TRYING_STARTS * warm_up)
+        return max(tuning.WORTH_TRYING_S, tuning.WORTH_TRYING_STARTS * self.warm_up)
 
     def add_iteration(self, seconds: float) -> None:
         """Records how long an iteration took."""
@@ -142,9 +148,9 @@ class KeyEstimate:
         """
         self.update_memory(profile)
         seconds = profile.seconds_per_iteration(self.key, self.model)
-        self.pace = None if seconds is None else seconds * self.speed
         if seconds is None:
             return False
+        self.pace, self.is_rough = seconds * self.speed, False
         self.alpha, self.beta = profile.alpha(self.key, self.model), profile.beta(self.key, self.scaling_model)
         before = self.packing, self.width
         self.packing = self._packing(profile, seconds, trying_pays)

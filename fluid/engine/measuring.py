@@ -107,10 +107,13 @@ class Measuring:
         typical = seconds if alone else _as_typical(trial, estimate, seconds)
         typical *= self._occupancy.speed(self._occupancy.held[trial.row])
         if width > 1:
-            model, comparable = estimate.scaling_model, self._estimates.scaling_seconds(trial, typical)
-            if comparable is None:
+            comparable = self._estimates.scaling_seconds(trial, typical)
+            if comparable is not None:
+                model, typical = estimate.scaling_model, comparable
+            elif len({self._occupancy.device(index).model for index in self._occupancy.held[trial.row]}) > 1:
+                # Which of these models was the slowest is not known, so that the seconds are those of none.
+                self._learn_first_pace(trial, estimate, seconds)
                 return
-            typical = comparable
         self._profile.observe(estimate.key, typical, model=model, co_residents=residents, width=width, busy=busy)
         for other in co_residents if residents > 1 else ():
             self._estimates.of_key(other).add_observed(residents, trial.row)
@@ -155,15 +158,19 @@ class Measuring:
 
     def _update(self, trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> None:
         """Brings a key's estimate up to date with the profile, which learnt from an iteration of a trial."""
-        if estimate.pace is None:
-            estimate.pace = seconds / self._estimates.stretch(trial)
-            self._note_change(estimate)
-            self._allocations.update_works(estimate.key)
+        self._learn_first_pace(trial, estimate, seconds)
         packing = estimate.packing
         if self._estimates.update(estimate, trying_pays=self._trying_pays(estimate)):
             self._note_change(estimate)
         if estimate.packing < packing:
             self._rebalancing.check_packing()
+
+    def _learn_first_pace(self, trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> None:
+        """Books the pace of a key of which none was known, as an iteration of a trial tells it."""
+        if estimate.pace is None:
+            estimate.pace, estimate.is_rough = seconds / self._estimates.stretch(trial), True
+            self._note_change(estimate)
+            self._allocations.update_works(estimate.key)
 
     def _update_other_models(self, estimate: KeyEstimate, *, alone: bool) -> None:
         """Books what an iteration alone, or a wide one, says about a key on all models: speeds, or beta and d."""
@@ -213,6 +220,7 @@ def notes_of(keys: list[KeyEstimate], now: float) -> list[NoteMeasured]:
         NoteMeasured(
             key.key,
             at=now,
+            model=key.model,
             seconds=key.pace,
             packing=key.packing,
             width=key.width,

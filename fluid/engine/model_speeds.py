@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fluid.engine import tuning
+from fluid.planning.device_models import Speeds
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
-
-Speeds = Mapping[str | None, float]
 
 
 class ModelSpeeds:

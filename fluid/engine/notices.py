@@ -157,7 +157,8 @@ class NoteMeasured(Notice):
     """Measurements changed how far trials of a profile key are packed or widened, or gave its first pace.
 
     Attributes:
-        seconds: per iteration, alone on one device; ``None`` if unknown.
+        model: the device model on which that was measured; ``None`` if unknown. Widths hold for all models.
+        seconds: per iteration, alone on one device of speed 1; ``None`` if unknown.
         packing: c, the packing limit.
         width: d, the width limit.
     """
@@ -170,6 +171,7 @@ class NoteMeasured(Notice):
     width: int
     alpha: float
     beta: float
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

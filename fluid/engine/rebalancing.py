@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
+from fluid.engine.faster_devices import FasterDevices
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
@@ -13,6 +16,19 @@ from fluid.planning.arrangement import Replanner, WidthChange
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.start_queue import StartQueue
 from fluid.trialgroup import TrialState
+
+
+class Reallocation(NamedTuple):
+    """A running trial that is to get other devices.
+
+    Attributes:
+        width: its new width.
+        device: the idle device that it is to go to; ``None`` for any devices of that width.
+    """
+
+    trial: TrialRecord
+    width: float
+    device: int | None = None
 
 
 class Rebalancing:
@@ -25,6 +41,7 @@ class Rebalancing:
         estimates: what trials need, and how fast they are.
         table: the columns of the running trials.
         allocations: opens devices to further trials.
+        moves: whether trials go to faster devices; not under a planner that leaves trials where they start.
     """
 
     def __init__(
@@ -35,6 +52,8 @@ class Rebalancing:
         estimates: Estimates,
         table: RunningTable,
         allocations: Allocations,
+        *,
+        moves: bool,
     ) -> None:
         self._trials = trials
         self._queue = queue
@@ -42,13 +61,15 @@ class Rebalancing:
         self._estimates = estimates
         self._table = table
         self._allocations = allocations
+        self._moves = moves
+        self._faster = FasterDevices(trials, occupancy, estimates, allocations)
         #: whether a device may hold more trials than are of use there.
         self._check_packing = False
 
     # -- widths --------------------------------------------------------------------------------------------
 
-    def rebalance(self, replanner: Replanner) -> list[tuple[TrialRecord, float]]:
-        """Widths to change now: to make room for queued trials, or to use idle devices once none is queued."""
+    def rebalance(self, replanner: Replanner) -> list[Reallocation]:
+        """Resizes to make now: to make room for queued trials, or to use idle or faster devices once none is queued."""
         if not self._table:
             return []
         # First, trials that run wider than was measured to help are narrowed.
@@ -58,11 +79,22 @@ class Rebalancing:
         elif not changes and not self._has_nothing_to_move(replanner):
             changes = [change for part in self._allocations.snapshots() for change in replanner.replan(part)]
         by_row = self._trials.by_row
-        allowed = [
-            (by_row[change.row], change.width) for change in changes if self._allowed(by_row[change.row], change.width)
-        ]
+        allowed = [Reallocation(by_row[row], width) for row, width in changes if self._allowed(by_row[row], width)]
         # Last, those that have to leave their host, or to spread over several: they leave the others the near devices.
-        return sorted(allowed, key=lambda change: self._leaves_host(*change))
+        allowed.sort(key=lambda each: self._leaves_host(each.trial, each.width))
+        return self._with_moves(allowed) if self._moves and not self._queue else allowed
+
+    def _with_moves(self, resizes: list[Reallocation]) -> list[Reallocation]:
+        """Adds moves to faster devices; a trial that could also be widened does what gains more."""
+        moves = {move.trial.row: move for move in self._faster.choose()}
+        chosen = []
+        for trial, width, _ in resizes:
+            move = moves.get(trial.row)
+            if move is not None and width > 1.0 and self._estimates.seconds_gained(trial, width) < move.gain:
+                continue
+            moves.pop(trial.row, None)
+            chosen.append(Reallocation(trial, width))
+        return chosen + [Reallocation(move.trial, move.trial.placement.width, move.device) for move in moves.values()]
 
     def _leaves_host(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial is to be wider than its host has room for."""

@@ -16,6 +16,7 @@ from fluid.engine.memory_limits import MemoryLimits
 from fluid.engine.records import TrialRecord
 from fluid.engine.retention import TrialNotKept, is_to_be_kept
 from fluid.planning.constraints import Constraint
+from fluid.planning.device_models import ByModel
 from fluid.trialgroup import TrialState
 
 
@@ -257,12 +258,14 @@ class Residency:
             if need is None:
                 continue
             lacking = max(1, round(trial.placement.width))
-            for device in self._open_to(trial):
+            by_model = core.estimates.by_model(trial)
+            for device in self._open_to(trial, by_model):
+                there = need if by_model is None else by_model[core.occupancy.device(device).model].need or need
                 usable = core.memory.usable_bytes(device)
-                if usable is not None and need.peak_bytes > usable:
+                if usable is not None and there.peak_bytes > usable:
                     continue
-                fits = usable is None or core.memory.filled_bytes(device) + need.peak_bytes <= usable
-                if fits or self._empty(device, need.peak_bytes, usable or 0.0, trial):
+                fits = usable is None or core.memory.filled_bytes(device) + there.peak_bytes <= usable
+                if fits or self._empty(device, there.peak_bytes, usable or 0.0, trial):
                     lacking -= 1
                 elif trial.pinned:
                     cramped.append(trial)
@@ -270,10 +273,10 @@ class Residency:
                     break
         return cramped
 
-    def _open_to(self, trial: TrialRecord) -> list[int]:
+    def _open_to(self, trial: TrialRecord, by_model: ByModel | None) -> list[int]:
         """The devices that a queued trial may get but for their memory, the emptiest first; of one host for a gang."""
         core, width = self._core, trial.placement.width
-        open_ = [index for index in core.occupancy.residents if core.occupancy.is_open(index, width)]
+        open_ = [index for index in core.occupancy.residents if core.occupancy.is_open(index, width, by_model)]
         lane = trial.residence.lane
         if trial.pinned and lane is not None:
             open_ = [index for index in open_ if index in core.lanes[lane].device_ids]

@@ -22,8 +22,14 @@ class Resizing:
         self._core = core
         self._calls = calls
 
-    def begin(self, trial: TrialRecord, width: float) -> None:
-        """RUNNING -> RESIZING: reserves the new devices and warms their lanes."""
+    def begin(self, trial: TrialRecord, width: float, device: int | None = None) -> None:
+        """RUNNING -> RESIZING: reserves the new devices and warms their lanes.
+
+        Args:
+            trial: a trial that runs.
+            width: its new width.
+            device: the idle device that it goes to, if it is still idle; ``None`` for any devices of that width.
+        """
         core, occupancy, place = self._core, self._core.occupancy, trial.placement
         need = core.estimates.need(trial)
         old_devices = occupancy.held[trial.row]
@@ -31,16 +37,27 @@ class Resizing:
         stays = width < 1.0 and place.width == 1.0 and bool(core.queue)
         allowed = core.scheduling.placing.allowed(trial) if core.trials.constrained else None
         by_model = core.estimates.by_model(trial)
-        devices = old_devices if stays else occupancy.devices_for(trial.row, width, need, allowed, by_model)
+        devices: tuple[int, ...] | None
+        if device is not None:
+            devices = None if occupancy.residents[device] else (device,)
+        else:
+            devices = old_devices if stays else occupancy.devices_for(trial.row, width, need, allowed, by_model)
         if devices is None or (devices != old_devices and not trial.spec.can_save):
             return
         if devices == old_devices:
             core.allocations.allow_packing(trial, width)
             core.log(trial, f"lets others share its device, up to {round(1.0 / width)} at once")
             return
-        if by_model is not None and width < 1.0:
-            width = max(width, 1.0 / by_model[occupancy.device(devices[0]).model].packing)
-        gain = core.estimates.seconds_gained(trial, width)
+        if by_model is not None:
+            there = by_model[occupancy.device(devices[0]).model]
+            need = there.need
+            width = max(width, 1.0 / there.packing) if width < 1.0 else width
+        if device is not None:
+            gain = core.estimates.seconds_gained_on(trial, device)
+        else:
+            gain = core.estimates.seconds_gained(trial, width, devices)
+            if gain <= 0.0 and width > place.width and occupancy.is_unlike:
+                return  # planners do not know that the idle devices are slower than those that it has
         old_need, old_devices_row = core.memory.placed_need_of(trial.row), core.trials.new_row()
         move = Move(place.lanes, old_devices, place.width, old_devices_row, old_need, begun_at=core.now, gain=gain)
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)

@@ -5,7 +5,6 @@ The link between the state machine and the pure planners: it turns records of tr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from operator import gt, lt
 
@@ -18,12 +17,12 @@ from fluid.engine.device_shares import DeviceShares
 from fluid.engine.estimates import Estimates
 from fluid.engine.lanes import Lanes
 from fluid.engine.placing import Placing
+from fluid.engine.plan_inputs import PlanInputs
 from fluid.engine.queue_kinds import PlannedTrials, QueueKinds, kinds_of
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
 from fluid.planning.arrangement import Replanner
-from fluid.planning.instance import Instance
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.planner import Planner
 from fluid.planning.rollout import start
@@ -77,7 +76,7 @@ class Scheduling:
         self._allocations = allocations
         self._work = allocations.work
         self._paths = CriticalPaths(trials, occupancy, estimates, table, allocations.work)
-        self._cluster: Cluster | None = None
+        self._inputs = PlanInputs(occupancy, estimates)
 
     # -- arrivals ------------------------------------------------------------------------------------------
 
@@ -114,7 +113,7 @@ class Scheduling:
             return PlannedTrials([0], [1.0], [self._estimates.height(trials[0])], [0])
         if self._trials.constrained:
             return self._plan_constrained(trials)
-        return self._plan_alike(trials, self._open_cluster(), self._work.total, self._occupancy.free_count)
+        return self._plan_alike(trials, self._inputs.open_cluster(), self._work.total, self._occupancy.free_count)
 
     def _plan_alike(self, trials: Sequence[TrialRecord], cluster: Cluster, others: float, idle: int) -> PlannedTrials:
         """Plans trials that may get the same devices.
@@ -127,13 +126,14 @@ class Scheduling:
         """
         # Most trials of a long queue are alike to the planner: what it sees is computed once for all of these.
         first, kind_of = kinds_of(trials)
-        instance, heights = self._instance(first, cluster)
+        instance, heights = self._inputs.instance(first, cluster)
         if len(first) < len(trials):
             instance = instance.take(kind_of, [trial.spec.trial_id for trial in trials])
             heights = [heights[kind] for kind in kind_of]
         if others > 0.0 or self._work.by_row:
             arrangement = self._planner.join(instance, np.array([others]), idle)
         else:
+            instance = self._inputs.at_measured_speeds(instance, trials, heights)
             arrangement = self._planner.arrange(instance)
         self.replanner = arrangement.replanner
         widths = arrangement.widths.tolist()
@@ -227,7 +227,7 @@ class Scheduling:
         if self._trials.constrained:
             return False
         first = [next(iter(trials.values())) for trials in kinds.trials.values()]
-        instance, heights = self._instance(first, self._open_cluster())
+        instance, heights = self._inputs.instance(first, self._inputs.open_cluster())
         counts = np.array([len(trials) for trials in kinds.trials.values()])
         widths = self._planner.join_alike(instance, counts, self._occupancy.free_count)
         if widths is None:
@@ -246,32 +246,6 @@ class Scheduling:
                     trial.placement.width = width
         self.replanner = self._planner.replanner()
         return True
-
-    def _open_cluster(self) -> Cluster:
-        """All devices that trials are placed on."""
-        if self._cluster is None:
-            self._cluster = Cluster(tuple(self._occupancy.open_devices), self._occupancy.memory.watermark)
-        return self._cluster
-
-    def _instance(self, trials: Sequence[TrialRecord], cluster: Cluster) -> tuple[Instance, list[float]]:
-        """The planner's input, and the seconds of work left of each trial."""
-        estimates = self._estimates
-        of_keys = [estimates.of_key(trial) for trial in trials]
-        heights, needs = [estimates.height(trial) for trial in trials], [estimates.need(trial) for trial in trials]
-        instance = Instance.build(
-            [max(height, tuning.LEAST_HEIGHT_S) for height in heights],
-            cluster,
-            alpha=[estimate.alpha for estimate in of_keys],
-            beta=[estimate.beta for estimate in of_keys],
-            c=[estimates.packing(trial) for trial in trials],
-            d=[estimates.widest(trial) for trial in trials],
-            epsilon=estimates.epsilon,
-            threshold=-math.inf,  # c comes from measurements; alpha must not lower it a second time
-            trial_ids=[trial.trial_id for trial in trials],
-            priority=[trial.spec.priority for trial in trials],
-            needs=[need if need is None or need.peak_bytes <= cluster.rooms[-1] else None for need in needs],
-        )
-        return instance, heights
 
     # -- the queue -----------------------------------------------------------------------------------------
 
@@ -375,7 +349,7 @@ class Scheduling:
 
     def add_device(self, device: Device) -> None:
         """Adds an idle device."""
-        self._cluster = None
+        self._inputs.forget_devices()
         self._occupancy.add_device(device)
         self._allocations.update_speeds()
 
@@ -390,7 +364,7 @@ class Scheduling:
         self._cap_widths()
 
     def _cap_widths(self) -> None:
-        self._cluster = None
+        self._inputs.forget_devices()
         most = max(1, len(self._occupancy))
         for row in list(self._queue):
             trial = self._trials.by_row[row]

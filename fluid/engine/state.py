@@ -368,8 +368,8 @@ class EngineState:
         # 6. On a tick, leave devices that too many share, and go to the widths that the planner wants now.
         for trial in core.rebalancing.overpacked():
             self._lifecycle.preempt(trial)
-        for trial, width in core.rebalancing.rebalance(core.scheduling.replanner):
-            self._resizing.begin(trial, width)
+        for resize in core.rebalancing.rebalance(core.scheduling.replanner):
+            self._resizing.begin(*resize)
         if self.queue:
             self._dispatch()
         # 7. Preempt running trials for waiting ones, if all end earlier that way.

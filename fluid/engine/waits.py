@@ -111,14 +111,16 @@ class Waits:
             lane_id = trial.residence.lane
             assert lane_id is not None
             return WaitReason.LANE if core.lanes[lane_id].trial_id is not None else WaitReason.MEMORY
-        return WaitReason.MEMORY if core.occupancy.has_open(trial.placement.width) else WaitReason.DEVICES
+        is_open = core.occupancy.has_open(trial.placement.width, core.estimates.by_model(trial))
+        return WaitReason.MEMORY if is_open else WaitReason.DEVICES
 
     def _free_memory(self, trial: TrialRecord) -> tuple[FreeMemory, ...]:
         """Devices with an open slot for the trial whose memory is bounded."""
         occupancy, memory = self._core.occupancy, self._core.memory
+        by_model = self._core.estimates.by_model(trial)
         found = []
         for index in occupancy.residents:
             usable = memory.usable_bytes(index)
-            if usable is not None and occupancy.is_open(index, trial.placement.width):
+            if usable is not None and occupancy.is_open(index, trial.placement.width, by_model):
                 found.append(FreeMemory(index, max(0.0, usable - memory.filled_bytes(index)), usable))
         return tuple(sorted(found, key=lambda each: -each.free)[:_MOST_DEVICES])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fluid.resources import Device, MemoryNeed
+from fluid.resources import Cluster, Device, MemoryNeed
+
+#: By device model: iterations per second, relative to a device of speed 1.
+Speeds = Mapping[str | None, float]
 
 
 class DeviceModels:
@@ -72,3 +75,29 @@ class OnModel:
 
 #: By device model, for each that there is.
 ByModel = Mapping[str | None, OnModel]
+
+
+def speeds_of_all(work: Mapping[str, float], speeds: Mapping[str, Speeds]) -> dict[str | None, float]:
+    """How fast each device model is for trials of several profile keys together.
+
+    A plan knows one speed of each device. It is that at which a device would do all of the work, one trial after
+    another: ``sum_i h_i / sum_i (h_i / s_i)``, with h_i the seconds of work of key i and s_i its speed on the model. It
+    is exact for one key, and for keys of equal speeds. For keys of different speeds, the plan predicts the time that a
+    device needs for its average share of the work; a trial whose key gains more from a model than the others is
+    predicted to end later there than it does.
+
+    Args:
+        work: seconds of work at speed 1, above 0, by profile key.
+        speeds: of each of these keys, by the same device models.
+    """
+    total = sum(work.values())
+    models = speeds[next(iter(work))]
+    return {model: total / sum(seconds / speeds[key][model] for key, seconds in work.items()) for model in models}
+
+
+def at_speeds(cluster: Cluster, speeds: Speeds) -> Cluster:
+    """The same devices, at the speeds of their models."""
+    if all(device.speed == speeds[device.model] for device in cluster.devices):
+        return cluster
+    devices = tuple(replace(device, speed=speeds[device.model]) for device in cluster.devices)
+    return replace(cluster, devices=devices)

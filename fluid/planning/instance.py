@@ -7,14 +7,16 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fluid.errors import InvalidFieldError, require_number
 from fluid.planning.constraints import Constraint
-from fluid.planning.json_input import Count, NonNegative, Range, cluster_from_json, read_json_object, read_record
+from fluid.planning.instance_input import InstanceInput, TrialInput, add_measured
+from fluid.planning.json_input import cluster_from_json, read_json_object, read_record
+from fluid.planning.measured_keys import MeasuredKeys
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import (
     DEFAULT_BENEFIT_THRESHOLD,
@@ -22,8 +24,9 @@ from fluid.planning.runtime_model import (
     DEFAULT_MAX_WIDTH,
     FloatArray,
     RuntimeModel,
+    packing_limit,
 )
-from fluid.resources import MOST_DEVICES, Cluster, MemoryNeed
+from fluid.resources import Cluster, MemoryNeed
 from fluid.trialgroup import TrialGroup
 
 
@@ -149,7 +152,9 @@ class Instance:
         """Makes the instance of a group's active trials: ``h_i(1) = budget x seconds per iteration``.
 
         A profile key without measurements gets the median pace of the measured keys, or 1 s if there is none: widths
-        depend only on ratios of runtimes, and the engine plans again once it has measured.
+        depend only on ratios of runtimes, and the engine plans again once it has measured. Devices of several models,
+        of which none was given a speed, get those that were measured for the group's keys
+        (:func:`fluid.planning.device_models.speeds_of_all`).
         """
         trials = group.active
         if not trials:
@@ -157,16 +162,18 @@ class Instance:
         known = profile or Profile()
         # One query per key, not per trial: groups are large and keys are few.
         keys = {trial.key: None for trial in trials}
-        pace = {key: known.seconds_per_iteration(key) for key in keys}
-        measured = [seconds for seconds in pace.values() if seconds is not None]
-        default = float(np.median(measured)) if measured else 1.0
-        alpha = {key: known.alpha(key) for key in keys}
-        beta = {key: known.beta(key) for key in keys}
-        packing = {key: known.packing_limit(key, c) for key in keys}
-        memory = {key: known.memory(key) for key in keys}
+        measured = MeasuredKeys(known, cluster, keys, c)
+        alpha = {key: measured.alpha(key) for key in keys}
+        beta = {key: measured.beta(key) for key in keys}
+        packing = {key: measured.packing(key) for key in keys}
+        memory = {key: measured.memory(key) for key in keys}
+        heights = [trial.budget * measured.seconds[trial.key] for trial in trials]
+        work = dict.fromkeys(keys, 0.0)
+        for trial, height in zip(trials, heights, strict=True):
+            work[trial.key] += height
         made = cls.build(
-            [trial.budget * (default if (s := pace[trial.key]) is None else s) for trial in trials],
-            cluster,
+            heights,
+            measured.cluster(work),
             alpha=[alpha[trial.key] for trial in trials],
             beta=[beta[trial.key] for trial in trials],
             c=[packing[trial.key] for trial in trials],
@@ -196,10 +203,15 @@ class Instance:
         return replace(self, constraints=constraints)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Instance:
+    def from_json(cls, data: Mapping[str, Any], profile: Profile | None = None) -> Instance:
         """Makes an instance from what ``fluid plan`` reads (see ``docs/cli.md``).
 
-        ``alpha``, ``beta``, ``c`` and ``d`` at the top are for all trials; a trial may have its own.
+        ``alpha``, ``beta``, ``c`` and ``d`` at the top are for all trials; a trial may have its own, or name a profile
+        key whose figures were measured.
+
+        Args:
+            data: the decoded JSON.
+            profile: measurements; ``None`` for none.
 
         Raises:
             InvalidFieldError: a field is missing, unknown or invalid; the message names its place and value.
@@ -209,15 +221,18 @@ class Instance:
             raise InvalidFieldError("workload", data["workload"], reason)
         top = read_record(data, InstanceInput, "instance")
         for_all = {field: data[field] for field in ("alpha", "beta", "c", "d") if field in data}
-        trials = read_record([for_all | trial for trial in top.trials], list[TrialInput], "trials", place="trials")
+        measured = add_measured(top.trials, for_all, cluster_from_json(top.devices), profile)
+        trials = read_record(measured.trials, list[TrialInput], "trials", place="trials")
+        limits = zip(trials, measured.packing, strict=True)
         return cls.build(
             [trial.runtime_s for trial in trials],
-            cluster_from_json(top.devices),
+            measured.cluster,
             alpha=[trial.alpha for trial in trials],
             beta=[trial.beta for trial in trials],
-            c=[trial.c for trial in trials],
+            c=[packing_limit(trial.alpha, c_max=trial.c) if c is None else min(trial.c, c) for trial, c in limits],
             d=[min(trial.d, trial.max_width) for trial in trials],
-            epsilon=top.epsilon,
+            epsilon=top.epsilon if "epsilon" in data or profile is None else profile.epsilon,
+            threshold=-math.inf,  # Where c was measured, alpha must not lower it again; elsewhere it has.
             trial_ids=[f"trial-{row:05d}" if trial.id is None else str(trial.id) for row, trial in enumerate(trials)],
             priority=[trial.priority for trial in trials],
             needs=[trial.need for trial in trials],
@@ -245,46 +260,6 @@ class Instance:
                     f"with the most has {rooms[-1]:.0f} usable",
                 )
             self.model.d[row] = min(self.model.d[row], fitting)
-
-
-#: Seconds in a file; 10^12 are more than 30,000 years. Sums of larger ones would overflow.
-Seconds = Annotated[float, Range(0.0, 1e12)]
-#: A runtime's overhead factor in a file.
-Overhead = Annotated[float, Range(1.0, 1e6)]
-
-
-@dataclass(frozen=True)
-class InstanceInput:
-    """What ``fluid plan`` reads."""
-
-    devices: Any
-    trials: list[dict[str, Any]]
-    alpha: Overhead = 1.0
-    beta: Overhead = 1.0
-    c: Count = DEFAULT_MAX_PACKING
-    d: Count = DEFAULT_MAX_WIDTH
-    epsilon: Seconds = 0.0
-
-
-@dataclass(frozen=True)
-class TrialInput:
-    """One of its trials."""
-
-    runtime_s: Seconds
-    id: Any = None
-    alpha: Overhead = 1.0
-    beta: Overhead = 1.0
-    c: Count = DEFAULT_MAX_PACKING
-    d: Count = DEFAULT_MAX_WIDTH
-    max_width: Count = MOST_DEVICES
-    priority: NonNegative = 1.0
-    persistent_bytes: NonNegative = 0.0
-    ephemeral_bytes: NonNegative = 0.0
-
-    @property
-    def need(self) -> MemoryNeed | None:
-        known = self.persistent_bytes or self.ephemeral_bytes
-        return MemoryNeed(self.persistent_bytes, self.ephemeral_bytes) if known else None
 
 
 def _numbers(field: str, values: ArrayLike) -> FloatArray:

@@ -1,6 +1,6 @@
 """Placement: which devices a trial of a given width gets, and which trial holds what (docs/theory.md, section 3).
 
-Packed trials (width 1/p) go to the most idle device. Wide trials get the devices of one host where one has enough.
+Packed trials (width 1/p) go to the most idle device, wide trials to the devices of one host where one has enough.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from fluid.errors import InvalidFieldError
 from fluid.planning.constraints import EligibleDevices
-from fluid.planning.device_models import ByModel, DeviceModels
+from fluid.planning.device_models import ByModel, DeviceModels, OnModel
 from fluid.planning.idle_devices import IdleDevices, SpeedOf
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.open_devices import OpenDevices
@@ -91,6 +91,11 @@ class Occupancy:
         return self._idle.count
 
     @property
+    def is_unlike(self) -> bool:
+        """Whether a device may be faster than another: they are of several models, or were given several speeds."""
+        return self.models.are_several or self._idle.only_speed is None
+
+    @property
     def idle_since(self) -> Mapping[int, float]:
         """Since when each idle device is idle, seconds; the one that has been idle longest comes first."""
         return self._idle.since
@@ -140,9 +145,8 @@ class Occupancy:
             self._closed.remove(index)
             self._refresh(index)
         self._idle.remove_device(index)
-        device = self._devices[index]
-        self.models.remove(device)
-        host = device.host
+        self.models.remove(self._devices[index])
+        host = self._devices[index].host
         self._on_host[host].remove(index)
         if not self._on_host[host]:
             del self._on_host[host]
@@ -169,8 +173,7 @@ class Occupancy:
         """Gives ``row`` devices for ``width``; returns their indices, or ``None`` where it does not fit now.
 
         Args:
-            row: the trial; it holds nothing yet.
-            width: of a device, or in devices.
+            row, width: the trial, which holds nothing yet, and its width.
             need: device memory, where it is known.
             near: device to prefer for a width of at most 1.
             only: whether no other device will do.
@@ -219,18 +222,19 @@ class Occupancy:
         if self.caps.pop(index, None) is not None:
             self._refresh(index)
 
-    def is_open(self, index: int, width: float) -> bool:
-        """Whether a device takes one more trial of that width, memory apart: it is idle, or all there are packed."""
+    def is_open(self, index: int, width: float, by_model: ByModel | None = None) -> bool:
+        """Whether a device takes one more trial of that width, memory apart: it is idle, or packed, and not full."""
         rows = self.residents[index]
-        if index in self._closed:
-            return False
-        return not rows or (width < 1.0 and len(rows) < min(self._limit(index), residents_at(width)))
+        if not rows or index in self._closed:
+            return index not in self._closed
+        c = residents_at(width) if by_model is None else min(residents_at(width), self._on(index, by_model).packing)
+        return width < 1.0 and len(rows) < min(self._limit(index), c)
 
-    def has_open(self, width: float) -> bool:
+    def has_open(self, width: float, by_model: ByModel | None = None) -> bool:
         """Whether enough devices are open to a trial of that width, its memory apart."""
-        if width < 1.0:
-            return self._open_device(residents_at(width), None) is not None
-        return self._idle.count >= round(width)
+        if width >= 1.0:
+            return self._idle.count >= round(width)
+        return any(self.is_open(index, width, by_model) for index in self.residents)
 
     def release(self, row: int) -> None:
         """Frees everything that ``row`` holds."""
@@ -250,7 +254,7 @@ class Occupancy:
         *,
         old_devices_row: int | None = None,
     ) -> None:
-        """Gives the row these devices, as :meth:`devices_for` chose them just before.
+        """Gives the row these devices, as :meth:`devices_for` or :meth:`fastest_idle` chose them just before.
 
         Args:
             row: the trial.
@@ -304,6 +308,14 @@ class Occupancy:
             return self._idle.resized(before, round(width), self._fits(need, allowed, 0.0, by_model), speed_of)
         return self._idle.choose(round(width), self._fits(need, allowed, 0.0, by_model), host, speed_of=speed_of)
 
+    def fastest_idle(
+        self, need: MemoryNeed | None, host: str | None, allowed: Set[int] | None, by_model: ByModel | None
+    ) -> int | None:
+        """The idle device that is fastest for a trial and has room for it; ``None`` for none (see :meth:`place`)."""
+        fits, speed_of = self._fits(need, allowed, 0.0, by_model), self._speed_of(by_model)
+        chosen = self._idle.choose(1, fits, host, speed_of=speed_of)
+        return None if chosen is None else chosen[0]
+
     def can_widen_in_place(self, row: int, width: float) -> bool:
         """Whether the host of a row's first device has enough idle devices for this width, memory apart."""
         return len(self._on_host) == 1 or self._idle.has_room_near(self.held[row], round(width))
@@ -318,9 +330,7 @@ class Occupancy:
             return False
         if not self.memory.fits(index, self._need_on(index, need, by_model), own_state=own_state):
             return False
-        if by_model is not None and self._is_full_for(index, by_model):
-            return False
-        return self.is_open(index, width)
+        return self.is_open(index, width, by_model)
 
     def _open_device(
         self,
@@ -335,25 +345,24 @@ class Occupancy:
     ) -> int | None:
         """The most idle device for one more packed trial: fewest residents, fastest, on that host, lowest index."""
         if not shared_only and self._idle.count:
-            idle = self._idle.choose(
-                1, self._fits(need, allowed, 0.0, by_model), host, speed_of=self._speed_of(by_model)
-            )
+            idle = self.fastest_idle(need, host, allowed, by_model)
             if idle is not None:
-                return idle[0]
+                return idle
 
         def takes(index: int) -> bool:
-            return index not in avoid and self._takes(index, self._need_on(index, need, by_model), allowed)
+            may = index not in avoid and (allowed is None or index in allowed)
+            return may and self.memory.fits(index, self._need_on(index, need, by_model))
 
         return self._open.find(tolerates, takes, host, self._on_host.get(host or "", ()), by_model)
 
-    def _is_full_for(self, index: int, by_model: ByModel) -> bool:
-        return 0 < by_model[self._devices[index].model].packing <= len(self.residents[index])
+    def _on(self, index: int, by_model: ByModel) -> OnModel:
+        return by_model[self._devices[index].model]
 
     def _need_on(self, index: int, need: MemoryNeed | None, by_model: ByModel | None) -> MemoryNeed | None:
-        return need if by_model is None else by_model[self._devices[index].model].need
+        return need if by_model is None else self._on(index, by_model).need
 
     def _speed_of(self, by_model: ByModel | None) -> SpeedOf | None:
-        return None if by_model is None else lambda index: by_model[self._devices[index].model].speed
+        return None if by_model is None else lambda index: self._on(index, by_model).speed
 
     def _fits(
         self, need: MemoryNeed | None, allowed: Set[int] | None, own_state: float, by_model: ByModel | None
@@ -367,9 +376,6 @@ class Occupancy:
         if allowed is not None:
             return lambda index: index in allowed and (need is None or fits(index, need, own_state=own_state))
         return None if need is None else lambda index: fits(index, need)
-
-    def _takes(self, index: int, need: MemoryNeed | None, allowed: Set[int] | None) -> bool:
-        return (allowed is None or index in allowed) and self.memory.fits(index, need)
 
     # -- bookkeeping --------------------------------------------------------------------------------------
 

@@ -92,11 +92,12 @@ class Wait:
 
 
 class Measured(NamedTuple):
-    """Measurements of a profile key that changed how far its trials are packed."""
+    """Measurements of a profile key on a device model that changed how far its trials are packed."""
 
     at: float
     packing: int
     alpha: float
+    model: str | None
 
 
 class RunHistory:
@@ -108,7 +109,7 @@ class RunHistory:
     Attributes:
         of_trial: the entries that name a trial, by submitted trial.
         stays, waits: by submitted trial, in order.
-        measured: by profile key, in order.
+        measured: by profile key, in order, those of all device models.
         key_of: the profile key of each submitted trial.
         start, end: seconds; times of the first and the last entry.
         zero: time 0 on the session's clock, seconds: when the first iteration began; if none has finished, when the
@@ -130,6 +131,7 @@ class RunHistory:
         self.tells = False
         self.paused: set[str] = set()
         self.kinds: dict[int, str] = {}
+        self.models: dict[int, str | None] = {}
         #: Trials on each device, and the devices, while the journal is read.
         self._on: dict[int, list[str]] = {}
         self._devices: set[int] = set()
@@ -238,6 +240,7 @@ class RunHistory:
         device = entry.fields["device"]
         self._devices.add(int(device["index"]))
         self.kinds[int(device["index"])] = str(device.get("kind", "device"))
+        self.models[int(device["index"])] = device.get("model")
 
     def _device_lost(self, entry: Entry) -> None:
         self._devices.discard(int(entry.fields["device_id"]))
@@ -318,8 +321,9 @@ class RunHistory:
         self._stay(trial, entry)
 
     def _was_measured(self, entry: Entry) -> None:
-        found = Measured(entry.at, int(entry.fields["packing"]), float(entry.fields["alpha"]))
-        self.measured.setdefault(str(entry.fields["profile_key"]), []).append(found)
+        fields = entry.fields
+        found = Measured(entry.at, int(fields["packing"]), float(fields["alpha"]), fields.get("model"))
+        self.measured.setdefault(str(fields["profile_key"]), []).append(found)
 
     def _ended(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])

@@ -114,7 +114,7 @@ def _with_room(history: RunHistory, stays: Sequence[Stay]) -> _Intervals:
     there: list[Stay] = []
     since = -math.inf
     for at, comes, stay in sorted(edges, key=lambda edge: edge[:2]):
-        limits = [_ramp(history, history.key_of.get(each.trial, "")) for each in there]
+        limits = [_ramp(history, each) for each in there]
         if limits and len(there) < min(most for _, most in limits):
             found.append((since, min(at, *(until for until, _ in limits))))
         since = at
@@ -125,9 +125,11 @@ def _with_room(history: RunHistory, stays: Sequence[Stay]) -> _Intervals:
     return _union(found)
 
 
-def _ramp(history: RunHistory, key: str) -> tuple[float, int]:
-    """When a key's packing limit first was as high as at the end, and what it was then."""
-    measured = history.measured.get(key, [])
+def _ramp(history: RunHistory, stay: Stay) -> tuple[float, int]:
+    """When c of a trial's key on its device's model first was as high as at the end, and what it was then."""
+    model = history.models.get(stay.devices[0]) if stay.devices else None
+    of_key = history.measured.get(history.key_of.get(stay.trial, ""), [])
+    measured = [each for each in of_key if each.model == model]
     if not measured:
         return -math.inf, 1
     most = measured[-1].packing

@@ -257,9 +257,10 @@ class _Story:
         if not isinstance(old, (int, float)):
             return StoryLine(entry.at, "resized", f"went to {size_name(width)}: {self._named(devices)}", facts)
         facts["old_width"] = old
-        verb = "widened" if width > old else "narrowed" if width < old else "moved"
         was = size_name(old) if old < 1.0 else f"{old:g}"
-        text = f"{verb} from {was} to {size_name(width)} ({self._named(devices)}), paused for {duration(pause)}"
+        text = f"{'widened' if width > old else 'narrowed'} from {was} to {size_name(width)} ({self._named(devices)})"
+        text = f"moved to {self._named(devices)}" if width == old else text
+        text += f", paused for {duration(pause)}"
         if isinstance(begun := fields.get("begun_at"), (int, float)) and fields["at"] - begun >= SHORTEST_WAIT:
             text += f", as decided {duration(fields['at'] - begun)} before"
         if isinstance(gain, (int, float)):

@@ -53,11 +53,16 @@ class WaitTeller:
 
     def _ramp(self, wait: Wait) -> list[str]:
         """How packing was measured meanwhile: trials wait until it is known to pay for one more."""
-        measured = self.history.measured.get(self.history.key_of.get(wait.trial, ""), [])
-        before = max((each.packing for each in measured if each.at <= wait.start), default=1)
-        rises = {each.packing: each.at for each in reversed(measured) if wait.start < each.at <= wait.end}
-        steps = [f"{packing} from {duration(at)} on" for packing, at in sorted(rises.items()) if packing > before]
-        return [f"packing was being measured, up to {', '.join(steps)}"] if steps else []
+        of_key = self.history.measured.get(self.history.key_of.get(wait.trial, ""), [])
+        told = []
+        for model in dict.fromkeys(each.model for each in of_key):
+            measured = [each for each in of_key if each.model == model]
+            before = max((each.packing for each in measured if each.at <= wait.start), default=1)
+            rises = {each.packing: each.at for each in reversed(measured) if wait.start < each.at <= wait.end}
+            steps = [f"{packing} from {duration(at)} on" for packing, at in sorted(rises.items()) if packing > before]
+            where = f" on {model}" if model is not None and len(set(self.history.models.values())) > 1 else ""
+            told += [f"packing was being measured{where}, up to {', '.join(steps)}"] if steps else []
+        return told
 
     def _why(self, reason: Reason, at: float) -> str:
         if reason.reason == "LANE":

@@ -89,7 +89,8 @@ class Status:
         asked: number of devices that were asked for and have not come.
         silent: trials that have given no result for far longer than usual, and for how many seconds, the longest first.
         given_up: devices that are used no more as they do not work, and why.
-        alpha, packing: measured packing overhead and c by profile key.
+        alpha, packing: measured packing overhead and c by profile key, or, where the session has several device models,
+            by key and model: ``"net on NVIDIA H200"``.
         run_dir: the run folder; ``None`` if unknown.
     """
 
@@ -102,6 +103,15 @@ class Status:
     asked: int = 0
     given_up: tuple[tuple[int, str], ...] = ()
     run_dir: Path | None = None
+
+
+def _measured_keys(state: EngineState) -> dict[str, tuple[str, str | None]]:
+    """The names under which keys were measured: a key's own, and where devices are of several models, that of each."""
+    profile, models, keys = state.profile, state.occupancy.models, state.profile.keys()
+    if not models.are_several:
+        return {key: (key, models.first) for key in keys}
+    pairs = [(key, model) for key in keys for model in profile.models(key)]
+    return {f"{key} on {model or 'unknown model'}": (key, model) for key, model in pairs}
 
 
 def status_of(
@@ -124,7 +134,7 @@ def status_of(
         run_dir: the run folder.
     """
     now = began + at
-    view, keys = state.view(), state.profile.keys()
+    view, measured = state.view(), _measured_keys(state)
     silent = sorted(state.silent(now), key=lambda trial: -trial[1])
     hanging = {state.trials[trial_id].group_id for trial_id, _ in silent}
     return Status(
@@ -149,8 +159,8 @@ def status_of(
             )
             for seen in view.devices
         ),
-        alpha={key: state.profile.alpha(key) for key in keys},
-        packing={key: state.profile.measured_packing(key) for key in keys},
+        alpha={name: state.profile.alpha(key, model) for name, (key, model) in measured.items()},
+        packing={name: state.profile.measured_packing(key, model) for name, (key, model) in measured.items()},
         asked=asked,
         silent=tuple(silent),
         given_up=view.given_up,

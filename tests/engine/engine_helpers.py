@@ -32,6 +32,7 @@ from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.planners.by_name import make_planner
+from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed
 
@@ -85,20 +86,21 @@ class Hand:
     Args:
         devices: how many there are, with a lane each that is ready.
         memory: bytes of each device.
-        options: for the engine; ``planner`` by name.
+        options: for the engine; ``planner`` as such or by name.
     """
 
     def __init__(
         self,
         devices: int = 1,
         *,
-        planner: str = "portfolio",
+        planner: str | Planner = "portfolio",
         profile: Profile | None = None,
         memory: float | None = None,
         ready: bool = True,
         **options: Any,
     ) -> None:
-        self.state = EngineState(make_planner(planner), profile or Known(), **options)
+        plans = make_planner(planner) if isinstance(planner, str) else planner
+        self.state = EngineState(plans, profile or Known(), **options)
         self.now = 0.0
         self.log: list[Command] = []
         for index in range(devices):

@@ -6,16 +6,20 @@ import itertools
 from typing import Any
 
 import pytest
-from engine_helpers import Hand
+from engine_helpers import Hand, none
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Notice, StartLane
+from fluid.engine.commands import Notice, Save, StartLane
 from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, LaneReady, Tick
 from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.notices import NoteMeasured, NoteWaiting, WaitReason
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.planners.by_name import make_planner
+from fluid.planners.portfolio import Portfolio
+from fluid.planning.arrangement import Arrangement
+from fluid.planning.instance import Instance
 from fluid.planning.measurements import MIN_OBSERVATIONS
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires
@@ -207,6 +211,128 @@ def test_a_trial_fits_where_its_model_needs_less_memory() -> None:
     add(hand, 1, FAST, memory=80.0)
     hand.submit("a", "b", budget=9, profile_key="net")
     assert {device: len(rows) for device, rows in hand.state.occupancy.residents.items()} == {0: 1, 1: 1}
+
+
+def packed_profile(**seconds: dict[str, tuple[float, ...]]) -> Profile:
+    """What iterations take beside 0, 1, 2 ... others, by key and model."""
+    profile = Profile()
+    for key, by_model in seconds.items():
+        for model, each in by_model.items():
+            for p, taken in enumerate(each, start=1):
+                for _ in range(MIN_OBSERVATIONS):
+                    profile.observe(key, taken, model=model, co_residents=p)
+    return profile
+
+
+def waiting_for_another_model() -> Hand:
+    """Trial b packs on the fast device, which is taken, and not on the slow one, where light trials share it."""
+    packs, alone = (1.0, 1.1, 1.2, 1.3), (1.0, 2.0)
+    profile = packed_profile(light={SLOW: packs, FAST: packs}, net={SLOW: alone, FAST: packs})
+    hand = unlike(profile=profile, max_packing=4, max_width=1)
+    add(hand, 0, SLOW, memory=100.0)
+    add(hand, 1, FAST, memory=100.0)
+    on_slow = {"profile_key": "light", "requires": Requires(model=SLOW)}
+    hand.submit("kept", budget=1, memory=MemoryNeed(50.0), **on_slow)
+    hand.started("kept")
+    hand.iterate("kept")
+    hand.submit("x", budget=100, profile_key="net", devices=1, requires=Requires(model=FAST), memory=MemoryNeed(1.0))
+    hand.submit("a", "a2", budget=100, memory=MemoryNeed(5.0), **on_slow)
+    hand.log.clear()
+    hand.submit("b", budget=100, profile_key="net", memory=MemoryNeed(60.0))
+    return hand
+
+
+def test_a_trial_waits_for_a_device_where_the_open_one_is_full_for_it() -> None:
+    hand = waiting_for_another_model()
+    assert len(hand.state.occupancy.residents[0]) == 2, "the light ones share the slow device"
+    assert hand.state.occupancy.is_open(0, 0.25), "which others could join"
+    (note,) = (item for item in hand.log if isinstance(item, NoteWaiting))
+    assert (note.trial_ids, note.reason, note.memory) == (("b",), WaitReason.DEVICES, ())
+
+
+def test_no_state_is_evicted_for_a_trial_that_would_not_be_packed_there() -> None:
+    hand = waiting_for_another_model()
+    assert none(hand.log, Save)
+    assert hand.trial("kept").residence.lane is not None
+
+
+def test_what_was_measured_is_told_with_the_model() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=1)
+    hand.submit("a", "b", budget=100, profile_key="net")
+    run(hand, {"a": 2.0, "b": 0.5}, 2)
+    notes = [item for item in hand.log if isinstance(item, NoteMeasured)]
+    assert {(note.model, note.seconds) for note in notes} >= {(SLOW, 2.0), (FAST, 0.5)}
+
+
+# --- keys that start wide
+
+
+def test_a_wide_trial_on_devices_of_one_model_teaches_the_pace_there() -> None:
+    hand = unlike(SLOW, FAST, FAST, max_packing=1, max_width=2)
+    hand.submit("a", budget=100, profile_key="net", max_width=1, requires=Requires(model=SLOW))
+    run(hand, {"a": 4.0})
+    hand.submit("c", budget=100, profile_key="net", devices=2, max_width=2, requires=Requires(model=FAST))
+    hand.started("c")
+    hand.iterate("c", 2, seconds=0.5)
+    profile, estimates = hand.state.profile, hand.state.estimates
+    assert profile.seconds_per_iteration("net", FAST) == 1.0, "on one device, without overheads"
+    assert profile.needs_measuring("net", FAST), "speeds are those of trials alone"
+    assert estimates.on_model("net", FAST).pace == 1.0
+    assert profile.beta("net", SLOW) == 1.0, "which is measured on the model that the key ran on first"
+
+
+def test_a_key_that_starts_wide_on_unlike_devices_has_a_pace() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=2)
+    hand.submit("a", budget=100, profile_key="net", devices=2, max_width=2)
+    hand.started("a")
+    hand.iterate("a", 2, seconds=40.0)
+    hand.submit("b", budget=100, profile_key="net")
+    estimates, profile = hand.state.estimates, hand.state.profile
+    assert hand.state.occupancy.held[hand.trial("a").row] == (0, 1)
+    assert estimates.pace(hand.trial("b")) == pytest.approx(80.0), "and not that of other keys"
+    assert estimates.is_measured(hand.trial("b"))
+    assert profile.seconds_per_iteration("net") is None, "which of the two was slower is not known"
+    hand.state.allocations.update_speeds()
+    assert estimates.pace(hand.trial("b")) == pytest.approx(80.0)
+    notes = [item.seconds for item in hand.log if isinstance(item, NoteMeasured)]
+    assert notes == [pytest.approx(80.0)]
+
+
+def test_a_pace_that_was_measured_alone_comes_before_that_of_a_wide_trial() -> None:
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=2)
+    hand.submit("a", budget=3, profile_key="net", devices=2, max_width=2)
+    hand.started("a")
+    left = hand.trial("a").placement.lanes[1]
+    hand.iterate("a", 3, seconds=40.0)
+    hand.released("a", left)
+    hand.submit("b", budget=100, profile_key="net", max_width=1, requires=Requires(model=FAST))
+    run(hand, {"b": 10.0})
+    hand.submit("c", budget=100, profile_key="net", max_width=1, requires=Requires(model=FAST))
+    assert hand.state.estimates.pace(hand.trial("c")) == pytest.approx(10.0)
+
+
+class Recording(Portfolio):
+    """The default planner; it keeps the instances that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(c=1, d=1)
+        self.instances: list[Instance] = []
+
+    def arrange(self, instance: Instance) -> Arrangement:
+        self.instances.append(instance)
+        return super().arrange(instance)
+
+
+def test_an_arriving_group_is_planned_at_the_speeds_of_its_keys() -> None:
+    planner = Recording()
+    hand = unlike(SLOW, FAST, max_packing=1, max_width=1, planner=planner)
+    hand.submit("a", "b", budget=MIN_OBSERVATIONS + 1, profile_key="net")
+    assert [device.speed for device in planner.instances[-1].cluster.devices] == [1.0, 1.0], "nothing was measured yet"
+    run(hand, {"a": 2.0, "b": 0.5})
+    hand.submit("c", "d", "e", budget=10, profile_key="net")
+    assert [device.speed for device in planner.instances[-1].cluster.devices] == [1.0, 4.0]
+    assert planner.instances[-1].heights.tolist() == [20.0] * 3
+    assert [device.speed for device in hand.state.devices] == [1.0, 1.0], "as they are described"
 
 
 def simulate(*devices: Device) -> tuple[float, Profile]:

@@ -14,6 +14,7 @@ from fluid import Device, FluidExecutor, TrialGroup
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.cli import main
 from fluid.engine.commands import ReportEnd
+from fluid.engine.events import DeviceAdded
 from fluid.engine.notices import NoteMeasured, NotePlaced, NoteWaiting, WaitReason
 from fluid.reports.idle import IdleTime
 from fluid.reports.loader import load_run
@@ -73,6 +74,28 @@ def test_packing_that_is_being_measured_is_ramp_up(session: Sessions) -> None:
     made.results(("a", 1, 0.0, 3.0, 1.0, (0,), {}), ("b", 1, 2.0, 3.0, 0.5, (0,), {}))
     found = idle(made.close())
     assert (found.ramp_up, found.waited) == (pytest.approx(2.0), 0.0)
+
+
+def test_packing_is_being_measured_on_each_model(session: Sessions, capsys: pytest.CaptureFixture[str]) -> None:
+    made = session({"g": [trial(name, 9) for name in "abc"]}, devices=DEVICES)
+    made.happened(
+        *(DeviceAdded(0.0, Device(index, model=model)) for index, model in enumerate(("A100", "H200"))),
+        NotePlaced("a", at=0.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        NotePlaced("b", at=0.0, width=1.0, device_ids=(1,), lane_ids=(1,)),
+        NoteWaiting(0, at=0.0, trial_ids=("c",), width=1.0, reason=WaitReason.DEVICES),
+        NoteMeasured("net", at=1.0, seconds=1.0, packing=1, width=1, alpha=1.0, beta=1.0, model="A100"),
+        NoteMeasured("net", at=2.0, seconds=1.0, packing=2, width=1, alpha=1.0, beta=1.0, model="H200"),
+        NotePlaced("c", at=3.0, width=0.5, device_ids=(1,), lane_ids=(2,)),
+    )
+    ran = [
+        (name, 1, start, 4.0, 1.0, (device,), {})
+        for name, start, device in (("a", 0.0, 0), ("b", 0.0, 1), ("c", 3.0, 1))
+    ]
+    made.results(*ran)
+    path = made.close()
+    assert idle(path).ramp_up == pytest.approx(2.0), "on the H200 only; there is room for one on the A100"
+    assert main(["why", str(path), "c", "--json"]) == 0
+    assert "packing was being measured on H200, up to 2 from 2 s on" in capsys.readouterr().out
 
 
 def test_no_device_idles_in_the_simulator_while_a_trial_waits(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_ENGINE := str(Path(__file__).parents[1] / "engine")) not in sys.path:
     sys.path.append(_ENGINE)
+import pytest
 from engine_helpers import Hand, Known
 
 from fluid.display.states import has_ended, states_text, with_interrupted
 from fluid.engine.events import PauseRequested, StopRequested
+from fluid.planning.measurements import MIN_OBSERVATIONS
+from fluid.planning.profile import Profile
 from fluid.session.status import GroupFacts, GroupStatus, status_of
 from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
 
@@ -142,3 +145,20 @@ def test_a_search_has_an_eta_once_trials_have_ended() -> None:
     endless = group_of(hand, Search("loss", "min", extends=True), **facts)
     assert endless.eta is None, "it may submit any number of trials"
     assert endless.share is None
+
+
+def test_measurements_name_the_model_where_devices_are_of_several() -> None:
+    profile = Profile()
+    for model, seconds in (("A100", 2.0), ("H200", 1.1)):
+        for _ in range(MIN_OBSERVATIONS):
+            profile.observe("net", 1.0, model=model)
+            profile.observe("net", seconds, model=model, co_residents=2)
+    hand = Hand(devices=0, profile=profile)
+    hand.add_device(0, model="H200")
+    assert status_of(hand.state, {}, 0.0).packing == {"net": 2}
+    assert status_of(hand.state, {}, 0.0).alpha == {"net": pytest.approx(1.1)}
+    hand.add_device(1, model="A100")
+    status = status_of(hand.state, {}, 0.0)
+    assert status.packing == {"net on A100": 2, "net on H200": 2}
+    assert status.alpha["net on H200"] == pytest.approx(1.1)
+    assert status.alpha["net on A100"] > 1.5

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fluid import Device, FluidExecutor, Trial, TrialGroup
+from fluid.cli import main
 from fluid.planning.profile import Profile
 from fluid.reports.loader import load_run
 
 SLOW_S, FAST_S = 0.06, 0.01
 
 
-def train(config: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """Sleeps longer in the lane that asks first; a lane stays on its device."""
-    folder = Path(config["folder"])
+def is_slow(folder: Path) -> bool:
+    """Whether this lane is the one that asked first; a lane stays on its device."""
     role = folder / f"lane-{os.getpid()}"
     if not role.exists():
         try:
@@ -25,10 +28,23 @@ def train(config: dict[str, Any]) -> Iterator[dict[str, float]]:
             role.write_text("slow")
         except FileExistsError:
             role.write_text("fast")
-    seconds = SLOW_S if role.read_text() == "slow" else FAST_S
+    return role.read_text() == "slow"
+
+
+def train(config: dict[str, Any]) -> Iterator[dict[str, float]]:
+    slow = is_slow(Path(config["folder"]))
     while True:
-        time.sleep(seconds)
-        yield {"slow": float(seconds == SLOW_S)}
+        time.sleep(SLOW_S if slow else FAST_S)
+        yield {"slow": float(slow)}
+
+
+def train_long(config: dict[str, Any], state: int | None) -> Iterator[tuple[dict[str, float], int]]:
+    """Takes a minute in the slow lane; its state is the number of its iterations."""
+    slow, done = is_slow(Path(config["folder"])), state or 0
+    while True:
+        time.sleep(0.5 if slow else FAST_S)
+        done += 1
+        yield {"slow": float(slow), "count": float(done)}, done
 
 
 def test_speeds_are_measured_saved_and_reported(tmp_path: Path) -> None:
@@ -45,3 +61,28 @@ def test_speeds_are_measured_saved_and_reported(tmp_path: Path) -> None:
     assert profile.speeds("net", [slow, fast])[fast] > 1.5
     measured = {key.model: key for key in load_run(tmp_path / "run").keys}
     assert measured[fast].speed > 1.5 * measured[slow].speed
+
+
+def test_a_trial_goes_on_on_the_faster_device_once_that_is_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices = [Device(0, model="model A"), Device(1, model="model B")]
+    with FluidExecutor(
+        backend="local", devices=devices, max_packing=1, max_width=1, run_dir=tmp_path / "run"
+    ) as executor:
+        trials = [Trial(train_long, {"folder": str(tmp_path)}, budget=120, profile_key="net") for _ in range(2)]
+        results = list(executor.submit_trialgroup(TrialGroup(trials)).results())
+    by_trial = {trial.id: [result for result in results if result.trial_id == trial.id] for trial in trials}
+    (moved,) = (trial_id for trial_id, its in by_trial.items() if any(result.metrics["slow"] for result in its))
+    for its in by_trial.values():
+        assert [result.metrics["count"] for result in its] == list(range(1, 121)), "no iteration is lost or repeated"
+    slow = [result.metrics["slow"] for result in by_trial[moved]]
+    assert slow == sorted(slow, reverse=True), "it does not go back"
+    assert slow[-1] == 0.0
+    devices_of = {bool(result.metrics["slow"]): result.device_ids for result in by_trial[moved]}
+    assert sorted(devices_of.values()) == [(0,), (1,)]
+    assert main(["why", str(tmp_path / "run"), moved, "--json"]) == 0
+    told = [
+        line["text"] for line in json.loads(capsys.readouterr().out)["trials"][0]["story"] if line["what"] == "resized"
+    ]
+    assert [text.split(",")[0] for text in told] == [f"moved to cpu {devices_of[False][0]}"]

@@ -1,0 +1,143 @@
+"""What ``fluid plan`` reads: devices and trials, whose figures are given, or were measured by an earlier session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fluid.errors import InvalidFieldError
+from fluid.planning.json_input import Count, NonNegative, Range, read_record
+from fluid.planning.measured_keys import MeasuredKeys
+from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.resources import MOST_DEVICES, Cluster, MemoryNeed
+
+#: Seconds in a file; 10^12 are more than 30,000 years. Sums of larger ones would overflow.
+Seconds = Annotated[float, Range(0.0, 1e12)]
+#: A runtime's overhead factor in a file.
+Overhead = Annotated[float, Range(1.0, 1e6)]
+#: Stands for the profile key of trials that name none: they have the usual speeds.
+_NO_KEY = ""
+
+
+@dataclass(frozen=True)
+class InstanceInput:
+    """An instance."""
+
+    devices: Any
+    trials: list[dict[str, Any]]
+    alpha: Overhead = 1.0
+    beta: Overhead = 1.0
+    c: Count = DEFAULT_MAX_PACKING
+    d: Count = DEFAULT_MAX_WIDTH
+    epsilon: Seconds = 0.0
+
+
+@dataclass(frozen=True)
+class TrialInput:
+    """One of its trials."""
+
+    runtime_s: Seconds
+    id: Any = None
+    alpha: Overhead = 1.0
+    beta: Overhead = 1.0
+    c: Count = DEFAULT_MAX_PACKING
+    d: Count = DEFAULT_MAX_WIDTH
+    max_width: Count = MOST_DEVICES
+    priority: NonNegative = 1.0
+    persistent_bytes: NonNegative = 0.0
+    ephemeral_bytes: NonNegative = 0.0
+
+    @property
+    def need(self) -> MemoryNeed | None:
+        """Its device memory; ``None`` if unknown."""
+        known = self.persistent_bytes or self.ephemeral_bytes
+        return MemoryNeed(self.persistent_bytes, self.ephemeral_bytes) if known else None
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """What a trial says in place of its runtime."""
+
+    profile_key: str
+    budget: Count
+
+
+@dataclass(frozen=True)
+class MeasuredTrials:
+    """What an earlier session has measured of an instance.
+
+    Attributes:
+        trials: the trials' fields, with those that were measured.
+        packing: c of each trial, as measured; ``None`` for a trial that names no profile key.
+        cluster: the devices, at the speeds that were measured for the trials.
+    """
+
+    trials: list[dict[str, Any]]
+    packing: list[int | None]
+    cluster: Cluster
+
+
+def add_measured(
+    trials: Sequence[dict[str, Any]], for_all: dict[str, Any], cluster: Cluster, profile: Profile | None
+) -> MeasuredTrials:
+    """Completes trials by what was measured of their profile keys; what a trial says itself holds.
+
+    Args:
+        trials: their fields, as read.
+        for_all: fields that hold for all of them, unless measured.
+        cluster: the devices.
+        profile: the measurements; ``None`` for none.
+
+    Raises:
+        InvalidFieldError: a trial names a profile key that was not measured, or both a key and a runtime.
+    """
+    keyed = {
+        row: _keyed(row, trial, profile)
+        for row, trial in enumerate(trials)
+        if "profile_key" in trial or "budget" in trial
+    }
+    known = profile or Profile()
+    keys = dict.fromkeys([*(each.profile_key for each in keyed.values()), *[_NO_KEY][: len(trials) - len(keyed)]])
+    measured = MeasuredKeys(known, cluster, keys, MOST_DEVICES)
+    work = dict.fromkeys(keys, 0.0)
+    complete: list[dict[str, Any]] = []
+    packing: list[int | None] = []
+    for row, trial in enumerate(trials):
+        each = keyed.get(row)
+        if each is None:
+            complete.append(for_all | trial)
+            packing.append(None)
+            seconds = trial.get("runtime_s")
+            work[_NO_KEY] += seconds if isinstance(seconds, (int, float)) else 0.0  # else refused when it is read
+            continue
+        key = each.profile_key
+        own = {name: value for name, value in trial.items() if name not in ("profile_key", "budget")}
+        runtime = each.budget * measured.seconds[key]
+        figures = {"runtime_s": runtime, "alpha": measured.alpha(key), "beta": measured.beta(key)}
+        need = measured.memory(key)
+        if need is not None:
+            figures |= {"persistent_bytes": need.persistent_bytes, "ephemeral_bytes": need.ephemeral_bytes}
+        complete.append(for_all | figures | own)
+        packing.append(measured.packing(key))
+        work[key] += runtime
+    used = {key: seconds for key, seconds in work.items() if seconds > 0.0}
+    return MeasuredTrials(complete, packing, measured.cluster(used) if used else cluster)
+
+
+def _keyed(row: int, trial: dict[str, Any], profile: Profile | None) -> _Keyed:
+    place = f"trials[{row}]"
+    names = {name: trial[name] for name in ("profile_key", "budget") if name in trial}
+    keyed = read_record(names, _Keyed, "trials", place=place)
+    if profile is None:
+        raise InvalidFieldError(
+            f"{place}.profile_key", keyed.profile_key, "can be used with a profile only (--profile)"
+        )
+    if profile.seconds_per_iteration(keyed.profile_key) is None:
+        known = ", ".join(map(repr, profile.keys())) or "none"
+        raise InvalidFieldError(f"{place}.profile_key", keyed.profile_key, f"was not measured; measured keys: {known}")
+    if "runtime_s" in trial:
+        reason = "cannot be given along with profile_key, whose seconds were measured"
+        raise InvalidFieldError(f"{place}.runtime_s", trial["runtime_s"], reason)
+    return keyed
