@@ -257,9 +257,7 @@ class Occupancy:
         """Gives the row these devices, as :meth:`devices_for` or :meth:`fastest_idle` chose them just before.
 
         Args:
-            row: the trial.
-            devices: its new devices.
-            width: its new width.
+            row, devices, width: the trial, its new devices, and its new width.
             need: device memory, where it is known.
             old_devices_row: row that keeps the devices it leaves until that row is released; ``None`` frees them now.
         """
@@ -286,11 +284,8 @@ class Occupancy:
         trial has to others.
 
         Args:
-            row: a row that holds devices.
-            width: its new width.
-            need: device memory, where it is known.
-            allowed: the only devices that it may get; ``None`` for all.
-            by_model: as in :meth:`place`.
+            row, width: a row that holds devices, and its new width.
+            need, allowed, by_model: as in :meth:`place`.
 
         Returns:
             The devices; ``None`` if it cannot have that width now.
