@@ -29,6 +29,7 @@ from fluid.gpu.mps_control import (
     PROGRAM,
     Control,
     MpsError,
+    MpsTimeoutError,
     find_program,
     log_tail,
     memory_text,
@@ -74,7 +75,8 @@ class MpsDaemon:
 
     Raises:
         InvalidFieldError: an argument cannot be used.
-        MpsError: it cannot be started; all that was started has ended.
+        MpsTimeoutError: it has not started in time; all that was started has ended.
+        MpsError: it cannot be started; the same.
 
     Example:
         On a machine with NVIDIA GPUs::
@@ -294,7 +296,8 @@ class MpsDaemon:
         except MpsError as error:
             tail = log_tail(self.log_folder)
             self.close()
-            raise MpsError(f"{error}{f'; its log ends with: {tail}' if tail else ''}") from error.__cause__
+            # Of the same class: callers tell a start that took too long from one that was refused.
+            raise type(error)(f"{error}{f'; its log ends with: {tail}' if tail else ''}") from error.__cause__
         except BaseException:
             self.close()
             raise
@@ -313,7 +316,7 @@ class MpsDaemon:
                 why = f" ({error})"
             if self._clock.now() >= deadline:
                 self._check_alive()
-                raise MpsError(f"the MPS control daemon did not {what} within {self._start_timeout:g} s{why}")
+                raise MpsTimeoutError(f"the MPS control daemon did not {what} within {self._start_timeout:g} s{why}")
             assert self._supervisor is not None
             self._supervisor.wait(_START_CHECK_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any
@@ -224,10 +225,12 @@ class LaneReady(Event):
 
     Attributes:
         own_bytes: device memory that it takes for itself, before it hosts a trial; 0 if unknown.
+        seconds: that its start took, without what it had to wait for, such as MPS; infinite if unknown.
     """
 
     lane_id: int
     own_bytes: float = 0.0
+    seconds: float = field(default=math.inf, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

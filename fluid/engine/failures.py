@@ -185,10 +185,10 @@ class Failures:
 
     def lane_ready(self, event: LaneReady) -> None:
         """A lane is warm."""
-        lanes = self._core.lanes
-        if event.lane_id in lanes:
-            lanes.ready(event.lane_id, event.own_bytes)
-            for device in lanes[event.lane_id].device_ids:
+        if event.lane_id in self._core.lanes:
+            self._core.lanes.ready(event.lane_id, event.own_bytes)
+            self._core.timing.lane_launched(lane := self._core.lanes[event.lane_id], event.at - event.seconds)
+            for device in lane.device_ids:
                 self.starts.succeeded(device)
             self._lifecycle.lane_usable(event.lane_id)
 

@@ -39,6 +39,15 @@ class IterationTiming:
         for lane in lanes:
             lane.used = True
 
+    def lane_launched(self, lane: LaneRecord, at: float) -> None:
+        """Times the start of the trial that holds a lane from the lane's launch on, seconds, if it waited for that.
+
+        A lane waits for the MPS daemon of its GPU, for instance, once in a session: that says nothing of later starts.
+        """
+        trial = self._trials.get(lane.trial_id) if lane.trial_id is not None else None
+        if trial is not None and trial.pace.placed_at is not None:
+            trial.pace.placed_at = max(trial.pace.placed_at, at)
+
     def started(self, trial: TrialRecord) -> None:
         """Marks the iterations in flight beside a trial that begins to iterate."""
         self._disturb(self._occupancy.held[trial.row])

@@ -16,14 +16,19 @@ class Lanes:
         resident_limit: how many states of unknown bytes one device keeps of trials that do not run there; beyond it
             the least recently used one is evicted.
         memory: ledger of the bytes that lanes and residents take on their devices.
+
+    Attributes:
+        most_per_device: as many processes as can use one device; ``None`` for no limit. Trials hold no more lanes than
+            that (:mod:`fluid.session.packing_limit`); idle ones that are in the way of a further lane are ended.
     """
 
     def __init__(self, resident_limit: int, memory: MemoryLedger) -> None:
         self.resident_limit = resident_limit
+        self.most_per_device: int | None = None
         self._memory = memory
         #: The most bytes that a lane takes for itself, as measured last: the estimate for lanes that were not measured.
         self.usual_bytes = 0.0
-        #: Whether a gang's lane with memory of its own was ended since :meth:`pop_freed` was called.
+        #: Whether a lane with memory of its own was ended for another one since :meth:`pop_freed` was called.
         self._has_freed = False
         #: Devices on which lanes were ended to make room, which takes them a moment.
         self._retired: set[int] = set()
@@ -53,6 +58,9 @@ class Lanes:
         """Asks for a new lane on a device; with ``others``, for one that runs gangs on all of them."""
         lane = LaneRecord(self._next, device_id, others)
         self._next += 1
+        if self.most_per_device is not None:
+            for device in lane.device_ids:
+                self._end_idle(device, len(self.on(device)) + 1 - self.most_per_device, commands)
         self._lanes[lane.lane_id] = lane
         lane.own_bytes = self.usual_bytes
         for device in lane.device_ids:
@@ -198,12 +206,21 @@ class Lanes:
         for device_id in device_ids:
             for lane in self.on(device_id):
                 if lane.others and lane is not but and lane.ready and lane.is_empty:
-                    self._has_freed = self._has_freed or lane.own_bytes > 0.0
-                    self.lose(lane.lane_id)
-                    commands.append(StopLane(lane.lane_id))
+                    self._end(lane, commands)
+
+    def _end_idle(self, device_id: int, count: int, commands: list[Command]) -> None:
+        """Ends so many lanes of a device that hold nothing, if there are so many."""
+        idle = [lane for lane in self.on(device_id) if lane.ready and lane.is_empty]
+        for lane in idle[: max(0, count)]:
+            self._end(lane, commands)
+
+    def _end(self, lane: LaneRecord, commands: list[Command]) -> None:
+        self._has_freed = self._has_freed or lane.own_bytes > 0.0
+        self.lose(lane.lane_id)
+        commands.append(StopLane(lane.lane_id))
 
     def pop_freed(self) -> bool:
-        """Whether a gang's lane was ended since the last call: memory of all its devices is free then."""
+        """Whether a lane was ended for another one since the last call: memory of its devices is free then."""
         freed, self._has_freed = self._has_freed, False
         return freed
 

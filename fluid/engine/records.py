@@ -268,8 +268,8 @@ class Pace:
         model: the device model on which they were observed.
         disturbed: whether co-residency changed since the iteration in flight began, so that its seconds say nothing.
         settled: whether the trial has finished an iteration on its devices; before, it starts, loads data or compiles.
-        placed_at: when the trial was placed in a lane that no trial had used, seconds; ``None`` otherwise, and once it
-            has settled there.
+        placed_at: when the trial was placed in a lane that no trial had used, or that lane was launched, seconds;
+            ``None`` otherwise, and once it has settled there.
         settled_after: seconds from then to the end of its first iteration; ``None`` otherwise, and from the second on.
     """
 

@@ -38,6 +38,10 @@ class MpsError(FluidError):
     """NVIDIA MPS cannot be used, or does not answer; the message has the reason."""
 
 
+class MpsTimeoutError(MpsError):
+    """NVIDIA MPS has not answered or started in time, as on a machine that is busy; it may do so the next time."""
+
+
 def find_program() -> str | None:
     """Returns the path of the control program: in ``PATH``, beside ``nvidia-smi`` or in one of :data:`FOLDERS`."""
     smi = shutil.which("nvidia-smi")
@@ -132,7 +136,8 @@ class Control:
         """Sends a command; returns the daemon's answer.
 
         Raises:
-            MpsError: it does not answer in time, or there is no daemon.
+            MpsTimeoutError: it does not answer in time.
+            MpsError: it refuses the command, or there is no daemon.
         """
         limit = self._timeout if timeout is None else timeout
         try:
@@ -148,7 +153,7 @@ class Control:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise MpsError(f"the MPS control daemon did not answer {command!r} within {limit:g} s") from None
+            raise MpsTimeoutError(f"the MPS control daemon did not answer {command!r} within {limit:g} s") from None
         except OSError as error:
             raise MpsError(f"{self._program} cannot be run: {error}") from error
         answer = done.stdout.strip()

@@ -13,14 +13,29 @@ class HeldAtRest(NamedTuple):
     held_bytes: float
 
 
+class LaneWarming(NamedTuple):
+    """The lane begins to make its GPU ready; LaneWarm or LaneUnusable follows, unless it hangs in the driver."""
+
+    at: float
+
+
 class LaneUnusable(NamedTuple):
     """The lane cannot use its device and ends; sent instead of LaneWarm.
 
     Attributes:
         reason: the error, in one line.
         position: which of a gang's devices, from 0.
+        may_pass: whether another process may be able to use it soon, as an MPS server was not ready.
     """
 
     at: float
     reason: str
     position: int = 0
+    may_pass: bool = False
+
+
+class OwnBytesChanged(NamedTuple):
+    """The lane takes notably more or less device memory for itself than it told before."""
+
+    at: float
+    own_bytes: float

@@ -7,6 +7,7 @@ back: ``ResidentIterated`` ... Trials are identified by their id; times are seco
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -36,14 +37,14 @@ class LaneOptions(NamedTuple):
             iterations take at least this many seconds, and at least ``save_ratio`` times what its last save took.
         policy: which trial runs next if several have iterations left; see :mod:`fluid.lane.policy`.
         payload_folders: where the lane's host keeps payloads; see :class:`KeptPayload`.
-        environment: variables that make the lane a client of MPS, whose clients on a GPU fail together; empty
-            without MPS.
+        environment: variables that make the lane a client of MPS, whose clients on a GPU fail together; else empty.
         variables: environment variables that tell code in the lane about its device.
         bounded: whether the device's memory is limited and so must be measured on a CPU, too.
         session_key: proves to other machines that the lane is of the session; empty if there are none.
         session_folder: the run's folder on the driver's machine; empty if that is ``run_folder``.
         program: ``module:function`` to call with the connection in place of a lane; empty for a lane.
         echo: whether the lane's own output receives what trials print, too, for the driver to show.
+        launched_at: when its host launched it, on the machine's clock, seconds.
     """
 
     lane_id: int
@@ -68,6 +69,7 @@ class LaneOptions(NamedTuple):
     session_folder: str = ""
     program: str = ""
     echo: bool = False
+    launched_at: float = -math.inf
 
 
 class Membership(NamedTuple):
@@ -240,18 +242,15 @@ class PayloadMissing(NamedTuple):
 
 
 class LaneWarm(NamedTuple):
-    """The lane is ready for trials. ``own_bytes`` is the device memory of its context; 0 where not measured."""
+    """The lane is ready for trials, ``seconds`` after its host launched it.
+
+    ``own_bytes`` is the device memory of its context; 0 where not measured.
+    """
 
     at: float
     pid: int
     own_bytes: float = 0.0
-
-
-class OwnBytesChanged(NamedTuple):
-    """The lane takes notably more or less device memory for itself than it told before."""
-
-    at: float
-    own_bytes: float
+    seconds: float = math.inf
 
 
 class ResidentSetBack(NamedTuple):

@@ -22,6 +22,7 @@ from fluid.lane.channel import Channel, Connection
 from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
+from fluid.lane.device_messages import OwnBytesChanged
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import describe, is_for_want_of_space
 from fluid.lane.keep_messages import DiscardKept, KeepBar
@@ -36,7 +37,6 @@ from fluid.lane.messages import (
     LaneWarm,
     LimitResident,
     Membership,
-    OwnBytesChanged,
     PauseResident,
     PayloadMissing,
     PersistCheckpoint,
@@ -134,7 +134,7 @@ class _Lane:
 
     def run(self, own_bytes: float = 0.0) -> None:
         residents, queue = self._residents, self._residents.queue
-        self._send(LaneWarm(self._clock.now(), os.getpid(), own_bytes))
+        self._send(LaneWarm(now := self._clock.now(), os.getpid(), own_bytes, now - self._options.launched_at))
         while not self._ended:
             try:
                 # In this order: new messages, then iterations, then memory to release, then waiting for messages.

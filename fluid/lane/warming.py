@@ -9,48 +9,40 @@ import os
 import traceback
 from typing import Any
 
-from fluid._clock import Clock, nap
+from fluid._clock import Clock
 from fluid.lane.allocator import expand_segments
 from fluid.lane.channel import Connection
 from fluid.lane.device import DeviceUnusableError, torch_with_cuda, use_gpus
-from fluid.lane.device_messages import LaneUnusable
+from fluid.lane.device_messages import LaneUnusable, LaneWarming
 from fluid.lane.messages import LaneOptions, encode
 from fluid.lane.own_memory import OwnMemory
 
-#: Exit status of a lane that cannot use its device.
+#: Exit status of a lane that cannot use its device, and of one that could not as an MPS server was not ready.
 CANNOT_USE_DEVICE = 71
-#: Seconds during which a client of MPS tries again while the server refuses it, and between two attempts.
-_PATIENCE_S = 5.0
-_PAUSE_S = 0.25
+MPS_NOT_READY = 72
 #: In errors of CUDA that pass once the MPS server has started, or the clients that failed have ended (805 and 807).
 _NOT_READY = ("MPS server is not ready", "failed to connect to the MPS")
 
 
 def warm_up_or_exit(options: LaneOptions, own: OwnMemory, connection: Connection, clock: Clock) -> float:
-    """Returns what :func:`warm_up` does; tells the driver and ends the process if that fails."""
+    """Returns what :func:`warm_up` does; tells the driver and ends the process if that fails.
+
+    It is not tried again here: CUDA may remember in this process that it could not be initialised.
+    """
+    if options.kind == "gpu":
+        connection.send_bytes(encode([LaneWarming(clock.now())]))
     try:
-        return warm_up_patiently(options, own, clock)
+        return warm_up(options, own)
     except DeviceUnusableError as error:
         traceback.print_exc()  # Into the lane's log.
-        connection.send_bytes(encode([LaneUnusable(clock.now(), str(error), error.position)]))
-        os._exit(CANNOT_USE_DEVICE)
+        passes = may_pass(options, str(error))
+        connection.send_bytes(encode([LaneUnusable(clock.now(), str(error), error.position, passes)]))
+        os._exit(MPS_NOT_READY if passes else CANNOT_USE_DEVICE)
 
 
-def warm_up_patiently(options: LaneOptions, own: OwnMemory, clock: Clock, pause_s: float = _PAUSE_S) -> float:
-    """Warms the device up, and tries again for a few seconds while an MPS server is not ready.
-
-    Raises:
-        DeviceUnusableError: the device cannot be used.
-    """
-    deadline = clock.now() + _PATIENCE_S
-    while True:
-        try:
-            return warm_up(options, own)
-        except DeviceUnusableError as error:
-            passes = bool(options.environment) and any(text in str(error) for text in _NOT_READY)
-            if not passes or clock.now() >= deadline:
-                raise
-        nap(pause_s)
+def may_pass(options: LaneOptions, error: str) -> bool:
+    """Whether an error of CUDA in a client of MPS passes within seconds."""
+    return bool(options.environment) and any(text in error for text in _NOT_READY)
 
 
 def warm_up(options: LaneOptions, own: OwnMemory) -> float:

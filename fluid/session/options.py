@@ -18,7 +18,7 @@ from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import DeviceChoice
 from fluid.session.backend_choice import make_backend
-from fluid.session.packing_limit import bounded_packing
+from fluid.session.packing_limit import bounded_packing, process_limit
 
 BACKENDS = ("auto", "local", "ray")
 PACKING = ("auto", "mps", "timeslice", "off")
@@ -111,5 +111,8 @@ class ExecutorOptions:
             profile: measurements of earlier sessions; ``None`` for none.
             backend: whose GPUs may take fewer processes than the user wants to pack.
         """
-        packed = 1 if self.packing == "off" else bounded_packing(self.plans.c, backend)
-        return EngineState(self.plans, profile, max_packing=packed, max_failures=int(self.max_failures))
+        limit = process_limit(backend)
+        packed = 1 if self.packing == "off" else bounded_packing(self.plans.c, limit)
+        state = EngineState(self.plans, profile, max_packing=packed, max_failures=int(self.max_failures))
+        state.lanes.most_per_device = limit.most
+        return state

@@ -87,6 +87,32 @@ def test_a_lane_of_a_gang_is_reused_by_the_next_and_ended_for_single_trials() ->
     assert only(commands, StopLane).lane_id == lane.lane_id
 
 
+@pytest.mark.parametrize(("most", "ended"), [(None, []), (3, []), (2, [0]), (1, [0, 2, 1])])
+def test_idle_lanes_are_ended_where_a_device_takes_no_further_process(most: int | None, ended: list[int]) -> None:
+    """Warm lanes that are idle are clients of MPS, too."""
+    hand = Hand(2)
+    lanes = hand.state.lanes
+    hand.ready(lanes.start(0, []).lane_id)
+    lanes.most_per_device = most
+    assert [[lane.lane_id for lane in lanes.on(device)] for device in (0, 1)] == [[0, 2], [1]]
+    commands = gang(hand, "a", 2, budget=1)
+    assert [command.lane_id for command in commands if isinstance(command, StopLane)] == ended
+    assert only(commands, StartLane).device_ids == (0, 1)
+
+
+def test_lanes_that_hold_something_stay_where_a_device_takes_no_further_process() -> None:
+    """What would be lost with them is worth more than a start that may fail, and is tried again."""
+    hand = Hand(2)
+    hand.state.lanes.most_per_device = 1
+    hand.submit("single", devices=1, budget=1)
+    hand.started("single")
+    hand.iterate("single")
+    lane = hand.trial("single").residence.lane
+    assert lane is not None
+    commands = gang(hand, "a", 2, budget=1)
+    assert lane not in [command.lane_id for command in commands if isinstance(command, StopLane)]
+
+
 def test_memory_that_an_ended_gang_lane_frees_on_its_other_devices_is_used_at_once() -> None:
     hand = Hand(2, memory=100.0, ready=False)
     lane = only(gang(hand, "a", 2, budget=1), StartLane)

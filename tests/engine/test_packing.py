@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from engine_helpers import Hand, Known, none, only
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine import tuning
 from fluid.engine.commands import Notice, Pause, RunIteration
-from fluid.engine.events import DeviceAdded, GroupSubmitted, PausePurpose, Tick, TrialPaused
+from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneReady, PausePurpose, Tick, TrialPaused
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planners.by_name import make_planner
@@ -302,6 +303,18 @@ def test_a_start_in_a_lane_that_was_used_says_little_of_one_in_a_new_lane() -> N
     hand.started("b")  # in the same lane
     hand.iterate("b", 3)
     assert list(warm_ups) == [60.0]
+
+
+@pytest.mark.parametrize(("seconds", "warm_up"), [(10.0, 10.0), (30.0, 20.0), (math.inf, 20.0)])
+def test_what_a_lane_waited_for_before_it_was_launched_is_no_cost_of_its_start(seconds: float, warm_up: float) -> None:
+    """As for the MPS daemon of its GPU, once in a session; 30 s is a lane that was launched before the trial came."""
+    hand = Hand(profile=Profile(), ready=False)
+    hand.submit("a", budget=3, profile_key="net")
+    hand.now += 20.0
+    hand.do(LaneReady(hand.now, 0, seconds=seconds))
+    hand.started("a")
+    hand.iterate("a", 2)  # 1 s each
+    assert list(hand.state.estimates.of_key(hand.trial("a")).warm_ups) == [warm_up]
 
 
 # --- Step by step

@@ -17,6 +17,7 @@ import pytest
 from cuda_process import CudaProcess
 
 from fluid.gpu.mps_control import PIPE_VARIABLE, STATES, Control
+from fluid.gpu.mps_foreign import ForeignDaemon
 from fluid.gpu.mps_support import unsupported_reason_here
 from fluid.gpu.nvml import cpu_cores, describe_gpus, find_gpus, used_bytes
 from fluid.mps import MpsDaemon
@@ -340,6 +341,24 @@ def test_a_fault_is_told_and_the_daemon_serves_new_clients_after_a_restart(
     neighbour.communicate()
     daemon.restart()
     assert daemon.problem() == ""
+    assert said(client(NEIGHBOUR)) == "up"
+
+
+def test_a_daemon_recovers_by_itself_once_the_clients_that_failed_have_ended(
+    daemon: MpsDaemon, client: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    """One that Fluid did not start is not restarted: new clients wait for that."""
+    foreign = ForeignDaemon(daemon.program, daemon.pipe_folder)
+    neighbour = client(NEIGHBOUR)
+    assert said(neighbour) == "up" and foreign.problem() == ""
+    assert client(FAULTY).wait(PATIENCE) != 0
+    end = time.monotonic() + PATIENCE
+    while not foreign.problem():
+        assert time.monotonic() < end, f"no fault is told: {daemon.servers()}"
+    neighbour.kill()
+    neighbour.communicate()
+    foreign.await_recovery(lambda: False)
+    assert foreign.problem() == ""
     assert said(client(NEIGHBOUR)) == "up"
 
 

@@ -7,58 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
-from fluid._clock import VirtualClock
-from fluid.lane import warming
-from fluid.lane.device import DeviceUnusableError
-from fluid.lane.device_messages import LaneUnusable
+from fluid._clock import MonotonicClock
+from fluid.lane.device_messages import LaneUnusable, LaneWarming
 from fluid.lane.messages import LaneOptions, LaneWarm
-from fluid.lane.own_memory import OwnMemory
-from fluid.lane.warming import warm_up_patiently
+from fluid.lane.warming import may_pass
 
 _NOT_READY = "AcceleratorError: CUDA error: the MPS server is not ready to accept new MPS client requests"
 _CLIENT = (("CUDA_MPS_PIPE_DIRECTORY", "/x"),)
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, clock: VirtualClock, errors: list[str]) -> list[str]:
-    """Makes the first attempts fail, a second each; returns the errors that are left."""
-    left = list(errors)
-
-    def warm_up(options: LaneOptions, own: OwnMemory) -> float:
-        clock.advance_to(clock.now() + 1.0)
-        if left:
-            raise DeviceUnusableError(0, left.pop(0))
-        return 300e6
-
-    monkeypatch.setattr(warming, "warm_up", warm_up)
-    return left
-
-
-def test_a_client_waits_for_an_mps_server_that_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = VirtualClock()
-    left = refused(monkeypatch, clock, [_NOT_READY] * 3)
-    options = LaneOptions(0, kind="gpu", environment=_CLIENT)
-    assert warm_up_patiently(options, OwnMemory(options), clock, pause_s=0.0) == 300e6
-    assert not left
-
-
 @pytest.mark.parametrize(
-    ("environment", "error", "attempts"),
+    ("environment", "error", "passes"),
     [
-        (_CLIENT, _NOT_READY, 5),
-        ((), _NOT_READY, 1),
-        (_CLIENT, "CUDA error: the hardware resources required to create MPS client have been exhausted", 1),
+        (_CLIENT, _NOT_READY, True),
+        (_CLIENT, "CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server", True),
+        ((), _NOT_READY, False),
+        (_CLIENT, "CUDA error: the hardware resources required to create MPS client have been exhausted", False),
     ],
 )
-def test_it_does_not_wait_for_ever_or_for_what_does_not_pass(
-    monkeypatch: pytest.MonkeyPatch, environment: Any, error: str, attempts: int
-) -> None:
-    clock = VirtualClock()
-    left = refused(monkeypatch, clock, [error] * 9)
-    options = LaneOptions(0, kind="gpu", environment=environment)
-    with pytest.raises(DeviceUnusableError):
-        warm_up_patiently(options, OwnMemory(options), clock, pause_s=0.0)
-    assert len(left) == 9 - attempts
+def test_what_passes_is_told_from_what_does_not(environment: Any, error: str, passes: bool) -> None:
+    assert may_pass(LaneOptions(0, kind="gpu", environment=environment), error) is passes
 
 
 #: A stand-in for PyTorch on a machine whose first GPU has failed.
@@ -67,6 +37,8 @@ import os
 from types import SimpleNamespace
 
 def zeros(count, device):
+    if "GPU-refused" in os.environ["CUDA_VISIBLE_DEVICES"]:
+        raise RuntimeError("CUDA error: the MPS server is not ready to accept new MPS client requests")
     if "GPU-dead" in os.environ["CUDA_VISIBLE_DEVICES"]:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
@@ -87,9 +59,25 @@ def test_a_real_lane_on_a_dead_gpu_says_why_and_ends(
     (tmp_path / "torch.py").write_text(DEAD, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     server = make_server(preload=("torch",))
-    fork(server, 0, kind="gpu", visible="GPU-well").receive(LaneWarm)
+    well = fork(server, 0, kind="gpu", visible="GPU-well", launched_at=MonotonicClock().now())
+    well.receive(LaneWarming)
+    assert 0.0 < well.receive(LaneWarm).seconds < 90.0
     lane = fork(server, 1, kind="gpu", visible="GPU-dead")
     unusable = lane.receive(LaneUnusable)
     assert unusable.reason == "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    assert not unusable.may_pass
     with pytest.raises(AssertionError, match="the lane ended"):
         lane.receive(LaneWarm)
+
+
+def test_a_real_lane_that_an_mps_server_refuses_ends_with_a_status_of_its_own(
+    make_server: Callable[..., Any], fork: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA may remember in a process that it could not be initialised."""
+    (tmp_path / "torch.py").write_text(DEAD, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = make_server(preload=("torch",))
+    lane = fork(server, 0, kind="gpu", visible="GPU-refused", environment=_CLIENT)
+    assert lane.receive(LaneUnusable).may_pass
+    (exited,) = eventually(server.poll)
+    assert exited.reason == "exited with status 72"

@@ -11,7 +11,7 @@ from fluid import Device
 from fluid.backends.base import Sharing
 from fluid.gpu.nvml import GpuState
 from fluid.session import packing_limit
-from fluid.session.packing_limit import bounded_packing
+from fluid.session.packing_limit import bounded_packing, process_limit
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_packing_is_bounded_by_what_a_gpu_takes(
     monkeypatch.setattr(packing_limit, "describe_gpus", lambda: states)
     monkeypatch.setattr(packing_limit, "foreign_daemon", lambda environment: foreign)
     backend: Any = SimpleNamespace(devices=lambda: [Device(0, kind="gpu", host=host)], sharing=Sharing(way))
-    assert bounded_packing(packing, backend) == expected
+    assert bounded_packing(packing, process_limit(backend)) == expected
     assert bool(caplog.messages) == (expected < packing)
 
 
 def test_cpus_take_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = SimpleNamespace(devices=lambda: [Device(0)], sharing=Sharing("mps"))
-    assert bounded_packing(100, backend) == 100
+    assert bounded_packing(100, process_limit(backend)) == 100

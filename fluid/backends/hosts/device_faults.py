@@ -3,12 +3,13 @@
 Under MPS the fatal fault of one client ends the others on its GPU. So a death is reported only once the watchdog of the
 GPU has checked its daemon, and no lane is launched there before the daemon runs. Lanes that died before the fault was
 found are the suspects, by the trials that ran in them; the trials of lanes that are ended because of it are not to
-blame. Lanes of other GPUs, and lanes that are no clients, go on.
+blame. Lanes of other GPUs, and lanes that are no clients, go on. A daemon that Fluid did not start serves all GPUs and
+does not say on which the fault is: there it is taken to be on those where lanes have died.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fluid.backends.base import LaneExited
@@ -28,14 +29,15 @@ class Finding(NamedTuple):
 
 
 class DeviceFaults:
-    """Deaths of lanes that are not reported yet.
+    """Deaths of lanes that are not reported yet."""
 
-    Args:
-        watchdogs: of what lanes depend on.
-    """
+    def __init__(self) -> None:
+        #: And the GPUs of each lane.
+        self._deaths: dict[MpsWatchdog, list[tuple[LaneExited, str]]] = {}
 
-    def __init__(self, watchdogs: Sequence[MpsWatchdog]) -> None:
-        self._deaths: dict[MpsWatchdog, list[LaneExited]] = {watchdog: [] for watchdog in watchdogs}
+    def add(self, watchdogs: Iterable[MpsWatchdog]) -> None:
+        """Takes watchdogs of what lanes depend on."""
+        self._deaths.update({watchdog: [] for watchdog in watchdogs})
 
     def may_launch(self, token: str) -> bool:
         """Whether a lane on these GPUs, UUIDs divided by commas, can be launched now."""
@@ -50,11 +52,11 @@ class DeviceFaults:
         watchdog.request_check()  # A successor is of no use if what lanes depend on has failed, too.
         if not watchdog.is_checking:
             return False
-        self._deaths[watchdog].append(death)
+        self._deaths[watchdog].append((death, token))
         return True
 
     def look(self, running: Mapping[int, str]) -> Finding:
-        """Returns what the watchdogs know, and restarts daemons that have failed.
+        """Returns what the watchdogs know, and has daemons recover that have failed.
 
         Args:
             running: the GPUs of each lane that runs.
@@ -64,11 +66,14 @@ class DeviceFaults:
             # In this order: a check ends once it has found a problem.
             is_checking, problem = watchdog.is_checking, watchdog.problem
             if problem:
-                clients = [lane_id for lane_id, token in running.items() if watchdog.covers(token)]
-                finding.failed.update(dict.fromkeys(clients, problem))
-                watchdog.restart()
+                suspects = [token for _, token in deaths] if watchdog.foreign else watchdog.devices
+                failed = set(",".join(suspects).split(","))
+                clients = [lane for lane, token in running.items() if watchdog.covers(token)]
+                affected = [lane for lane in clients if failed.intersection(running[lane].split(","))]
+                finding.failed.update(dict.fromkeys(affected, problem))
+                watchdog.recover()
             if problem or not is_checking:
-                finding.deaths.extend(deaths)
+                finding.deaths.extend(death for death, _ in deaths)
                 deaths.clear()
         return finding
 

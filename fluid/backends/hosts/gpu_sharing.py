@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fluid.backends.base import Sharing
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.backends.hosts.mps_watchdog import MpsWatchdog
 from fluid.errors import InvalidFieldError
-from fluid.gpu.mps_control import PIPE_VARIABLE, MpsError
+from fluid.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsError, find_program
+from fluid.gpu.mps_foreign import ForeignDaemon
 from fluid.gpu.mps_refusals import forget_refusal, recall_refusal, remember_refusal
 from fluid.gpu.mps_support import foreign_daemon, unsupported_reason_here
 from fluid.gpu.nvml import GpuState, describe_gpus
@@ -35,7 +36,7 @@ class LaneSharing:
 
     Args:
         wanted: one of :data:`WAYS`.
-        tokens: UUIDs of the GPUs in use; CPU cores have none.
+        tokens: UUIDs of the GPUs in use; CPU cores have none. :meth:`add` takes further ones.
         wake: called in another thread whenever a watchdog has news.
         program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
 
@@ -55,25 +56,57 @@ class LaneSharing:
         program: str | None = None,
     ) -> None:
         self.watchdogs: tuple[MpsWatchdog, ...] = ()
-        self._why = ""
+        self._wanted = wanted
+        self._wake = wake
+        self._program = program
+        self._tokens: set[str] = set()
+        #: Why GPUs do not use MPS, though that was asked for.
+        self._whys: list[str] = []
         #: Pipe folder of a daemon that Fluid did not start, of which every lane on a GPU is a client.
-        self._foreign = foreign_daemon(os.environ) if tokens and program is None else None
-        if wanted == "timeslice" or (wanted == "auto" and not tokens):
-            return
-        groups, self._why = _groups(tokens, wanted, program)
-        if self._why and wanted == "auto":
-            _log.warning("trials share GPUs by time slices, without MPS: %s", self._why)
-        if not self._why or wanted == "auto":
-            self.watchdogs = tuple(MpsWatchdog(group, _starter(group, wanted, program), wake) for group in groups)
+        self._foreign = foreign_daemon(os.environ) if program is None else None
+        if wanted == "mps" and not tokens:
+            raise self._refusal("the devices are CPU cores, and it is for GPUs")
+        self.add(tokens)
         if wanted == "mps":
-            self._require_mps(wanted)
+            self._await_start()
+
+    def add(self, tokens: Iterable[str]) -> tuple[MpsWatchdog, ...]:
+        """Decides how lanes share further GPUs, and starts their daemons in the background.
+
+        Args:
+            tokens: UUIDs of the GPUs; those that are known are left out.
+
+        Returns:
+            The watchdogs of their daemons.
+
+        Raises:
+            InvalidFieldError: MPS was asked for and cannot be used there. A daemon that does not start is no error.
+        """
+        new = [token for token in dict.fromkeys(tokens) if token not in self._tokens]
+        if not new:
+            return ()
+        groups: list[tuple[str, ...]] = []
+        if self._wanted != "timeslice":
+            groups, why = _groups(new, self._wanted, self._program)
+            if why and self._wanted == "mps":
+                raise self._refusal(why)
+            if why:
+                _log.warning("trials share GPUs by time slices, without MPS: %s", why)
+                self._whys.append(why)
+        self._tokens.update(new)
+        made = [MpsWatchdog(group, _starter(group, self._wanted, self._program), self._wake) for group in groups]
+        if self._foreign is not None:
+            made += _foreign_watchdogs(new, self._foreign, self._wake)
+        self.watchdogs += tuple(made)
+        return tuple(made)
 
     @property
     def sharing(self) -> Sharing:
         """How lanes that are started now share a GPU: by MPS if that is so on every GPU."""
-        whys = {", ".join(watchdog.devices): watchdog.given_up for watchdog in self.watchdogs if watchdog.given_up}
-        why = "; ".join(filter(None, [self._why, *(f"{devices}: {why}" for devices, why in whys.items())]))
-        return Sharing("timeslice", why) if why or not self.watchdogs else Sharing("mps")
+        own = [watchdog for watchdog in self.watchdogs if not watchdog.foreign]
+        given_up = [f"{', '.join(watchdog.devices)}: {watchdog.given_up}" for watchdog in own if watchdog.given_up]
+        why = "; ".join(dict.fromkeys([*self._whys, *given_up]))
+        return Sharing("timeslice", why) if why or not own else Sharing("mps")
 
     def lane_environment(self, token: str) -> tuple[tuple[str, str], ...]:
         """What is added to the environment of a lane on a GPU, for it to be a client of MPS; nothing without.
@@ -96,16 +129,18 @@ class LaneSharing:
         for watchdog in self.watchdogs:
             watchdog.close()
 
-    def _require_mps(self, wanted: str) -> None:
+    def _await_start(self) -> None:
         try:
-            for watchdog in self.watchdogs:
-                self._why = self._why or watchdog.await_start()
+            why = next(filter(None, [watchdog.await_start() for watchdog in self.watchdogs]), "")
         except BaseException:
             self.close()
             raise
-        if self._why:
+        if why:
             self.close()
-            raise InvalidFieldError("sharing", wanted, f"MPS cannot be used: {self._why}")
+            raise self._refusal(why)
+
+    def _refusal(self, why: str) -> InvalidFieldError:
+        return InvalidFieldError("sharing", self._wanted, f"MPS cannot be used: {why}")
 
 
 def _starter(devices: Sequence[str], wanted: str, program: str | None) -> Callable[[Callable[[], bool]], MpsDaemon]:
@@ -114,7 +149,7 @@ def _starter(devices: Sequence[str], wanted: str, program: str | None) -> Callab
             daemon = MpsDaemon(devices, program=program, start_timeout=_START_S[wanted], is_cancelled=is_cancelled)
         except MpsError as error:
             if program is None and not is_cancelled():
-                remember_refusal(devices, str(error))
+                remember_refusal(devices, error)
             raise
         forget_refusal(devices)
         return daemon
@@ -122,12 +157,19 @@ def _starter(devices: Sequence[str], wanted: str, program: str | None) -> Callab
     return start
 
 
+def _foreign_watchdogs(tokens: Sequence[str], folder: str, wake: Callable[[], None]) -> list[MpsWatchdog]:
+    """Watches a daemon that Fluid did not start, if the control program is there."""
+    program = find_program()
+    if program is None:
+        _log.warning("faults of the MPS daemon in %s cannot be noticed: %s is not installed", folder, PROGRAM)
+        return []
+    return [MpsWatchdog(tokens, lambda is_cancelled: ForeignDaemon(program, folder), wake, foreign=True)]
+
+
 def _groups(tokens: Sequence[str], wanted: str, program: str | None) -> tuple[list[tuple[str, ...]], str]:
     """Returns the GPUs that can use MPS, in groups that have one daemon, and why the others cannot."""
     if program is not None:
         return [(token,) for token in tokens], ""
-    if not tokens:
-        return [], "the devices are CPU cores, and it is for GPUs"
     states = {gpu.token: gpu for gpu in describe_gpus()}
     reasons = {token: _reason(token, states.get(token), wanted) for token in tokens}
     usable = [states[token] for token in tokens if not reasons[token]]

@@ -10,9 +10,10 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from fluid._clock import MonotonicClock
 from fluid.backends.base import (
     CheckpointSource,
     DeviceBinding,
@@ -108,6 +109,7 @@ class Host:
         self.folders = HostFolders(settings.session, settings.name)
         self.payloads = PayloadStore(self.folders)
         self._selector = WakeableSelector()
+        self._clock = MonotonicClock()
         #: UUIDs of the GPUs, divided by commas, of each lane that runs.
         self._running: dict[int, str] = {}
         #: Numbers of processes that are no lanes: below 0.
@@ -140,7 +142,8 @@ class Host:
             self.folders.leave(clear=True)
             self._selector.close()
             raise
-        self._faults = DeviceFaults(self._sharing.watchdogs)
+        self._faults = DeviceFaults()
+        self._faults.add(self._sharing.watchdogs)
         self._selector.watch(_SERVER, self._server)
         #: Of lanes whose output is forwarded; ``None`` if it is not.
         self._output: OutputTail | None = None
@@ -159,10 +162,18 @@ class Host:
         """A descriptor that is readable when :meth:`poll` has something to do."""
         return self._selector.fileno()
 
+    def add_gpus(self, tokens: Iterable[str]) -> None:
+        """Takes further GPUs, by their UUIDs: they get MPS daemons as those of the settings did, in the background.
+
+        Raises:
+            InvalidFieldError: MPS was asked for and cannot be used there.
+        """
+        self._faults.add(self._sharing.add(tokens))
+
     def launch(
         self, lane_id: int, binding: DeviceBinding, connection: socket.socket | None = None
     ) -> LaneConnected | None:
-        """Forks a lane.
+        """Forks a lane, once the MPS daemon of its GPU has started, if it is to have one.
 
         Args:
             lane_id: its number.
@@ -177,6 +188,12 @@ class Host:
             if connection is not None:
                 connection.close()
             raise FluidError(f"the run folder {self.folders.run_folder} is gone: it was deleted while the session ran")
+        try:
+            self.add_gpus(filter(None, binding.token.split(",")))  # One that has joined the session later.
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
         connected = None
         if connection is None:
             try:
@@ -314,6 +331,7 @@ class Host:
             session_key=self._settings.key,
             session_folder=self._settings.session.run_folder,
             echo=self._output is not None,
+            launched_at=self._clock.now(),
         )
         if self._output is not None:
             self._output.follow(lane_id)

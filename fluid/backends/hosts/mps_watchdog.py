@@ -1,9 +1,12 @@
-"""Starts the MPS daemon that the lanes of a GPU are clients of, watches it, and restarts it after a fault.
+"""Starts the MPS daemon that the lanes of a GPU are clients of, watches it, and recovers from a fault.
 
 The daemon answers through a program that takes a moment to run and may hang, so a thread of its own runs that program.
-The host only reads what the thread has found: it ends the lanes, and requests a restart of the daemon. The daemons of
-several GPUs start in parallel, and the session goes on meanwhile. A fault and the end of the daemon count at once. A
-missing answer of a running daemon counts only if it lasts, because a busy machine delays answers.
+The host only reads what the thread has found: it ends the lanes, and requests the recovery. The daemons of several
+GPUs start in parallel, and the session goes on meanwhile. A fault and the end of the daemon count at once. A missing
+answer of a running daemon counts only if it lasts, because a busy machine delays answers.
+
+A daemon that Fluid did not start is asked only when a lane has died, and is not restarted: to recover is to wait until
+it accepts clients again.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 from fluid._clock import MonotonicClock
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.gpu.mps_control import MpsError
+from fluid.gpu.mps_foreign import ForeignDaemon
 from fluid.mps import MpsDaemon
 
 _log = logging.getLogger(__name__)
@@ -32,27 +36,32 @@ _MOST_RESTARTS = 5
 
 
 class MpsWatchdog:
-    """Starts and owns one daemon. One thread calls it.
+    """Starts and owns one daemon, or asks one that Fluid did not start. One thread calls it.
 
     Args:
         devices: UUIDs of the daemon's GPUs.
         start: starts the daemon; its argument is called meanwhile, and returns whether to cancel the start.
         wake: called in another thread whenever one of the properties has changed.
+        foreign: whether Fluid does not start the daemon. A fault of it may be one of any of its GPUs.
 
     Attributes:
         devices: UUIDs of the daemon's GPUs.
+        foreign: as above.
     """
 
     def __init__(
         self,
         devices: Sequence[str],
-        start: Callable[[Callable[[], bool]], MpsDaemon],
+        start: Callable[[Callable[[], bool]], MpsDaemon | ForeignDaemon],
         wake: Callable[[], None] = lambda: None,
+        *,
+        foreign: bool = False,
     ) -> None:
         self.devices = tuple(devices)
+        self.foreign = foreign
         self._start = start
         self._wake = wake
-        self._daemon: MpsDaemon | None = None
+        self._daemon: MpsDaemon | ForeignDaemon | None = None
         self._condition = threading.Condition()
         self._clock = MonotonicClock()
         self._problem = ""
@@ -61,7 +70,7 @@ class MpsWatchdog:
         self._unanswered_since = 0.0
         #: Checks that were requested and are not done.
         self._wanted = 0
-        #: Whether the daemon is to be started, or started again.
+        #: Whether the daemon is to be started, or to recover.
         self._starting = True
         self._closed = False
         self._given_up = ""
@@ -70,7 +79,7 @@ class MpsWatchdog:
 
     @property
     def problem(self) -> str:
-        """Why no lane can be relied on any more, until :meth:`restart` is called; empty if all is well."""
+        """Why no lane can be relied on any more, until :meth:`recover` is called; empty if all is well."""
         return self._problem
 
     @property
@@ -81,7 +90,7 @@ class MpsWatchdog:
     @property
     def is_ready(self) -> bool:
         """Whether lanes may be started: as clients, or, once MPS was given up, without it."""
-        return not self._problem and not self._starting
+        return not (self._problem or self._starting or (self.foreign and self.is_checking))
 
     def covers(self, token: str) -> bool:
         """Whether a lane on these GPUs, UUIDs divided by commas, is or would be a client of this daemon."""
@@ -106,8 +115,8 @@ class MpsWatchdog:
             self._wanted += 1
             self._condition.notify_all()
 
-    def restart(self) -> None:
-        """Requests a restart of the daemon; all lanes were ended, or are about to be."""
+    def recover(self) -> None:
+        """Requests the recovery from a problem; the lanes that it concerns were ended, or are about to be."""
         with self._condition:
             self._problem = ""
             self._starting = True
@@ -115,15 +124,15 @@ class MpsWatchdog:
 
     def lane_environment(self, token: str) -> tuple[tuple[str, str], ...]:
         """The environment of a client on GPUs that it covers; empty once MPS was given up."""
-        if self._given_up or self._daemon is None:
+        if self._given_up or not isinstance(self._daemon, MpsDaemon):
             return ()
         first = token.partition(",")[0]
         return tuple((self._daemon.lane_environment(first) | {"CUDA_VISIBLE_DEVICES": token}).items())
 
     @property
     def control(self) -> MpsControl | None:
-        """Where the daemon is, for lanes that are its clients; ``None`` where no lane is to go on as one."""
-        if self._given_up or self._problem or self._daemon is None:
+        """Where the daemon is that ends the work of its clients; ``None`` where no lane is to go on as one."""
+        if self._given_up or self._problem or not isinstance(self._daemon, MpsDaemon):
             return None
         return MpsControl(self._daemon.program, self._daemon.pipe_folder)
 
@@ -151,7 +160,7 @@ class MpsWatchdog:
                 self._condition.notify_all()
             self._wake()
         finally:
-            if self._daemon is not None:
+            if isinstance(self._daemon, MpsDaemon):
                 self._daemon.close()
 
     def _turn(self) -> bool:
@@ -159,7 +168,7 @@ class MpsWatchdog:
         with self._condition:
             if not (self._starting or self._closed):
                 if not self._wanted:
-                    self._condition.wait(_CHECK_S)
+                    self._condition.wait(None if self.foreign else _CHECK_S)
                 elif self._unanswered:
                     self._condition.wait(_RETRY_S)
             if self._closed:
@@ -186,7 +195,7 @@ class MpsWatchdog:
         except MpsError as error:
             problem = self._note_unanswered(str(error), lane_died=lane_died)
         if problem and not self._closed:
-            _log.warning("MPS has to be started again, and all lanes of %s: %s", ", ".join(self.devices), problem)
+            _log.warning("MPS has failed, and lanes of %s are started again: %s", ", ".join(self.devices), problem)
             self._problem = problem
 
     def _note_unanswered(self, why: str, *, lane_died: bool) -> str:
@@ -203,6 +212,9 @@ class MpsWatchdog:
         try:
             if self._daemon is None:
                 self._daemon = self._start(lambda: self._closed)
+            elif isinstance(self._daemon, ForeignDaemon):
+                # A death has to be looked at, too: if the fault is on another GPU as well, lanes there are in the way.
+                self._daemon.await_recovery(lambda: self._closed or self.is_checking)
             elif self._daemon.restarts >= _MOST_RESTARTS:
                 why = f"it failed {_MOST_RESTARTS + 1} times"
                 self._daemon.close()

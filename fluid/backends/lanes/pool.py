@@ -13,6 +13,7 @@ from fluid._clock import Clock, MonotonicClock
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneText, Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.host_payloads import HostPayloads
+from fluid.backends.lanes.lane_launches import LaneLaunches
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.retention import LaneRetention
 from fluid.backends.lanes.routing import TrialRouter
@@ -36,7 +37,6 @@ from fluid.engine.events import Event, LaneLost
 from fluid.engine.requests import Answer
 from fluid.errors import FluidError
 from fluid.lane import messages as m
-from fluid.lane.device_messages import LaneUnusable
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -87,6 +87,7 @@ class LanePool:
         self._registry = Registry(launcher.preload, payloads)
         self._lanes = LaneConnections(launcher)
         self.retention = LaneRetention(self._lanes, launcher)
+        self._starts = LaneLaunches(launcher, self._lanes, self.retention.tell, self._clock)
         self._router = TrialRouter(
             self._lanes, self._registry, payloads, self._clock, process_group, launcher.checkpoints_at
         )
@@ -232,16 +233,12 @@ class LanePool:
     def _start_lane(self, command: StartLane) -> None:
         self._lane_ids.add(command.lane_id)
         lane = self._lanes.add(command.lane_id)
-        self.retention.tell(lane)
         try:
             bindings = [self._bind(self._devices[device_id]) for device_id in command.device_ids]
             threads = self._router.shares.add(command.lane_id, bindings)
-            connected = self._launcher.launch(command.lane_id, DeviceBinding.joined(bindings)._replace(threads=threads))
+            self._starts.begin(lane, DeviceBinding.joined(bindings)._replace(threads=threads))
         except (FluidError, OSError) as error:
             self._lost(lane, f"could not be started: {error}")
-            return
-        if connected is not None:
-            self._lanes.connect(connected)
 
     def _stop_lane(self, lane_id: int) -> None:
         lane = self._lanes.get(lane_id)
@@ -257,6 +254,9 @@ class LanePool:
 
     def _kill_soon(self, lane: LaneConnection) -> None:
         """Kills a lane, whose end the launcher will report."""
+        if self._starts.cancel(lane):
+            self._lost(lane, "was killed before it was started")
+            return
         lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
         self._launcher.kill(lane.lane_id)
 
@@ -269,6 +269,9 @@ class LanePool:
     def _let_go(self, lane: LaneConnection) -> None:
         if not lane.leaving:
             lane.leaving = True
+            if self._starts.cancel(lane):
+                self._lost(lane, "")
+                return
             lane.kill_at = self._clock.now() + self._grace
             self._lanes.put(lane, m.Shutdown())
 
@@ -282,6 +285,8 @@ class LanePool:
         for lane in waited.readable:
             self._receive(lane)
         self._kill_overdue()
+        if self._clock.now() >= self._starts.due_at:
+            self._starts.act(self._lost, self._kill_soon)
         if self._clock.now() >= self._look_at:
             self._look_at = self._clock.now() + _LOOK_S
             self._launcher.look()
@@ -301,7 +306,8 @@ class LanePool:
                 lane.kill_at = None  # The launcher reports its end without fail.
             else:
                 self._drain(lane)
-                self._lost(lane, report.reason, blameless=report.blameless, culprit=report.culprit)
+                if report.blameless or not self._starts.again(lane):
+                    self._lost(lane, report.reason, blameless=report.blameless, culprit=report.culprit)
 
     def _receive(self, lane: LaneConnection) -> None:
         sock = lane.socket
@@ -330,17 +336,12 @@ class LanePool:
                 return
 
     def _take_in(self, lane: LaneConnection, message: Any) -> None:
-        if isinstance(message, m.LaneWarm) and lane.host != "localhost":
-            lane.offset = self._clock.now() - message.at
-        if isinstance(message, LaneUnusable):
-            if not lane.killed_because:  # Else that made its work on the device fail.
-                lane.killed_because = f"cannot use its device: {message.reason}"
-                lane.failed_position = message.position
-            return
-        self._events += self._router.hear(lane, message)
+        if not self._starts.hear(lane, message):
+            self._events += self._router.hear(lane, message)
 
     def _lost(self, lane: LaneConnection, reason: str, *, blameless: bool = False, culprit: str | None = None) -> None:
         self._lanes.remove(lane)
+        self._starts.ended(lane, blameless=blameless)
         self._router.lane_is_gone(lane.lane_id)
         if not lane.leaving:
             reason = lane.killed_because or reason
@@ -357,10 +358,9 @@ class LanePool:
             self._latest = events[-1].at
         return events
 
-    # -- waiting -------------------------------------------------------------------------------------------
-
     def _until_next_look(self, wait: float | None) -> float:
-        at = min([self._look_at, *(lane.kill_at for lane in self._lanes if lane.kill_at is not None)])
+        kills = [lane.kill_at for lane in self._lanes if lane.kill_at is not None]
+        at = min([self._look_at, self._starts.due_at, *kills])
         left = at - self._clock.now()
         return max(0.0, left if wait is None else min(wait, left))
 

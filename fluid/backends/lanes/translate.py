@@ -27,7 +27,7 @@ from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
 from fluid.keeping import KeepRule
 from fluid.lane import messages as m
-from fluid.lane.device_messages import HeldAtRest
+from fluid.lane.device_messages import HeldAtRest, OwnBytesChanged
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
@@ -158,8 +158,8 @@ def _failure(raised: m.ResidentFailed | m.Raised) -> Failure:
 
 
 _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
-    m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes),
-    m.OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
+    m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes, x.seconds),
+    OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
     HeldAtRest: lambda x, lane_id, host, at: StateMeasured(at, x.trial_id, lane_id, x.held_bytes),
     m.ResidentStarted: lambda x, lane_id, host, at: TrialStarted(
         at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds

@@ -68,7 +68,7 @@ class LocalBackend(LaneBackend):
         require_one_of("sharing", sharing, WAYS)
         self._gpus = find_gpus()
         chosen = choose_devices(devices, self._gpus)
-        bindings = _LocalBindings(
+        self._bindings = bindings = _LocalBindings(
             gpus=self._gpus,
             pin_cores=pin_cores,
             threads=threads_per_gpu(sum(device.kind == "gpu" for device in chosen)),
@@ -108,6 +108,7 @@ class LocalBackend(LaneBackend):
     def add_devices(self, devices: Iterable[Device]) -> None:
         """Makes further devices known: see :meth:`fluid.backends.base.Backend.add_devices`."""
         chosen = require_gpus(devices, self._gpus)
+        self._host.add_gpus(filter(None, map(self._bindings.token, chosen)))
         super().add_devices(chosen)
 
 

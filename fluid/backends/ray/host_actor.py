@@ -200,8 +200,16 @@ class HostService:
         failed: list[LaneDying | LaneExited] = []
         for (lane_id, binding, _), connection in zip(requests, connections, strict=True):
             limit_lane_buffer(connection)
+            if binding.token:
+                _show_gpus(binding.token)
             try:
                 self._host.launch(lane_id, binding, connection)
             except (FluidError, OSError) as error:
                 failed.append(LaneExited(lane_id, f"could not be started: {error}"))
         return failed
+
+
+def _show_gpus(tokens: str) -> None:
+    """Shows GPUs, UUIDs divided by commas, to this process as well: they may have joined the session later."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(filter(None, [*shown, *tokens.split(",")])))

@@ -26,7 +26,7 @@ from fluid.backends.hosts.gpu_sharing import LaneSharing
 from fluid.backends.hosts.mps_watchdog import MpsWatchdog
 from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import KillLane, RunIteration, StartLane, StartTrial
-from fluid.engine.events import IterationDone, LaneLost
+from fluid.engine.events import IterationDone, LaneLost, LaneReady
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.gpu.nvml import GpuState
@@ -118,14 +118,40 @@ def test_lanes_are_no_clients_unless_that_is_asked_for(make_drive: Callable[...,
     assert drive.of(IterationDone, "t").metrics["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_a_device_that_comes_later_is_shared_by_time_slices(backend: LocalBackend, make_drive: Any) -> None:
-    """The daemon serves the devices it was started for."""
+def test_a_device_that_comes_later_gets_a_daemon_and_a_guard(
+    backend: LocalBackend, fake: Fake, make_drive: Any, processes: Any
+) -> None:
     drive = type(make_drive())(backend)
+    fake.tell("busy")
+    backend.add_devices([Device(7, kind="cpu")])
+    assert [watchdog.devices for watchdog in watchdogs_of(backend)] == [("GPU-0",), ("GPU-1",), ("GPU-7",)]
+    drive.do(StartLane(50, 7), StartLane(51, 7))
+    assert not {50, 51} & set(backend._host._running), "its lanes wait for the daemon"
+    fake.untell("busy")
+    backend.register("t", payload_of(Probe, {}))
+    drive.do(StartTrial("t", (50,), iterations=1))
+    seen = drive.of(IterationDone, "t").metrics
+    *_, daemon = daemons_of(backend)
+    watch(processes, daemon)
+    assert (seen["CUDA_MPS_PIPE_DIRECTORY"], seen["CUDA_VISIBLE_DEVICES"]) == (daemon.pipe_folder, "GPU-7")
+    Path(daemon.pipe_folder, "fault").touch()
+    os.kill(seen["pid"], signal.SIGKILL)
+    lost = {event.lane_id: event.blameless for event in (drive.until(LaneLost), drive.until(LaneLost))}
+    assert lost == {50: False, 51: True}
+    assert processes.have_ended(PATIENCE), "the daemon that failed"
+
+
+def test_a_device_that_comes_later_and_cannot_have_a_daemon_uses_time_slices(
+    backend: LocalBackend, fake: Fake, make_drive: Any
+) -> None:
+    drive = type(make_drive())(backend)
+    fake.tell("refuses")
     backend.add_devices([Device(7, kind="cpu")])
     backend.register("t", payload_of(Probe, {}))
     (lane,) = drive.lanes(7)
     drive.do(StartTrial("t", (lane,), iterations=1))
     assert "CUDA_MPS_PIPE_DIRECTORY" not in drive.of(IterationDone, "t").metrics
+    assert backend.sharing.way == "timeslice" and "GPU-7: " in backend.sharing.why
 
 
 # --- Where it cannot be had
@@ -182,6 +208,23 @@ def test_auto_decides_gpu_by_gpu(gpus: list[GpuState], caplog: pytest.LogCapture
     assert "time slices, without MPS: GPU-a is split" in caplog.text
 
 
+@pytest.mark.usefixtures("gpus")
+def test_gpus_that_come_later_are_decided_alike(gpus: list[GpuState]) -> None:
+    gpus[1] = gpus[1]._replace(mig=True)
+    with closing(LaneSharing("auto", ["GPU-a"])) as made:
+        assert made.add(["GPU-a"]) == ()
+        assert made.watchdogs[0].await_start() == "" and made.sharing == Sharing("mps")
+        assert made.add(["GPU-b", "GPU-a"]) == ()
+        assert made.sharing == Sharing("timeslice", "GPU-b is split by MIG")
+    with closing(LaneSharing("mps", ["GPU-a"])) as made:
+        with pytest.raises(InvalidFieldError, match="GPU-b is split by MIG"):
+            made.add(["GPU-b"])
+        gpus[1] = gpus[1]._replace(mig=False)
+        (watchdog,) = made.add(["GPU-b"])
+        assert watchdog.await_start() == "" and made.lane_environment("GPU-b") != ()
+    assert LaneSharing("timeslice", ["GPU-a"]).add(["GPU-b"]) == ()
+
+
 def test_gpus_in_exclusive_mode_have_one_daemon(gpus: list[GpuState]) -> None:
     gpus[:] = [gpu._replace(compute_mode="EXCLUSIVE_PROCESS") for gpu in gpus]
     with closing(LaneSharing("mps", ["GPU-a", "GPU-b"])) as made:
@@ -194,10 +237,22 @@ def test_gpus_in_exclusive_mode_have_one_daemon(gpus: list[GpuState]) -> None:
 def test_lanes_learn_of_a_daemon_that_fluid_did_not_start(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are its clients in any case, and must not blame a trial for a fault that another client may have caused."""
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
-    made = LaneSharing(wanted, ["GPU-a"])
-    assert made.watchdogs == ()
-    assert made.lane_environment("GPU-a") == (("CUDA_MPS_PIPE_DIRECTORY", "/run/mps"),)
-    assert made.lane_environment("") == (), "the lane of a CPU core"
+    with closing(LaneSharing(wanted, ["GPU-a"])) as made:
+        assert [watchdog.foreign for watchdog in made.watchdogs] == [True]
+        assert made.lane_environment("GPU-a") == (("CUDA_MPS_PIPE_DIRECTORY", "/run/mps"),)
+        assert made.lane_environment("") == (), "the lane of a CPU core"
+        assert made.control("GPU-a") is None, "it is told nothing"
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_foreign_daemon_is_not_watched_without_the_control_program(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
+    monkeypatch.setattr(gpu_sharing, "find_program", lambda: None)
+    made = LaneSharing("timeslice", ["GPU-a"])
+    assert made.watchdogs == () and made.lane_environment("GPU-a") != ()
+    assert "cannot be noticed" in caplog.text
 
 
 @pytest.mark.usefixtures("gpus")
@@ -212,6 +267,16 @@ def test_a_gpu_where_it_did_not_start_is_left_alone_until_mps_is_asked_for(fake:
     LaneSharing("mps", ["GPU-a"]).close()
     with closing(LaneSharing("auto", ["GPU-a"])) as made:
         assert made.watchdogs[0].await_start() == "", "the refusal was forgotten"
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_start_that_takes_too_long_is_tried_again_soon(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may only have been busy."""
+    monkeypatch.setitem(gpu_sharing._START_S, "auto", 0.5)
+    fake.tell("never_answers")
+    with closing(LaneSharing("auto", ["GPU-a"])) as made:
+        assert "within 0.5 s" in made.watchdogs[0].await_start()
+    assert "within the last 10 minutes" in LaneSharing("auto", ["GPU-a"]).sharing.why
 
 
 # --- Faults
@@ -304,7 +369,11 @@ def test_lanes_wait_for_a_daemon_that_starts_in_the_background(
     hurried.register("t", payload_of(Probe, {}))
     drive.do(StartLane(50, 0), StartTrial("t", (50,), iterations=1))
     assert 50 not in hurried._host._running
+    begun = hurried.now()
+    eventually(lambda: hurried.now() > begun + 0.2)
     fake.untell("busy")
+    ready = drive.until(LaneReady)
+    assert ready.at - ready.seconds > begun + 0.2, "the wait does not count as the lane's own start"
     assert drive.of(IterationDone, "t").metrics["CUDA_MPS_PIPE_DIRECTORY"] == daemons_of(hurried)[0].pipe_folder
 
 
@@ -510,7 +579,7 @@ def test_a_daemon_that_fails_time_and_again_is_given_up(fake: Fake, monkeypatch:
     monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._MOST_RESTARTS", 0)
     watchdog = MpsWatchdog(["GPU-0"], starts(fake))
     assert watchdog.await_start() == ""
-    watchdog.restart()
+    watchdog.recover()
     watchdog._thread.join(PATIENCE)
     assert watchdog.is_ready and watchdog.given_up == "it failed 1 times"
     assert watchdog.lane_environment("GPU-0") == ()
