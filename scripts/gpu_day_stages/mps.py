@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid.gpu.nvml import process_bytes, processes_on
-from fluid.mps import MpsDaemon
+from fluid.mps import MpsDaemon, MpsError
 from gpu_day_stages.place import Figures, Place, seconds_of
 
 _CLIENT = Path(__file__).with_name("mps_client.py")
@@ -55,7 +55,11 @@ class Clients:
 def mps(place: Place, figures: Figures) -> None:
     """Records the figures."""
     begun = time.perf_counter()
-    daemon = MpsDaemon([place.gpus[0] if place.gpus else _NO_GPU], program=place.mps_program)
+    try:
+        daemon = MpsDaemon([place.gpus[0] if place.gpus else _NO_GPU], program=place.mps_program)
+    except MpsError as error:
+        figures["not_possible"] = str(error)
+        return
     figures["daemon_start_s"] = time.perf_counter() - begun
     with daemon:
         clients = Clients(place, daemon)
