@@ -1,7 +1,7 @@
 """Notes about the GPU driver in the user's cache folder, so that not every session finds the same out again.
 
 Each note is a small file, whose name has the version of the driver: a new driver has no notes. Nothing is noted where
-the version is unknown, or the folder cannot be written to.
+the version is unknown, there is no cache folder, as for a user of a container without a home, or it cannot be written to.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def delete_note(kind: str, about: str = "") -> None:
 
 
 def _path(kind: str, about: str) -> Path | None:
-    """The file of a note; ``None`` if the driver's version is unknown."""
+    """The file of a note; ``None`` if the driver's version is unknown, or there is no cache folder."""
     version = driver_version()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     name = "-".join(filter(None, (kind, version, re.sub(r"[^\w.+-]+", "-", about))))
-    return None if version is None else Path(cache, "fluid", name)
+    # Without a home, expanduser() leaves the "~", which would be a folder where the program runs.
+    return Path(cache, "fluid", name) if version is not None and os.path.isabs(cache) else None

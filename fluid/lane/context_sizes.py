@@ -49,6 +49,11 @@ class ContextSizes:
         return bool(self._read().get("listed"))
 
     @property
+    def is_orderly(self) -> bool:
+        """Whether every lane of the session has waited for its turn; else a difference may be that of two contexts."""
+        return not self._read().get("hurried")
+
+    @property
     def lanes(self) -> int:
         """Lanes that have made a context on the device in this session."""
         return int(self._read().get("lanes", 0))
@@ -97,9 +102,11 @@ class ContextSizes:
     def turn(self) -> Iterator[bool]:
         """Waits until no other lane of the device makes its context; yields whether that is so.
 
-        The wait has an end, as another lane may hang in its driver.
+        The wait has an end, as another lane may hang in its driver, or take a minute for the first context of a machine.
         """
         with _locked(f"{self._path}.turn" if self._path else "") as is_alone:
+            if not is_alone:
+                self._update(lambda known: known.update(hurried=True))
             yield is_alone
 
     def _read(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class OwnMemory:
         after = self._used()
         if before is None or after is None:
             return
-        difference, is_exact = after - before - _reserved(), before < _UNUSED
+        difference, is_exact = after - before - _reserved(), before < _UNUSED and sizes.is_orderly
         sizes.add(difference, exact=is_exact)
         if is_exact and 0.0 < difference <= MOST:
             self._exact = difference

@@ -222,6 +222,24 @@ def test_a_lane_that_hangs_keeps_no_other_from_starting(
         assert start(gpu, lane()) == 0.0, "its difference may be the other lane's"
 
 
+def test_a_size_is_not_remembered_if_another_lane_did_not_wait_for_its_end(
+    gpu: FakeGpu, lane: Callable[[], OwnMemory], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.pid = 0
+    monkeypatch.setattr(context_sizes, "PATIENCE_S", 0.0)
+    slow, hurried = lane(), lane()
+
+    def make_context() -> None:
+        hurried.around(lambda: None)
+        gpu.make_context(others=500 * MB)
+
+    assert slow.around(make_context) == 1000 * MB, "the difference is all that is known"
+    assert not cache.exists(), "it is that of two contexts, and would count in all later sessions"
+    gpu.others = 0.0
+    start(gpu, lane())
+    assert slow.changed(2 * MB) == 500 * MB, "the median of more"
+
+
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_lanes_do_not_wait_where_there_is_nothing_to_compare(
     gpu: FakeGpu, lane: Callable[[], OwnMemory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_listed: bool
