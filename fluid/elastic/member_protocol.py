@@ -81,6 +81,8 @@ class MemberProtocol:
             arguments = (self._ahead, message)
             threading.Thread(target=self._connect, args=arguments, name="fluid-elastic-ahead", daemon=True).start()
         elif isinstance(message, Disconnect):
+            if self._ahead is not None and self._ahead.generation == message.generation:
+                self._ahead.close()  # Its thread may not have come so far that the member knows these connections.
             self.member.disconnect(message.generation)
 
     def handle(self, message: Any) -> None:

@@ -19,8 +19,9 @@ from fluid.gpu import cuda_first_gpu
 from fluid.gpu.nvml import Gpu, find_named
 
 _log = logging.getLogger(__name__)
-#: Seconds for a process to start CUDA. Without persistence mode, the driver initialises all GPUs first.
-_CUDA_S = 30.0
+#: Seconds for a process to start CUDA. Without persistence mode, the driver initialises all GPUs first, which can
+#: take a minute.
+CUDA_S = 120.0
 #: What begins the name of a GPU, and of an instance of one that MIG has split.
 _PREFIXES = ("GPU-", "MIG-")
 
@@ -65,7 +66,7 @@ def _ask_cuda(name: str) -> Gpu | None:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": name},
             capture_output=True,
             check=True,
-            timeout=_CUDA_S,
+            timeout=CUDA_S,
         )
         token, memory_bytes, model = json.loads(answer.stdout)
     except subprocess.CalledProcessError as error:

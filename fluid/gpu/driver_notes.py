@@ -1,7 +1,8 @@
 """Notes about the GPU driver in the user's cache folder, so that not every session finds the same out again.
 
 Each note is a small file, whose name has the version of the driver: a new driver has no notes. Nothing is noted where
-the version is unknown, there is no cache folder, as for a user of a container without a home, or it cannot be written to.
+the version is unknown, there is no cache folder, as for a user of a container without a home, or it cannot be written
+to.
 """
 
 from __future__ import annotations

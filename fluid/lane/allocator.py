@@ -23,7 +23,7 @@ _KIND = "no-expandable-segments"
 _LASTS_S = 24 * 3600.0
 
 
-def expand_segments(torch: Any, folder: str = "") -> str:
+def expand_segments(torch: Any, folder: str = "", *, lasting: bool = True) -> str:
     """Lets the allocator's segments grow and shrink, so that it can return what tensors have freed.
 
     Otherwise a segment is kept as long as a single tensor is in it, and no other process can use the rest. Changes
@@ -34,6 +34,8 @@ def expand_segments(torch: Any, folder: str = "") -> str:
     Args:
         torch: the module, which has no tensors on the first GPU yet, and can use it.
         folder: where the session's lanes note a refusal, too; empty for none.
+        lasting: whether a refusal is noted for later sessions. Not in a client of MPS: the fault of another client may
+            have come just then, and looks the same.
 
     Returns:
         Why the driver refuses it, after which CUDA may be of no use to this process; empty if it does not, or nothing
@@ -56,7 +58,7 @@ def expand_segments(torch: Any, folder: str = "") -> str:
         with suppress(*_REFUSALS):
             _set(change, expand=True)
         return ""  # The GPU is full: that says nothing about segments.
-    _note(refusal, folder)
+    _note(refusal, folder, lasting=lasting)
     return refusal
 
 
@@ -84,8 +86,9 @@ def _was_refused(folder: str) -> bool:
     return in_session or bool(read_note(_KIND, lasts_s=_LASTS_S))
 
 
-def _note(refusal: str, folder: str) -> None:
-    write_note(_KIND, refusal)
+def _note(refusal: str, folder: str, *, lasting: bool) -> None:
+    if lasting:
+        write_note(_KIND, refusal)
     if folder:
         with suppress(OSError), open(os.path.join(folder, _KIND), "w", encoding="utf-8") as file:
             file.write(refusal)

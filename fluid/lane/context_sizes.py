@@ -102,7 +102,7 @@ class ContextSizes:
     def turn(self) -> Iterator[bool]:
         """Waits until no other lane of the device makes its context; yields whether that is so.
 
-        The wait has an end, as another lane may hang in its driver, or take a minute for the first context of a machine.
+        The wait has an end, as another lane may hang in its driver, or take a minute for a machine's first context.
         """
         with _locked(f"{self._path}.turn" if self._path else "") as is_alone:
             if not is_alone:

@@ -66,7 +66,7 @@ def warm_up(options: LaneOptions, own: OwnMemory) -> float:
     def make_context() -> None:
         use_gpus(torch, gpus)
         torch.cuda.empty_cache()
-        refusal = expand_segments(torch, os.path.dirname(options.note))
+        refusal = expand_segments(torch, os.path.dirname(options.note), lasting=not options.environment)
         if refusal:
             _check_after(refusal, torch, gpus)
         torch.cuda.empty_cache()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,10 @@ from elastic.test_controller import HERE, Trial  # noqa: E402
 from elastic.test_torch_group import summed  # noqa: E402
 from elastic.trainables import Regression  # noqa: E402
 
+from fluid._clock import MonotonicClock  # noqa: E402
 from fluid.elastic.actions import Formed, MembersConnected  # noqa: E402
 from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
+from fluid.elastic.member_protocol import MemberProtocol  # noqa: E402
 from fluid.elastic.messages import (  # noqa: E402
     Abort,
     Connect,
@@ -216,6 +219,24 @@ def test_connections_that_are_not_wanted_any_more(groups: list[TorchGroup]) -> N
     assert together(groups[:2], summed) == [3.0, 3.0], "the generation that trains is not touched"
     with pytest.raises(GenerationBrokenError, match="the connections 2 of generation 3 are closed"):
         groups[0].configure(Controller(3).rendezvous(0), 0, 3, 2)
+
+
+def test_connections_that_are_not_wanted_any_more_before_their_thread_runs(
+    groups: list[TorchGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin: list[threading.Thread] = []
+    sent: list[object] = []
+    member: Any = groups[2]  # Of a member, the protocol uses here what a group has, too.
+    protocol = MemberProtocol(member, sent.append, MonotonicClock())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: begin.append(self))
+        protocol.preview(Connect(2, 0, 3, HERE))
+    protocol.preview(Disconnect(2))
+    (thread,) = begin
+    thread.start()
+    thread.join(5.0)
+    assert not thread.is_alive() and not groups[2]._kept
+    assert sent[-1] == Connected(2, "generation 2 was aborted")
 
 
 def test_a_generation_that_breaks_closes_what_is_kept(groups: list[TorchGroup]) -> None:

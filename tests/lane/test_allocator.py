@@ -128,9 +128,11 @@ def test_an_old_pytorch_without_the_setting(cache: Path) -> None:
 # --- As part of a lane's start
 
 
-def start(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def start(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environment: tuple[tuple[str, str], ...] = ()
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
-    options = LaneOptions(0, kind="gpu", note=str(tmp_path / "lane-0"))
+    options = LaneOptions(0, kind="gpu", note=str(tmp_path / "lane-0"), environment=environment)
     warm_up(options, OwnMemory(options))
 
 
@@ -148,6 +150,18 @@ def test_a_lane_in_which_that_breaks_cuda_ends_and_the_next_one_starts(
     later = FakeTorch(REFUSAL, breaks=True)
     start(later, monkeypatch, tmp_path)
     assert later.settings == []
+
+
+def test_a_client_of_mps_that_another_one_may_have_broken_says_nothing_to_later_sessions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    client = (("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps"),)
+    with pytest.raises(DeviceUnusableError):
+        start(FakeTorch("CUDA error: unspecified launch failure", breaks=True), monkeypatch, tmp_path, client)
+    assert not cache.exists()
+    later = FakeTorch()
+    start(later, monkeypatch, tmp_path, client)
+    assert later.settings == [], "the session does without, in case it was the driver"
 
 
 def test_a_gpu_that_cannot_be_used_at_all_says_nothing_about_segments(

@@ -37,8 +37,6 @@ with try_import("Ray", extra="ray"):
     import ray
 
 _log = logging.getLogger(__name__)
-#: Seconds for a process to start and report its GPU.
-_LOOK_S = 60.0
 #: Seconds left to a node that drains without a deadline.
 NO_DEADLINE_S = 86_400.0
 #: Seconds for Ray to take the devices back, and to end.
@@ -388,7 +386,7 @@ class RayDevices:
         for slot in slots:
             slot.begin_look()
         for slot in slots:
-            slot.end_look(_LOOK_S)
+            slot.await_look()
             slot.settle(nodes[slot.node], self.ip)
         with self._lock:
             self._groups.append(group)

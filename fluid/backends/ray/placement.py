@@ -12,7 +12,7 @@ from fluid._imports import try_import
 from fluid.backends.hosts.folders import HERE
 from fluid.backends.ray.nodes import Node
 from fluid.backends.ray.remote import call
-from fluid.gpu.assigned import find_assigned
+from fluid.gpu.assigned import CUDA_S, find_assigned
 from fluid.resources import Device
 
 with try_import("Ray", extra="ray"):
@@ -21,6 +21,8 @@ with try_import("Ray", extra="ray"):
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 _log = logging.getLogger(__name__)
+#: Seconds for a process of Ray's to start and look at its GPU, for which it may ask CUDA.
+_LOOK_S = 60.0 + CUDA_S
 #: Share of the resource that stands for a machine; it only says where.
 PIN_SHARE = 0.001
 
@@ -101,6 +103,11 @@ class DeviceSlot:
             _log.warning("a GPU of node %s cannot be looked at: %s", self.node, error)
         self.look = None
         return True
+
+    def await_look(self) -> None:
+        """Waits until the task has seen the GPU, and says so if that takes too long: then no lane can use it."""
+        if not self.end_look(_LOOK_S):
+            _log.warning("a GPU of node %s was not looked at within %g s, and cannot be used", self.node, _LOOK_S)
 
     def settle(self, node: Node, driver_ip: str) -> None:
         """Names the device's machine and fills in its memory, model and tags, once its node is known.

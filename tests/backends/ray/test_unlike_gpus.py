@@ -16,6 +16,7 @@ from ray_drive import Drive  # noqa: E402
 from fluid.backends.ray import RayBackend  # noqa: E402
 from fluid.backends.ray.nodes import Node  # noqa: E402
 from fluid.backends.ray.placement import DeviceSlot, GpuView  # noqa: E402
+from fluid.gpu.assigned import CUDA_S  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -69,3 +70,19 @@ def test_a_device_whose_node_was_replaced_is_the_new_node_s() -> None:
     given = DeviceSlot(Device(0, kind="gpu", memory_bytes=GIB, model="Mine"), None, 0, False, "b", slot.view)
     given.settle(Node("b", "10.0.0.1", 1, True, {}), "10.0.0.1")
     assert (given.device.model, given.device.memory_bytes) == ("Mine", GIB)
+
+
+def test_a_gpu_that_is_not_looked_at_in_time_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = []
+
+    def wait(tasks: list[Any], *, timeout: float, fetch_local: bool) -> tuple[list[Any], list[Any]]:
+        waits.append(timeout)
+        return [], tasks
+
+    monkeypatch.setattr(ray, "wait", wait)
+    slot = DeviceSlot(Device(0, kind="gpu"), None, 0, False, "a", look=object())
+    slot.await_look()
+    assert waits[0] > CUDA_S, "CUDA's first start may take a minute, and the process has to start before"
+    assert "a GPU of node a was not looked at within 180 s, and cannot be used" in caplog.text
