@@ -4,7 +4,8 @@ A bucket may be summed as soon as its last gradient is there, while the backward
 must start the same operations in the same order, and no gradient may change after it was sent. So an averager first
 watches some steps: between the first gradient and :meth:`GradientAverager.average`, each parameter must get its
 gradient once, none may change, and nothing else may be exchanged. If that holds on all ranks, buckets are sent early
-from then on. If it fails later, the generation breaks, and the iteration is repeated without early sending.
+from then on. If it fails later, the generation breaks, and the iteration is repeated without early sending: at once if
+the host sees it, and at the iteration's end if only values show it, see :mod:`fluid.elastic.overlap`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from fluid.elastic.generation import GenerationBrokenError
 from fluid.elastic.group import Group
+from fluid.elastic.overlap import SENT_TOO_EARLY, Changes, Overlap
 from fluid.errors import FluidError
 
 #: Bytes of gradients that are summed together, and of the first bucket, which is small so that it is sent soon.
@@ -50,13 +52,12 @@ class GradientBucket:
 
         Versions do not tell of every change: one of ``gradient.data``, or by a ``GradScaler``, leaves them as they are.
         """
-        self._norms = torch.stack(torch._foreach_norm(list(self._gradients()))).nan_to_num()
+        self._norms = self._current_norms()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def is_as_remembered(self) -> bool:
-        """Whether the gradients have the norms that were noted; waits for the backward pass on a GPU."""
-        norms = torch.stack(torch._foreach_norm(list(self._gradients()))).nan_to_num()
-        return self._norms is not None and torch.equal(norms, self._norms)
+    def has_changed(self) -> torch.Tensor:
+        """Returns whether a gradient has another norm than was noted: a boolean without dimensions, on their device."""
+        return torch.ne(self._current_norms(), self._norms).any()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def pack(self, weight: float) -> torch.Tensor:
@@ -76,10 +77,9 @@ class GradientBucket:
             if views:
                 torch._foreach_copy_(views, list(self._gradients()))
             self._values.mul_(weight)
-        if self._is_complete:
-            self._flags.fill_(1.0)  # A copy from the host would wait for the backward pass.
-        else:
-            self._flags.copy_(torch.tensor(present, dtype=self.flat.dtype))
+        self._flags.fill_(1.0)  # A copy from the host would wait for the backward pass.
+        if not self._is_complete:
+            torch._foreach_zero_([flag for flag, is_there in zip(self._flags, present, strict=True) if not is_there])
         return self.flat
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -96,6 +96,9 @@ class GradientBucket:
         if means:
             torch._foreach_copy_(list(self._gradients()), means)
 
+    def _current_norms(self) -> torch.Tensor:
+        return torch.stack(torch._foreach_norm(list(self._gradients()))).nan_to_num()
+
     def _gradients(self) -> Iterator[torch.Tensor]:
         return (parameter.grad.detach() for parameter in self.parameters if parameter.grad is not None)
 
@@ -107,23 +110,28 @@ class GradientAverager:
         group: all its members make the same averagers, in the same order.
         parameters: in the same order on every rank, none twice.
         weight: returns the weight of this rank's gradients; the ranks' weights sum to 1.
-        may_overlap: whether this rank agrees to send buckets during the backward pass.
+        overlap: of this rank's averagers in this generation; by default one of its own.
     """
 
     def __init__(
-        self, group: Group, parameters: Iterable[torch.Tensor], weight: Callable[[], float], may_overlap: bool = True
+        self,
+        group: Group,
+        parameters: Iterable[torch.Tensor],
+        weight: Callable[[], float],
+        overlap: Overlap | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         #: Whether buckets are sent during the backward pass.
         self.overlaps = False
-        #: Whether an overlap has failed.
-        self.failed = False
         self._group = group
         self._weight = weight
         self._buckets = list(_buckets(self.parameters))
         self._hooks: list[Any] = []
-        self._may_overlap = self._is_simple = may_overlap
+        self._overlap = Overlap() if overlap is None else overlap
+        self._is_simple = self._overlap.is_allowed
         self._watched = -1  # Without the step that made this averager.
+        #: Of gradients in the steps that are watched.
+        self._watched_changes = Changes()
         #: The gradients of this step that are there, with their versions, by parameter.
         self._seen: dict[int, tuple[torch.Tensor, int]] = {}
         #: The sums of this step that were started.
@@ -144,16 +152,18 @@ class GradientAverager:
 
         Raises:
             FluidError: a gradient is sparse.
-            GenerationBrokenError: a member failed, or buckets were sent too early.
+            GenerationBrokenError: a member failed, or the host sees that buckets were sent too early.
         """
         weight = self._weight()
         if self._group.on_operation not in (None, self._disturb):
             self._group.on_operation()
-        if self._started and not (weight == self._started_weight and self._are_final(len(self._started))):
+        if self._started and weight != self._started_weight:
             self._disturb()
         watches = bool(self._hooks) and not self.overlaps
-        if watches and not self._are_final(len(self._buckets)):
-            self._is_simple = False
+        if watches and self._is_simple:
+            self._check_final(self._buckets, self._watched_changes)
+        else:
+            self._check_final(self._buckets[: len(self._started)], self._overlap.changes)
         for bucket in self._buckets[len(self._started) :]:
             self._started.append(self._group.start_all_reduce(bucket.pack(weight)))
         for bucket, finish in zip(self._buckets, self._started, strict=True):
@@ -209,31 +219,35 @@ class GradientAverager:
         """Called if buckets cannot be sent early in this step."""
         self._is_simple = False
         if self.overlaps:
-            self.failed = True
-            raise GenerationBrokenError("gradients were sent before they were final; the iteration is repeated")
+            self._overlap.failed = True
+            raise GenerationBrokenError(SENT_TOO_EARLY)
 
-    def _are_final(self, count: int) -> bool:
-        """Whether all gradients of the first buckets are there, and are as they were in the backward pass."""
-        for bucket in self._buckets[:count]:
+    def _check_final(self, buckets: list[GradientBucket], changes: Changes) -> None:
+        """Checks that all gradients of some buckets are there, and are as they were in the backward pass.
+
+        Whether their values have changed is noted, to be read later.
+        """
+        for bucket in buckets:
             for parameter in bucket.parameters:
                 gradient, version = self._seen.get(id(parameter), (None, 0))
                 if gradient is None or parameter.grad is not gradient or gradient._version != version:
-                    return False
-            if not bucket.is_as_remembered():
-                return False
-        return True
+                    self._disturb()
+                    return
+            changes.note(bucket.has_changed())
 
     def _count_step(self) -> None:
         """Counts a step that was watched; after the last one all ranks agree on whether to overlap."""
         self._watched += 1
         if self._watched == 0:
-            self._is_simple = self._may_overlap  # The hooks were made after this step's backward pass.
+            self._is_simple = self._overlap.is_allowed  # The hooks were made after this step's backward pass.
         if self._watched < _WATCHED_STEPS:
             return
-        votes = torch.tensor([float(self._is_simple)])
+        votes = torch.tensor([float(self._is_simple and not self._watched_changes.read())])
         self._group.all_reduce(votes)
         self.overlaps = votes.item() == self._group.size
-        if not self.overlaps:
+        if self.overlaps:
+            self._overlap.is_used = True
+        else:
             self.close()
 
     def _end_step(self) -> None:

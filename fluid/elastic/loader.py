@@ -151,11 +151,18 @@ class ElasticLoader:
 
     def _load(self, picked: Iterator[torch.Tensor]) -> Iterator[Any]:
         if type(self.dataset) is TensorDataset and not self._options:
+            tensors = self.dataset.tensors
             for indices in picked:
                 # Not dataset[indices]: the tensors may be on a GPU, the indices are not.
-                yield tuple(tensor[indices.to(tensor.device)] for tensor in self.dataset.tensors)
+                moved = {device: _on(device, indices) for device in {tensor.device for tensor in tensors}}
+                yield tuple(tensor[moved[tensor.device]] for tensor in tensors)
         else:
             yield from DataLoader(self.dataset, batch_sampler=_Batches(picked), **self._options)
+
+
+def _on(device: torch.device, indices: torch.Tensor) -> torch.Tensor:
+    """Returns indices on a device; does not wait for what a GPU still computes, as a copy of pageable memory would."""
+    return indices.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else indices.to(device)
 
 
 class _Batches:

@@ -146,15 +146,15 @@ class ElasticMember:
         try:
             metrics = trainable.step()
             if width > 1:
-                # Before the snapshot is overwritten: gradients may not be averaged yet, or their sum was aborted.
+                # Before the snapshot is overwritten: gradients may have been sent too early, or not be averaged yet, or
+                # their sum was aborted.
+                trainable._elastic.overlap.confirm(self._group)
                 self._group.confirm()
                 self._snapshot = Snapshot.take(trainable.elastic_state(), self._snapshot)
         except BaseException as error:
-            # The user's code may have turned the error of a broken generation into another one.
-            broken = self._group.broken or trainable._elastic.has_failed
-            peers = width > 1 and broken and isinstance(error, Exception)
+            is_fatal = width == 1 or not self._is_of_a_broken_generation(error)
             self._break()
-            if not peers:
+            if is_fatal:
                 raise
             reason = str(error)
         else:
@@ -209,6 +209,20 @@ class ElasticMember:
             raise
         stop, done, _ = (bool(vote) for vote in votes.tolist())
         return not stop and not done, done
+
+    def _is_of_a_broken_generation(self, error: BaseException) -> bool:
+        """Whether an error of the user's code may come from the generation, and not from that code.
+
+        The code may have turned the generation's error into another one, or trained on gradients sent too early.
+        """
+        if not isinstance(error, Exception):
+            return False
+        if self._group.broken:
+            return True
+        try:
+            return self.trainable._elastic.overlap.has_failed()
+        except RuntimeError:  # The GPU cannot be read any more, which is no fault of the generation.
+            return False
 
     def _break(self) -> None:
         """Breaks and leaves a generation; closing the connections interrupts its other members."""

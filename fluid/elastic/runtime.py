@@ -15,6 +15,7 @@ import torch
 
 from fluid.elastic.gradients import GradientAverager
 from fluid.elastic.group import Group
+from fluid.elastic.overlap import Overlap
 from fluid.elastic.rendezvous import Rendezvous
 from fluid.elastic.shard import Shard
 from fluid.errors import FluidError
@@ -75,6 +76,7 @@ class Runtime:
         seed: seeds each iteration's random numbers, together with the iteration's number and the rank.
         shard: the part of the global batch that is worked on; ``None`` before the first.
         scalers: the trainable's gradient scalers.
+        overlap: of the averagers of this generation.
     """
 
     def __init__(self) -> None:
@@ -90,8 +92,7 @@ class Runtime:
         #: The averagers of this generation. They hold their optimizers, and are dropped where all ranks drop them, not
         #: when an optimizer is collected, which is at another time on each rank: all must exchange the same buckets.
         self._averagers: dict[torch.optim.Optimizer, GradientAverager] = {}
-        #: Whether gradients may be sent during the backward pass.
-        self._may_overlap = True
+        self.overlap = Overlap()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         # A copied model, as for a moving average of its weights, is trained by the same processes.
@@ -108,11 +109,6 @@ class Runtime:
         return self.group.size
 
     @property
-    def has_failed(self) -> bool:
-        """Whether gradients were sent too early in this generation, which is then to be broken."""
-        return any(averager.failed for averager in self._averagers.values())
-
-    @property
     def weight(self) -> float:
         """The weight of this rank's mean in the mean over the global batch."""
         return 1.0 / self.size if self.shard is None else self.shard.weight
@@ -124,7 +120,7 @@ class Runtime:
 
     def join(self, group: Group) -> None:
         """Enters a generation of a group, or the group of one process."""
-        self._may_overlap &= not self.has_failed
+        self.overlap = Overlap(self.overlap.is_allowed and not self.overlap.failed)
         for averager in self._averagers.values():
             averager.close()
         self._averagers.clear()
@@ -182,7 +178,7 @@ class Runtime:
         averager = self._averagers.get(optimizer)
         if averager is None or not averager.is_for(parameters):
             self._drop_averagers_of(parameters)
-            averager = GradientAverager(self.group, parameters, lambda: self.weight, self._may_overlap)
+            averager = GradientAverager(self.group, parameters, lambda: self.weight, self.overlap)
             self._averagers[optimizer] = averager
         return averager
 
@@ -198,9 +194,7 @@ class Runtime:
         for optimizer, averager in list(self._averagers.items()):
             if not stepped.isdisjoint(map(id, averager.parameters)):
                 averager.close()
-                # What failed is noted until the generation ends.
-                if not averager.failed:
-                    del self._averagers[optimizer]
+                del self._averagers[optimizer]
 
     # -- state that differs between ranks ---------------------------------------------------
 

@@ -178,7 +178,9 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
             return
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            momentum = self.momentum
+            if momentum is None:  # Computed on the device: the host would wait to read the number.
+                momentum = self.num_batches_tracked.double().reciprocal().to(self.running_mean.dtype)
             # As in PyTorch: the biased variance normalizes, and the running variance is the unbiased one.
             unbiased = variance * (total / (total - 1.0).clamp(min=1.0))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)

@@ -14,6 +14,7 @@ from elastic.groups import Controller, make_groups, together  # noqa: E402
 from fluid.elastic import ElasticTrainable  # noqa: E402
 from fluid.elastic.gradients import GradientAverager  # noqa: E402
 from fluid.elastic.member import ElasticMember  # noqa: E402
+from fluid.elastic.overlap import Overlap  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 
 
@@ -33,7 +34,7 @@ class Rank:
             for number, parameter in enumerate(self.model.parameters()):
                 parameter.copy_(torch.linspace(-1, 1 + number, parameter.numel()).view(parameter.shape))
         self.averager = GradientAverager(
-            group, list(self.model.parameters()), lambda: 0.25 + 0.5 * group.rank, may_overlap
+            group, list(self.model.parameters()), lambda: 0.25 + 0.5 * group.rank, Overlap(may_overlap)
         )
         #: Sums that were started by the end of the backward pass, by step.
         self.early: list[int] = []
@@ -116,7 +117,7 @@ def test_steps_that_do_more_than_one_backward_pass(change: Callable[[Rank], Any]
 
 
 class Changing(ElasticTrainable):
-    """From one batch on it accumulates two backward passes, or clips, or exchanges something, before each step."""
+    """From one batch on it accumulates two backward passes, or scales, or exchanges something, before each step."""
 
     def build(self, config: dict[str, Any]) -> None:
         torch.manual_seed(0)
@@ -137,11 +138,23 @@ class Changing(ElasticTrainable):
                 self.model(batch[0]).abs().mean().backward()
             elif self.config["change"] == "exchange":
                 self.all_reduce_mean(1.0)
-            elif self.config["change"] == "scale":
+            elif self.config["change"] == "scale" or self._is_last_of_rank_zero():
                 for parameter in self.model.parameters():
                     parameter.grad.data.mul_(0.5)
         self.optimizer.step()
+        if self.batches > 9 and self.config.get("fails") and self._elastic.overlap.is_used:
+            raise ValueError("what gradients that were sent too early made of the model")
         return {"loss": loss}
+
+    def _is_last_of_rank_zero(self) -> bool:
+        return self.config["change"] == "scale the last of rank 0" and self.batches == 12 and self.rank == 0
+
+    def train_iteration(self) -> Mapping[str, Any]:
+        if self.config["change"] != "scale the last of rank 0":
+            return super().train_iteration()
+        for batch in self.loader:  # Nothing is exchanged after the last step.
+            self.train_batch(batch)
+        return {"loss": self.model.state_dict()["0.weight"].sum().item()}
 
     def extra_state(self) -> Any:
         return self.batches
@@ -150,39 +163,62 @@ class Changing(ElasticTrainable):
         self.batches = state
 
 
+def make_members(config: dict[str, Any], may_overlap: bool = True) -> list[ElasticMember]:
+    members = []
+    for group in make_groups(2):
+        trainable = Changing()
+        trainable.setup(config)
+        trainable._elastic.overlap = Overlap(may_overlap)
+        members.append(ElasticMember(trainable, group))
+    return members
+
+
+def join(members: list[ElasticMember], generation: int) -> None:
+    controller = Controller(generation)
+
+    def join_as(member: ElasticMember) -> None:
+        rank = members.index(member)
+        member.join(controller.rendezvous(rank), rank, 2, True)
+
+    assert together(members, join_as) == [None, None]
+
+
+def iterate(member: ElasticMember) -> float:
+    try:
+        return float(member.iterate(lambda: True).metrics["loss"])
+    except Exception:
+        member.abort(2)  # As the controller has the others do.
+        raise
+
+
+def losses_of(members: list[ElasticMember]) -> list[Any]:
+    """The losses of four iterations, of which the second is repeated."""
+    join(members, 2)
+    losses = [together(members, iterate)]
+    broken = together(members, iterate)
+    assert [type(error).__name__ for error in broken] == ["GenerationBrokenError"] * 2
+    assert [member.iteration for member in members] == [1, 1]
+    join(members, 3)
+    return losses + [together(members, iterate) for _ in range(3)]
+
+
 @pytest.mark.parametrize("change", ["accumulate", "exchange", "scale"])
 def test_an_iteration_in_which_gradients_were_sent_too_early_is_repeated(change: str) -> None:
     alone = Changing()
     alone.setup({"change": change})
     expected = [alone.step()["loss"] for _ in range(4)]
-    members = []
-    for group in make_groups(2):
-        trainable = Changing()
-        trainable.setup({"change": change})
-        members.append(ElasticMember(trainable, group))
-
-    def join(generation: int) -> None:
-        controller = Controller(generation)
-
-        def join_as(member: ElasticMember) -> None:
-            rank = members.index(member)
-            member.join(controller.rendezvous(rank), rank, 2, True)
-
-        assert together(members, join_as) == [None, None]
-
-    def iterate(member: ElasticMember) -> float:
-        try:
-            return float(member.iterate(lambda: True).metrics["loss"])
-        except Exception:
-            member.abort(2)  # As the controller has the others do.
-            raise
-
-    join(2)
-    losses = [together(members, iterate)]
-    broken = together(members, iterate)
-    assert [type(error).__name__ for error in broken] == ["GenerationBrokenError"] * 2
-    assert [member.iteration for member in members] == [1, 1]
-    join(3)
-    losses += [together(members, iterate) for _ in range(3)]
-    for (one, other), alone_loss in zip(losses, expected, strict=True):
+    for (one, other), alone_loss in zip(losses_of(make_members({"change": change})), expected, strict=True):
         assert one == other == pytest.approx(alone_loss, rel=1e-5)
+
+
+def test_a_change_on_one_rank_in_the_last_step_is_found_by_both_before_the_iteration_counts() -> None:
+    change = {"change": "scale the last of rank 0"}
+    plain = make_members(change, may_overlap=False)
+    join(plain, 2)
+    expected = [together(plain, iterate) for _ in range(4)]
+    assert losses_of(make_members(change)) == expected and all(one == other for one, other in expected)
+
+
+def test_an_error_that_gradients_sent_too_early_have_caused_is_none_of_the_trials() -> None:
+    losses = losses_of(make_members({"change": "scale", "fails": True}))
+    assert all(one == other and isinstance(one, float) for one, other in losses)
