@@ -6,6 +6,7 @@ import os
 import queue
 import select
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -169,6 +170,9 @@ class Channel:
         try:
             self._read()
         except (EOFError, OSError):
+            return False
+        except Exception:  # Else the main thread would wait for messages for ever, and outlive the driver.
+            traceback.print_exc()
             return False
         return True
 

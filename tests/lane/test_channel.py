@@ -58,6 +58,16 @@ def test_messages_are_overheard_while_the_main_thread_is_busy(ends: Ends) -> Non
     assert ends.channel.receive(timeout=0.001) == []
 
 
+def test_a_lane_ends_if_a_message_cannot_be_previewed(ends: Ends, capsys: pytest.CaptureFixture[str]) -> None:
+    def preview(message: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ends.channel.read_ahead(preview)
+    ends.send("a")
+    assert ends.hung_up.wait(5.0), "else it waits for messages for ever"
+    assert "RuntimeError: can't start new thread" in capsys.readouterr().err
+
+
 def test_what_came_before_it_reads_ahead_is_not_lost(ends: Ends) -> None:
     ends.send("a")
     ends.channel.read_ahead(ends.preview)
