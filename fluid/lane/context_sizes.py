@@ -142,15 +142,17 @@ def _locked(path: str) -> Iterator[bool]:
         yield not path
         return
     with file:
-        while not (is_locked := _lock(file.fileno())) and clock.now() < deadline:
+        while (is_locked := _lock(file.fileno())) is False and clock.now() < deadline:
             nap(_LOOK_S)
-        yield is_locked
+        yield bool(is_locked)
 
 
-def _lock(file: int) -> bool:
-    """Locks a file, if no other process has."""
+def _lock(file: int) -> bool | None:
+    """Locks a file, if no other process has; ``None`` where files cannot be locked, as on some network file systems."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -220,6 +221,20 @@ def test_a_lane_that_hangs_keeps_no_other_from_starting(
     with open(tmp_path / "notes" / "context-GPU-1.turn", "wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert start(gpu, lane()) == 0.0, "its difference may be the other lane's"
+
+
+def test_lanes_do_not_wait_where_files_cannot_be_locked(
+    gpu: FakeGpu, lane: Callable[[], OwnMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network file system that is mounted without locks."""
+    gpu.pid = 0
+
+    def flock(file: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(context_sizes, "nap", None)
+    assert start(gpu, lane()) == 0.0, "its difference may be that of another lane, too"
 
 
 def test_a_size_is_not_remembered_if_another_lane_did_not_wait_for_its_end(
