@@ -88,10 +88,11 @@ def speeds_of_all(work: Mapping[str, float], speeds: Mapping[str, Speeds]) -> di
 
     Args:
         work: seconds of work at speed 1, above 0, by profile key.
-        speeds: of each of these keys, by the same device models.
+        speeds: of each of these keys, by device model. Models that some keys lack, as all devices of these went before
+            the keys came, are left out.
     """
     total = sum(work.values())
-    models = speeds[next(iter(work))]
+    models = [model for model in speeds[next(iter(work))] if all(model in speeds[key] for key in work)]
     return {model: total / sum(seconds / speeds[key][model] for key, seconds in work.items()) for model in models}
 
 

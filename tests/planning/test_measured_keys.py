@@ -198,3 +198,8 @@ def test_fluid_plan_reads_a_profile(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "trials[0].profile_key='net': can be used with a profile only" in capsys.readouterr().err
     assert main(["plan", str(data), "--profile", str(tmp_path / "absent.json")]) == 2
     assert "absent.json" in capsys.readouterr().err
+
+
+def test_models_that_a_key_did_not_see_are_left_out() -> None:
+    """All devices of a model went before the key came."""
+    assert speeds_of_all({"a": 1.0, "b": 1.0}, {"a": {"A": 1.0, "B": 2.0}, "b": {"A": 1.0}}) == {"A": 1.0}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from fluid import kept_checkpoints
 from fluid.backends.local.backend import LocalBackend
@@ -38,6 +39,9 @@ class Valley:
         if self.done == self.config.get("raises_at"):
             raise RuntimeError("it ends here")
         time.sleep(self.config.get("seconds", 0.0))
+        if "folder" in self.config:
+            Path(self.config["folder"], f"begun-{self.done}").touch()
+            eventually(Path(self.config["folder"], f"go-{self.done}").exists)
         loss = abs(self.done - self.config["best"]) + self.config.get("floor", 0.0)
         return {"loss": loss, "deep": {"loss": -loss}, "holes": float("nan") if self.done % 2 else loss}
 
@@ -156,6 +160,24 @@ def test_the_best_iteration_is_there_with_its_result(tmp_path: Path) -> None:
         for result in session.submit_trialgroup(TrialGroup([trial], search=SMALLEST)).results():
             assert kept(tmp_path, "a")[-1] >= result.iteration
     assert kept(tmp_path, "a") == [3]
+
+
+def test_the_iteration_in_which_a_trial_is_stopped_is_no_best(tmp_path: Path) -> None:
+    """Its result is not reported, and so would be unknown."""
+    run_dir = tmp_path / "run"
+    with executor(run_dir, "best:1", devices=1) as session:
+        trial = valley("a", best=9, budget=9, folder=str(tmp_path))
+        handle = session.submit_trialgroup(TrialGroup([trial], search=SMALLEST))
+        (tmp_path / "go-1").touch()
+        (tmp_path / "go-2").touch()
+        eventually((tmp_path / "begun-3").exists)
+        eventually(lambda: kept(run_dir, "a") == [2])
+        handle.stop("a")
+        eventually(lambda: handle.states == {"a": "STOPPING"})
+        (tmp_path / "go-3").touch()
+        assert handle.wait(PATIENCE)
+        assert [result.iteration for result in handle.results()] == [1, 2]
+    assert kept(run_dir, "a") == [2]
 
 
 def test_closing_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
