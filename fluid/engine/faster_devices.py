@@ -56,17 +56,20 @@ class FasterDevices:
         #: By profile key and the model that a trial leaves.
         idle: dict[tuple[str, str | None], dict[int, float]] = {}
         moves: list[DeviceMove] = []
+        taken: set[int] = set()
         for trial in sorted(filter(_may_move, alone), key=self._estimates.seconds_left, reverse=True):
             held = self._occupancy.held[trial.row]
             key = trial.spec.profile_key, self._occupancy.device(held[0]).model
             if key not in idle:
                 idle[key] = self._known_speeds(trial)
             now = self._estimates.speed(trial, held)
-            taken = {move.device for move in moves}
+            if now >= max(idle[key].values(), default=0.0):
+                continue
             faster = {index for index, speed in idle[key].items() if speed > now and index not in taken}
             move = self._move(trial, faster) if faster else None
             if move is not None:
                 moves.append(move)
+                taken.add(move.device)
         return moves
 
     def _known_speeds(self, trial: TrialRecord) -> dict[int, float]:
@@ -81,13 +84,27 @@ class FasterDevices:
     def _move(self, trial: TrialRecord, faster: set[int]) -> DeviceMove | None:
         """The move to the fastest of some idle devices on which a trial fits, if it gains by that."""
         estimates, occupancy = self._estimates, self._occupancy
+        (held,) = occupancy.held[trial.row]
         eligible = occupancy.eligible.of(trial.constraint)
         allowed = (faster if eligible is None else faster & eligible) - {trial.limits.avoids}
-        host = occupancy.device(occupancy.held[trial.row][0]).host
+        allowed = {index for index in allowed if self._has_room(trial, held, index)}
+        host = occupancy.device(held).host
         need, by_model = estimates.need(trial), estimates.by_model(trial)
         device = occupancy.fastest_idle(need, host, allowed, by_model)
         gain = 0.0 if device is None else estimates.seconds_gained_on(trial, device)
         return None if device is None or gain <= 0.0 else DeviceMove(trial, device, gain)
+
+    def _has_room(self, trial: TrialRecord, held: int, index: int) -> bool:
+        """Whether a device has room for what a trial needs where it is, or, if that is unknown, as much memory.
+
+        What its key was measured to need there is not enough: trials of a key may need more than those measured, and
+        this one runs.
+        """
+        memory = self._occupancy.memory
+        need, room, usable = memory.need_of(trial.row), memory.usable_bytes(held), memory.usable_bytes(index)
+        if usable is None or need is not None:
+            return memory.fits(index, need)
+        return room is not None and usable >= room
 
 
 def _may_move(trial: TrialRecord) -> bool:

@@ -50,14 +50,14 @@ class LaneStarts:
         #: device -> lanes in a row that did not start, though none ran there
         self._failed: dict[int, int] = {}
         self._caps: dict[int, _DeviceCap] = {}
-        #: device -> caps in a row, without a lane that could start beside others in between
-        self._in_a_row: dict[int, int] = {}
+        #: device -> for how long the last cap was to hold, seconds; absent once a lane could start beside others
+        self._lasted: dict[int, float] = {}
 
     def refused(self, device: int) -> None:
         """Caps a device on which a lane could not start beside others, at the trials that it has."""
         core = self._core
-        count = self._in_a_row[device] = self._in_a_row.get(device, 0) + 1
-        lasts = min(tuning.LONGEST_CAP_S, tuning.CAP_S * 2.0 ** (count - 1))
+        before = self._lasted.get(device)
+        lasts = self._lasted[device] = tuning.CAP_S if before is None else min(2.0 * before, tuning.LONGEST_CAP_S)
         lanes, taken = len(core.lanes.on(device)), core.memory.taken_bytes(device)
         self._caps[device] = _DeviceCap(core.now, lasts, lanes, taken)
         core.occupancy.cap(device, len(core.occupancy.residents[device]))
@@ -72,12 +72,12 @@ class LaneStarts:
         """A lane has started on a device; where it did beside others, the device refuses no further ones."""
         self._failed.pop(device, None)
         if device not in self._core.occupancy.caps and sum(lane.ready for lane in self._core.lanes.on(device)) > 1:
-            self._in_a_row.pop(device, None)
+            self._lasted.pop(device, None)
 
     def forget(self, device: int) -> None:
         """Counts anew for a device that has joined."""
         self._failed.pop(device, None)
-        self._in_a_row.pop(device, None)
+        self._lasted.pop(device, None)
 
     def ease(self) -> None:
         """Brings the end of caps forward where a process has ended, or known memory was freed, since the refusal."""

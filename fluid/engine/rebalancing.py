@@ -85,14 +85,16 @@ class Rebalancing:
         return self._with_moves(allowed) if self._moves and not self._queue else allowed
 
     def _with_moves(self, resizes: list[Reallocation]) -> list[Reallocation]:
-        """Adds moves to faster devices; a trial that could also be widened does what gains more."""
+        """Adds moves to faster devices; a trial that could also be widened does what gains more.
+
+        A move comes after the trial's resize, for the case that the devices for that turn out to be too slow.
+        """
         moves = {move.trial.row: move for move in self._faster.choose()}
         chosen = []
         for trial, width, _ in resizes:
             move = moves.get(trial.row)
             if move is not None and width > 1.0 and self._estimates.seconds_gained(trial, width) < move.gain:
                 continue
-            moves.pop(trial.row, None)
             chosen.append(Reallocation(trial, width))
         return chosen + [Reallocation(move.trial, move.trial.placement.width, move.device) for move in moves.values()]
 

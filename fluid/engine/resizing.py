@@ -26,11 +26,13 @@ class Resizing:
         """RUNNING -> RESIZING: reserves the new devices and warms their lanes.
 
         Args:
-            trial: a trial that runs.
+            trial: a trial that runs; one that is being resized already is left to that.
             width: its new width.
             device: the idle device that it goes to, if it is still idle; ``None`` for any devices of that width.
         """
         core, occupancy, place = self._core, self._core.occupancy, trial.placement
+        if trial.state is not TrialState.RUNNING:
+            return
         need = core.estimates.need(trial)
         old_devices = occupancy.held[trial.row]
         # While others wait, a trial that is narrowed below its device lets them in; it does not join others elsewhere.

@@ -13,8 +13,10 @@ from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import MOST_DEVICES, Cluster, MemoryNeed
 
-#: Seconds in a file; 10^12 are more than 30,000 years. Sums of larger ones would overflow.
-Seconds = Annotated[float, Range(0.0, 1e12)]
+#: Most seconds in a file, more than 30,000 years. Sums of larger ones would overflow.
+LONGEST_S = 1e12
+#: Seconds in a file.
+Seconds = Annotated[float, Range(0.0, LONGEST_S)]
 #: A runtime's overhead factor in a file.
 Overhead = Annotated[float, Range(1.0, 1e6)]
 #: Stands for the profile key of trials that name none: they have the usual speeds.
@@ -110,7 +112,8 @@ def add_measured(
             complete.append(for_all | trial)
             packing.append(None)
             seconds = trial.get("runtime_s")
-            work[_NO_KEY] += seconds if isinstance(seconds, (int, float)) else 0.0  # else refused when it is read
+            if isinstance(seconds, (int, float)) and 0.0 < seconds <= LONGEST_S:  # else refused when it is read
+                work[_NO_KEY] += seconds
             continue
         key = each.profile_key
         own = {name: value for name, value in trial.items() if name not in ("profile_key", "budget")}

@@ -232,9 +232,9 @@ class Occupancy:
 
     def has_open(self, width: float, by_model: ByModel | None = None) -> bool:
         """Whether enough devices are open to a trial of that width, its memory apart."""
-        if width >= 1.0:
-            return self._idle.count >= round(width)
-        return any(self.is_open(index, width, by_model) for index in self.residents)
+        if width >= 1.0 or self._idle.count:
+            return self._idle.count >= max(1, round(width))
+        return self._open.find(residents_at(width), lambda _: True, None, (), by_model) is not None
 
     def release(self, row: int) -> None:
         """Frees everything that ``row`` holds."""

@@ -129,7 +129,8 @@ def _ramp(history: RunHistory, stay: Stay) -> tuple[float, int]:
     """When c of a trial's key on its device's model first was as high as at the end, and what it was then."""
     model = history.models.get(stay.devices[0]) if stay.devices else None
     of_key = history.measured.get(history.key_of.get(stay.trial, ""), [])
-    measured = [each for each in of_key if each.model == model]
+    # Journals of earlier versions do not say on which model a key was measured.
+    measured = [each for each in of_key if each.model in (model, None)]
     if not measured:
         return -math.inf, 1
     most = measured[-1].packing

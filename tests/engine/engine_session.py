@@ -96,7 +96,7 @@ class Session:
         chances: of mishaps.
         planner: its name.
         undivided: whether trials can neither be packed nor widened, so that they preempt each other.
-        sparse: whether trials are few, long and wide, so that they are resized.
+        sparse: whether trials are few, long and wide, so that they are resized; narrow, if devices are unlike.
         picky: whether trials ask for certain devices, or for a number of them.
         options: of the engine.
     """
@@ -116,7 +116,9 @@ class Session:
         self.picky = picky
         self.undivided, self.sparse = undivided, sparse
         #: whether devices of some models are faster, which the engine has to measure
-        self.unlike = rng.random() < 0.3
+        self.unlike = rng.random() < (0.5 if sparse else 0.3)
+        #: whether trials are narrow and long, so that they move to faster devices
+        self.moves = sparse and self.unlike
         if undivided:
             options["max_packing"] = 1
         self.backend = FakeBackend(rng, chances)
@@ -208,15 +210,17 @@ class Session:
         self._next_trial += 1
         memory = MemoryNeed(rng.choice([0.0, 20.0]), rng.choice([5.0, 30.0, 60.0])) if rng.random() < 0.3 else None
         requires, devices = self.asked() if self.picky and rng.random() < 0.6 else (None, None)
-        max_width = 1 if self.undivided else rng.choice([2, 4] if self.sparse else [1, 1, 2, 4])
+        widths = [1, 1, 1, 2] if self.moves else [2, 4] if self.sparse else [1, 1, 2, 4]
+        max_width = 1 if self.undivided else rng.choice(widths)
+        longest = 100 if self.moves else 30 if self.sparse else 15 if self.undivided else 8
         return TrialSpec(
             f"t{self._next_trial}",
-            budget=rng.randint(1, 30 if self.sparse else 15 if self.undivided else 8),
+            budget=rng.randint(1, longest),
             priority=rng.choice([1.0, 1.0, 2.0]),
-            profile_key=rng.choice(["a", "b"]),
+            profile_key=rng.choice(["a"] if self.moves else ["a", "b"]),
             max_width=max_width,
             memory=memory,
-            can_save=rng.random() < (0.9 if self.undivided else 0.7),
+            can_save=rng.random() < (0.9 if self.undivided or self.moves else 0.7),
             retry_errors=rng.random() < 0.8,
             follow_up_iterations=rng.choice([0, 0, 9]),
             iteration_timeout_s=rng.choice(["auto", None, 0.5, 3.0]),
@@ -553,7 +557,7 @@ def random_session(seed: int, steps: int) -> Session:
     chances.unsavable = rng.choice([0.0, 0.0, 0.2])
     chances.device = rng.choice([0.0, 0.0, 0.05])
     undivided = rng.random() < 0.3
-    sparse = not undivided and rng.random() < 0.3
+    sparse = not undivided and rng.random() < 0.45
     planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]
     planner = rng.choice(planners)
     picky = rng.random() < 0.5
@@ -564,6 +568,8 @@ def random_session(seed: int, steps: int) -> Session:
         lively = not (undivided or sparse)
         if not lively and session.state.wants_tick:
             session.tick()
+        if session.moves and len(session.state.occupancy) < 6 and rng.random() < 0.02:
+            session.add_device()
         pick = rng.random() if lively or rng.random() < 0.3 else rng.uniform(0.3, 0.9)
         if pick < 0.04:
             session.submit(1 if sparse else rng.randint(1, 6))

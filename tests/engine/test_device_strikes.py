@@ -216,6 +216,14 @@ def test_it_is_tried_again_after_a_while_and_each_time_less_soon() -> None:
     assert hand.trial("c").limits.failures == 0
 
 
+def test_thousands_of_refusals_are_no_error() -> None:
+    hand = refused()
+    starts = hand.state._failures.starts
+    for _ in range(2000):
+        starts.refused(0)
+    assert hand.state.alarm_at == hand.now + tuning.LONGEST_CAP_S
+
+
 def test_a_lane_that_starts_there_ends_the_refusals() -> None:
     hand = refused()
     hand.lose(only(alarm(hand), StartLane).lane_id, failed_position=0)

@@ -170,13 +170,33 @@ def test_a_trial_that_moves_takes_the_memory_that_was_measured_there() -> None:
     hand = unlike(profile=profile, max_packing=1, max_width=1)
     add(hand, 0, SLOW, memory=100.0)
     hand.submit("a", budget=1000, profile_key="net")
-    add(hand, 1, FAST, memory=40.0)
+    add(hand, 1, FAST, memory=100.0)
     hand.submit("b", budget=MIN_OBSERVATIONS + 1, profile_key="net")
     run(hand, {"a": 2.0, "b": 0.5})
     hand.stop("b")  # whose state would take the room
     hand.released("b", 1)
     assert only(hand.tick(), Pause).trial_id == "a"
     assert hand.state.memory.need_of(hand.trial("a").row) == MemoryNeed(30.0)
+
+
+@pytest.mark.parametrize(("need", "room", "moves"), [(60.0, 40.0, False), (60.0, 80.0, True), (None, 80.0, False)])
+def test_a_trial_moves_only_where_there_is_room_for_what_it_needs_now(
+    need: float | None, room: float, moves: bool
+) -> None:
+    """The trial that was measured on the fast device is small, and says nothing about that one."""
+    hand = unlike(max_packing=1, max_width=1)
+    add(hand, 0, SLOW, memory=100.0)
+    hand.submit("a", budget=1000, profile_key="net")
+    add(hand, 1, FAST, memory=room)
+    hand.submit("b", budget=MIN_OBSERVATIONS + 1, profile_key="net")
+    hand.started("a")
+    hand.started("b")
+    for _ in range(MIN_OBSERVATIONS + 1):
+        hand.iterate("a", seconds=2.0, memory=None if need is None else MemoryNeed(need))
+        hand.iterate("b", seconds=0.5, memory=None if need is None else MemoryNeed(10.0))
+    hand.stop("b")  # whose state would take room
+    hand.released("b", 1)
+    assert none(hand.tick(), Pause) is not moves
 
 
 def test_a_waiting_trial_comes_first() -> None:
@@ -228,6 +248,27 @@ def test_a_trial_is_not_widened_onto_devices_that_slow_it_down() -> None:
     wider = hand.state.planner.replanner().replan(hand.state.allocations.snapshot())
     assert [change.width for change in wider] == [2.0], "which the re-planner wants: to it, devices are alike"
     assert none(hand.tick(), Pause)
+
+
+def test_a_trial_moves_if_the_devices_for_a_wider_one_turn_out_to_be_too_slow() -> None:
+    hand = unlike(SLOW, FAST, MIDDLE, max_packing=1, max_width=3)
+    for model, seconds in ((SLOW, 40.0), (FAST, 0.5), (MIDDLE, 1.0)):
+        for _ in range(MIN_OBSERVATIONS):
+            hand.state.profile.observe("net", seconds, model=model)
+    for width in (2, 3, 4):
+        for _ in range(MIN_OBSERVATIONS):
+            hand.state.profile.observe("net", 40.0 / width, model=SLOW, width=width)
+    hand.submit("b", budget=1, profile_key="net", max_width=1)
+    hand.submit("c", budget=1, profile_key="net", max_width=1, requires=Requires(model=SLOW))
+    hand.submit("a", budget=400, profile_key="net", max_width=3)
+    for name, seconds in (("a", 1.0), ("b", 0.5), ("c", 40.0)):
+        hand.started(name)
+        hand.iterate(name, seconds=seconds)
+    assert hand.state.occupancy.held[hand.trial("a").row] == (2,)
+    wider = hand.state.planner.replanner().replan(hand.state.allocations.snapshot())
+    assert [change.width for change in wider] == [3.0], "one of these devices is too slow"
+    assert only(hand.tick(), Pause).trial_id == "a"
+    assert hand.state.occupancy.held[hand.trial("a").row] == (1,)
 
 
 def test_a_packed_trial_does_not_leave_for_a_device_that_slows_it_down() -> None:

@@ -182,6 +182,14 @@ def test_a_bad_key_is_refused_by_field(field: str, trial: dict[str, Any], fragme
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize("seconds", [10**400, float("inf"), float("nan"), 2e12, -1.0])
+def test_a_bad_runtime_beside_measured_keys_is_refused_by_field(seconds: float) -> None:
+    trials = [{"runtime_s": seconds}, {"profile_key": "net", "budget": 3}]
+    with pytest.raises(InvalidFieldError) as refused:
+        Instance.from_json({"devices": UNLIKE, "trials": trials}, profile_of(net={SLOW: 2.0, FAST: 0.5}))
+    assert refused.value.field == "trials[0].runtime_s"
+
+
 def test_a_key_needs_a_profile() -> None:
     with pytest.raises(InvalidFieldError, match="--profile"):
         Instance.from_json({"devices": 1, "trials": [{"profile_key": "net", "budget": 1}]})

@@ -586,6 +586,13 @@ class OccupancyMachine(RuleBasedStateMachine):
             assert self.occupancy.open_slots(index) == open_slots
 
     @invariant()
+    def a_width_has_an_open_device_if_one_is_open_to_it(self) -> None:
+        if hasattr(self, "occupancy"):
+            for width in (QUARTER, THIRD, HALF, 1.0):
+                is_open = any(self.occupancy.is_open(index, width) for index in self.devices)
+                assert self.occupancy.has_open(width) is is_open
+
+    @invariant()
     def a_set_is_as_fast_as_its_slowest_device(self) -> None:
         if self.held:
             sets = list(self.held.values())

@@ -76,6 +76,20 @@ def test_packing_that_is_being_measured_is_ramp_up(session: Sessions) -> None:
     assert (found.ramp_up, found.waited) == (pytest.approx(2.0), 0.0)
 
 
+def test_journals_that_do_not_say_on_which_model_packing_was_measured(session: Sessions) -> None:
+    made = session({"g": [trial("a", 9), trial("b", 9)]}, devices=DEVICES[:1])
+    made.happened(
+        DeviceAdded(0.0, Device(0, model="A100")),
+        NotePlaced("a", at=0.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        NoteWaiting(0, at=0.0, trial_ids=("b",), width=1.0, reason=WaitReason.DEVICES),
+        NoteMeasured("net", at=1.0, seconds=1.0, packing=1, width=1, alpha=1.0, beta=1.0),
+        NoteMeasured("net", at=2.0, seconds=1.0, packing=2, width=1, alpha=1.0, beta=1.0),
+        NotePlaced("b", at=2.0, width=0.5, device_ids=(0,), lane_ids=(1,)),
+    )
+    made.results(("a", 1, 0.0, 3.0, 1.0, (0,), {}), ("b", 1, 2.0, 3.0, 0.5, (0,), {}))
+    assert idle(made.close()).ramp_up == pytest.approx(2.0)
+
+
 def test_packing_is_being_measured_on_each_model(session: Sessions, capsys: pytest.CaptureFixture[str]) -> None:
     made = session({"g": [trial(name, 9) for name in "abc"]}, devices=DEVICES)
     made.happened(
