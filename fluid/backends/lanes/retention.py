@@ -53,5 +53,9 @@ class LaneRetention:
         self._launcher.fetch(host, path, target)
 
     def one_per_host(self) -> dict[str, LaneConnection]:
-        """Returns a lane of each machine, by the machine's name."""
-        return {lane.host: lane for lane in self._lanes if not lane.leaving}
+        """Returns a lane of each machine, by the machine's name.
+
+        One that has connected if there is any: the machine of the others is not known yet, and they may never start.
+        """
+        lanes = [lane for lane in self._lanes if not lane.leaving]
+        return {lane.host: lane for lane in sorted(lanes, key=lambda lane: lane.socket is not None)}
