@@ -103,7 +103,14 @@ def delete_unread(path: str, first: Callable[[], None] = lambda: None) -> bool:
     except (OSError, shutil.Error):
         return False
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        # Renamed first, so that readers find it whole or not at all: names with a dot are those of drafts.
+        head, name = os.path.split(path)
+        dying = os.path.join(head, f".{name}.deleted")
+        try:
+            os.rename(path, dying)
+        except OSError:
+            dying = path
+        shutil.rmtree(dying, ignore_errors=True)
         return True
     finally:
         os.close(folder)
