@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NEEDS = {
     "fluid.backends.ray": "ray",
     "fluid.elastic": "torch",
+    "fluid.fused": "torch",
     "fluid.integrations.hpbandster": "ConfigSpace",
     "fluid.integrations.optuna": "optuna",
     "fluid.integrations.ray_tune": "ray",

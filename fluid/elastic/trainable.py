@@ -186,7 +186,7 @@ class ElasticTrainable:
         """Builds everything. Override :meth:`build`, not this."""
         self._elastic = Runtime()
         self._elastic_columns = {}
-        self.build(config)
+        self._elastic_build(config)
         self._check_names()
         self._elastic.seed = torch.initial_seed()
         self._watch_optimizers()
@@ -257,6 +257,10 @@ class ElasticTrainable:
         for name, columns in self._elastic_columns.items():
             setattr(self, name, columns)
         self.load_extra_state(state["extra"])
+
+    def _elastic_build(self, config: dict[str, Any]) -> None:
+        """Calls :meth:`build`; a class of Fluid's own that trains in a loop of its own does more."""
+        self.build(config)
 
     def _elastic_joined(self, reported: int, metrics: dict[str, Any] | None) -> None:
         """Called after it has joined a generation, when rank and size may have changed.

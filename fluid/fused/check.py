@@ -1,0 +1,170 @@
+"""The self-check: trains a few steps of two trials in a pack and alone, and compares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fluid.errors import InvalidFieldError, require_integer
+from fluid.fused.data import samples_in
+from fluid.fused.optimizers import SGD, Adam
+from fluid.fused.pack import FusedPack
+from fluid.fused.randomness import global_random_state_kept
+from fluid.fused.refusal import FusionError, one_line
+from fluid.fused.stacked_model import named_tensors
+from fluid.fused.trainable import FusedTrainable
+
+#: Steps that are compared.
+_STEPS = 3
+#: The largest difference, relative to the norm of what is compared, by type of the parameters, with SGD and with Adam.
+#: On GPUs, batched kernels may sum in lower precision (TF32), so at least the last row is allowed there.
+_TOLERANCES = {
+    torch.float64: (1e-9, 1e-8),
+    torch.float32: (1e-5, 1e-4),
+    torch.float16: (1e-2, 3e-2),
+    torch.bfloat16: (3e-2, 1e-1),
+}
+_ON_GPU = (1e-3, 1e-2)
+#: Adam divides gradients by their own size, so that it makes large steps of what is mere rounding, as in a bias before
+#: batch normalization. In the check its eps is at least this: far above rounding errors, so that these stay small.
+_LEAST_EPS = 1e-3
+
+
+def why_not_fused(
+    trainable: type[FusedTrainable],
+    config: Mapping[str, Any],
+    other: Mapping[str, Any] | None = None,
+    *,
+    steps: int = _STEPS,
+) -> str | None:
+    """Says why two trials should not be fused: because they cannot, or because their results would differ.
+
+    Sets both up twice, trains some steps of them in a pack and alone, and compares losses, parameters and buffers, and
+    what ``evaluate`` returns for one batch. Differences of rounding are allowed: relative to the norm of each tensor,
+    1e-5 with SGD in float32 on a CPU, 1e-4 with Adam, 1e-9 and 1e-8 in float64, 3e-2 and 0.1 in bfloat16, and at least
+    1e-3 and 1e-2 on a GPU. Adam's eps is at least 0.001 in the check. It changes no state outside.
+
+    Args:
+        trainable: the class.
+        config: of one trial.
+        other: of the other; by default the same with the next seed.
+        steps: how many, at least 1.
+
+    Returns:
+        The reason in one line; ``None`` if they can be fused.
+
+    Raises:
+        InvalidFieldError: an argument cannot be used.
+        Exception: what the user's code raises in a trial that trains alone.
+
+    Example:
+        >>> import torch
+        >>> from fluid.fused import SGD, FusedTrainable, TensorData, why_not_fused
+        >>> class Net(FusedTrainable):
+        ...     def build(self, config):
+        ...         return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(config["p"]))
+        ...     def loss(self, model, batch):
+        ...         return model(batch[0]).square().mean()
+        ...     def optimizer(self, config):
+        ...         return SGD(lr=0.1)
+        ...     def data(self, config, seed):
+        ...         return TensorData([torch.ones(4, 2)], batch_size=2, seed=seed)
+        >>> why_not_fused(Net, {"p": 0.5})
+        '1 (Dropout) draws random numbers: only fluid.fused.Dropout can be fused'
+        >>> why_not_fused(Net, {"p": 0.0}) is None
+        True
+    """
+    steps = require_integer("steps", steps, at_least=1)
+    if not isinstance(trainable, type) or not issubclass(trainable, FusedTrainable):
+        raise InvalidFieldError("trainable", trainable, "must be a subclass of fluid.fused.FusedTrainable")
+    if other is None:
+        other = {**config, "seed": config.get("seed", 0) + 1}
+    alone, fused = ([_set_up(trainable, each) for each in (config, other)] for _ in range(2))
+    try:
+        pack = FusedPack(fused)
+    except FusionError as error:
+        return str(error)
+    try:
+        with torch.no_grad(), global_random_state_kept():
+            losses, evaluation = pack._train(steps), pack._evaluate(limit=1)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:
+        for trial in alone:  # If the trial alone raises, too, that is the user's error.
+            _train_alone(trial, steps)
+        return str(error) if isinstance(error, FusionError) else f"in a pack, the trials raise {one_line(error)}"
+    tolerance = _tolerance(fused[0])
+    for row, trial in enumerate(alone):
+        loss = _train_alone(trial, steps)
+        for what, one, two in _pairs(trial, fused[row], loss, losses[row]):
+            distance = _distance(one, two)
+            if not distance <= tolerance:
+                return (
+                    f"after {steps} steps, {what} differs by {distance:.1e} between a pack and the trial alone, where "
+                    f"{tolerance:.0e} is allowed"
+                )
+        expected, found = trial._evaluate(limit=1), {name: values[row] for name, values in evaluation.items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if not _is_near(expected.get(name), found.get(name), trial):
+                return f"evaluate() gives {name}={found.get(name)} fused, and {expected.get(name)} alone"
+    return None
+
+
+def _set_up(trainable: type[FusedTrainable], config: Mapping[str, Any]) -> FusedTrainable:
+    trial = trainable()
+    trial.setup(dict(config))
+    spec = trial._fused.spec
+    if isinstance(spec, Adam):
+        trial._fused.spec = replace(spec, eps=max(spec.eps, _LEAST_EPS))
+        trial._fused.spec.set_values(trial.torch_optimizer)
+    return trial
+
+
+def _train_alone(trial: FusedTrainable, steps: int) -> float:
+    means = trial.means()
+    with global_random_state_kept():
+        trial._train(steps, means)
+    return means.result()["loss"]
+
+
+def _tolerance(trial: FusedTrainable) -> float:
+    column = 0 if isinstance(trial._fused.spec, SGD) else 1
+    allowed = [_TOLERANCES[dtype][column] for dtype in _types(trial) if dtype in _TOLERANCES]
+    if trial.device.type != "cpu":
+        allowed.append(_ON_GPU[column])
+    return max(allowed)
+
+
+def _types(trial: FusedTrainable) -> set[torch.dtype]:
+    return {parameter.dtype for parameter in trial.model.parameters() if parameter.requires_grad}
+
+
+def _pairs(
+    alone: FusedTrainable, fused: FusedTrainable, loss: float, fused_loss: float
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    yield "the loss", torch.tensor(loss), torch.tensor(fused_loss)
+    theirs = dict(named_tensors(fused.model))
+    for name, tensor in named_tensors(alone.model):
+        yield name, tensor.detach(), theirs[name].detach()
+
+
+def _distance(one: torch.Tensor, two: torch.Tensor) -> float:
+    """The norm of the difference, relative to that of ``one``; where neither is finite, nothing differs."""
+    finite = one.isfinite()
+    if not torch.equal(finite, two.isfinite()):
+        return float("inf")
+    one, two = one[finite].double(), two[finite].double()
+    difference = torch.linalg.vector_norm(one - two)
+    return float(difference / torch.linalg.vector_norm(one).clamp(min=1e-30)) if difference else 0.0
+
+
+def _is_near(one: float | None, two: float | None, trial: FusedTrainable) -> bool:
+    """Whether two means over the first evaluation batch are equal but for rounding, or for two samples' decisions."""
+    if one is None or two is None or not (math.isfinite(one) and math.isfinite(two)):
+        return one is not None and two is not None and math.isfinite(one) == math.isfinite(two)
+    samples = samples_in(next(iter(trial._fused.data.evaluation_batches())))
+    return abs(one - two) <= max(100 * _tolerance(trial), 2.0 / samples) * max(1.0, abs(one))

@@ -1,0 +1,285 @@
+"""Trains trials of one shape together, as one batched model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from fluid.errors import InvalidFieldError, require_integer
+from fluid.fused.data import TensorData, map_batch, row_evaluation_batches, row_train_batches
+from fluid.fused.dropout import MaskPlan, probabilities
+from fluid.fused.key import FusionKey, key_of
+from fluid.fused.obstacles import require_fusible
+from fluid.fused.programs import RowPrograms, RowTensors
+from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator
+from fluid.fused.refusal import FusionError
+from fluid.fused.stacked_model import StackedModel
+from fluid.fused.stacked_optimizers import StackedSteps, stacked_optimizer
+from fluid.fused.trainable import FusedState, FusedTrainable, record_sites, shape_of
+
+#: On a CPU, rows train in blocks, each for a whole iteration: as many rows as have parameters, gradients and states of
+#: about this many bytes, which then stay in the cache. Fewer than 8 rows are not worth the calls. The sizes are powers
+#: of two, so that programs are traced for few sizes, also where trials leave and join.
+_BLOCK_BYTES = 4 * 2**20
+_LEAST_ROWS = 8
+#: Matrices of the size of a row's parameters: these, gradients and two states.
+_MATRICES = 4
+
+
+class FusedPack:
+    """Trains trials of a :class:`FusedTrainable` together: every operation computes for all of them at once.
+
+    Each trial stays a trial. It has its own results, order of data and random numbers, and its state is that of the
+    same trial alone, up to rounding. While it is in the pack, its model and its optimizer have views of the pack's
+    tensors, so that ``save_checkpoint`` writes the checkpoint that the trial alone would write. It can leave between
+    two iterations and continue alone or in another pack; one that was restored from a checkpoint can join.
+
+    A trial whose numbers are not finite changes no other: no operation mixes rows. An exception in :meth:`step` leaves
+    all trials within an iteration; restore them from checkpoints.
+
+    Args:
+        trials: set up, and of equal :func:`fusion_key`. :func:`why_not_fused` tells beforehand whether their training
+            gives the same results in a pack.
+
+    Attributes:
+        trials: one for each row.
+        key: what trials that join must have in common with these.
+
+    Raises:
+        InvalidFieldError: there is no trial, or something else among them.
+        FusionError: they cannot be fused, or differ in what must be equal.
+
+    Example:
+        >>> import torch
+        >>> from fluid.fused import SGD, FusedPack, FusedTrainable, TensorData
+        >>> class Line(FusedTrainable):
+        ...     def build(self, config):
+        ...         return torch.nn.Linear(1, 1)
+        ...     def loss(self, model, batch):
+        ...         x, y = batch
+        ...         return torch.nn.functional.mse_loss(model(x), y)
+        ...     def optimizer(self, config):
+        ...         return SGD(lr=config["lr"])
+        ...     def data(self, config, seed):
+        ...         x = torch.arange(8.0).reshape(8, 1) / 8
+        ...         return TensorData([x, 3 * x], batch_size=4, seed=seed)
+        >>> pack = FusedPack.of(Line, [{"lr": lr} for lr in (0.01, 0.1, 0.2)])
+        >>> slow, _, fast = [result["loss"] for result in (pack.step(), pack.step())[1]]
+        >>> fast < slow
+        True
+        >>> (left,) = pack.leave([0])
+        >>> left.step()["loss"] < slow, len(pack.step())
+        (True, 2)
+    """
+
+    def __init__(self, trials: Iterable[FusedTrainable]) -> None:
+        new = list(trials)
+        if not new:
+            raise InvalidFieldError("trials", new, "must have at least one trial")
+        self.trials: tuple[FusedTrainable, ...] = ()
+        self.key = self._admit(new, None)
+        first = new[0]
+        self._device = first.device
+        self._iteration_batches = first._fused.iteration_batches
+        self._has_dropout = first._fused.has_dropout
+        self._has_evaluation = type(first).evaluate is not FusedTrainable.evaluate
+        self._programs = RowPrograms(first)
+        self._share_data(new)
+        self._model = StackedModel([trial.model for trial in new])
+        self._optimizer = stacked_optimizer(self._model.layout, new, self._device)
+        self._changed((*new,))
+
+    @classmethod
+    def of(cls, trainable: type[FusedTrainable], configs: Iterable[Mapping[str, Any]]) -> FusedPack:
+        """Makes a pack of new trials, one for each config."""
+        trials = []
+        for config in configs:
+            trial = trainable()
+            trial.setup(dict(config))
+            trials.append(trial)
+        return cls(trials)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.trials)
+
+    def step(self) -> list[dict[str, Any]]:
+        """Runs one iteration of every trial; returns their metrics, in the order of :attr:`trials`.
+
+        Raises:
+            FusionError: the user's functions cannot be computed for several trials at once.
+        """
+        if not self.trials:
+            return []
+        with global_random_state_kept(), torch.no_grad():
+            losses = self._train(self._iteration_batches)
+            evaluation = self._evaluate()
+        for trial in self.trials:
+            trial._elastic.iteration += 1
+        return [
+            FusedState.metrics({"loss": loss}, {name: values[row] for name, values in evaluation.items()})
+            for row, loss in enumerate(losses)
+        ]
+
+    def leave(self, rows: Sequence[int]) -> list[FusedTrainable]:
+        """Takes trials out, in the order of ``rows``; the other rows move up. They can continue on their own.
+
+        Raises:
+            InvalidFieldError: there is no such row, or it is named twice.
+        """
+        wanted = [require_integer("rows", row, at_least=0, at_most=len(self) - 1) for row in rows]
+        if len(set(wanted)) < len(wanted):
+            raise InvalidFieldError("rows", list(rows), "names a row twice")
+        left = [self.trials[row] for row in wanted]
+        kept = [row for row in range(len(self)) if row not in set(wanted)]
+        for trial in left:
+            self._model.detach(trial.model)
+            self._optimizer.detach(trial)
+            trial._fused.pack = None
+        trials = tuple(self.trials[row] for row in kept)
+        self._model.take(kept, [trial.model for trial in trials])
+        self._optimizer.take(kept, trials)
+        self._changed(trials)
+        return left
+
+    def join(self, trials: Iterable[FusedTrainable]) -> None:
+        """Appends trials, new or restored.
+
+        Raises:
+            FusionError: they differ from the others in what must be equal.
+        """
+        new = list(trials)
+        if not new:
+            return
+        self._admit(new, self.key)
+        everyone = (*self.trials, *new)
+        self._share_data(everyone)
+        self._model.join([trial.model for trial in new], [trial.model for trial in everyone])
+        self._optimizer.join(new, everyone)
+        self._changed(everyone)
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _admit(new: Sequence[FusedTrainable], key: FusionKey | None) -> FusionKey:
+        """Checks that trials, at least one, may join those with a key, or make a pack; returns the key."""
+        for number, trial in enumerate(new):
+            if not isinstance(trial, FusedTrainable) or not hasattr(trial, "_fused"):
+                raise InvalidFieldError("trials", trial, "must be FusedTrainables that are set up")
+            if trial._fused.pack is not None or any(trial is other for other in new[:number]):
+                raise InvalidFieldError("trials", trial, "is in a pack already")
+            require_fusible(trial)
+            own = key_of(trial)
+            key = own if key is None else key
+            difference = key.difference(own)
+            if difference is not None:
+                raise FusionError(difference)
+        assert key is not None
+        return key
+
+    def _changed(self, trials: tuple[FusedTrainable, ...]) -> None:
+        """Called when the rows have changed."""
+        self.trials = trials
+        for trial in trials:
+            trial._fused.pack = self
+        self._blocks = self._divide(len(trials))
+        #: How to draw masks, by first row and shape of the batch.
+        self._mask_plans: dict[Any, MaskPlan] = {}
+        layout = self._model.layout
+        longest = max((block.stop - block.start for block in self._blocks), default=0)
+        self._gradients = layout.empty(longest, self._device)
+
+    def _divide(self, rows: int) -> list[slice]:
+        """Returns the rows in blocks."""
+        if self._device.type != "cpu":
+            return [slice(0, rows)] if rows else []
+        limit = max(_LEAST_ROWS, _BLOCK_BYTES // (_MATRICES * self._model.layout.row_bytes))
+        blocks, begin = [], 0
+        while begin < rows:
+            size = 1 << (min(limit, rows - begin).bit_length() - 1)
+            blocks.append(slice(begin, begin + size))
+            begin += size
+        return blocks
+
+    @staticmethod
+    def _share_data(trials: Sequence[FusedTrainable]) -> None:
+        """Lets trials with equal tensors share them."""
+        first, *others = [trial._fused.data for trial in trials]
+        if isinstance(first, TensorData):
+            for data in others:
+                assert isinstance(data, TensorData)
+                data.share(first)
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def _train(self, count: int) -> list[float]:
+        """Trains all trials on their next batches; returns each one's mean loss."""
+        steps = self._optimizer.begin(self.trials, count)
+        losses = torch.cat([self._train_block(rows, steps, count) for rows in self._blocks]).tolist()
+        for trial in self.trials:
+            state = trial._fused
+            state.steps += count
+            state.position = state.position.after(count, len(state.data))
+        self._optimizer.finish(self.trials)
+        return losses  # type: ignore[no-any-return]
+
+    def _train_block(self, rows: slice, steps: StackedSteps, count: int) -> torch.Tensor:
+        """Trains some rows; returns their mean losses, ``float64 (rows,)``."""
+        trials = self.trials[rows]
+        tensors = self._tensors(rows)
+        gradients = {dtype: matrix[: len(trials)] for dtype, matrix in self._gradients.items()}
+        by_name = self._model.layout.views(gradients)
+        views = [by_name[name] for name in self._programs.trained_names]
+        generators = [
+            own_generator(self._device, trial._fused.seed, Purpose.DROPOUT, trial.iteration, 0) for trial in trials
+        ]
+        datas, positions = zip(*((trial._fused.data, trial._fused.position) for trial in trials), strict=True)
+        total, samples = torch.zeros(len(trials), dtype=torch.float64, device=self._device), 0
+        for number, batch in enumerate(row_train_batches(datas, positions, count, self._device)):
+            masks = self._masks(rows, batch.batch, generators)
+            found, losses = self._programs.train(tensors, masks, batch)
+            torch._foreach_copy_(views, list(found))
+            steps.apply(number, rows, self._model.matrices, gradients)
+            total += losses.double() * batch.samples
+            samples += batch.samples
+        return total / samples
+
+    def _evaluate(self, limit: int | None = None) -> dict[str, list[float]]:
+        """Evaluates all trials, on so many batches if there is a limit; returns each one's means, by name."""
+        if not self._has_evaluation:
+            return {}
+        found: dict[str, list[float]] = {}
+        for rows in self._blocks:
+            totals: dict[str, torch.Tensor] = {}
+            tensors, samples = self._tensors(rows), 0
+            datas = [trial._fused.data for trial in self.trials[rows]]
+            for batch in islice(row_evaluation_batches(datas, self._device), limit):
+                for name, values in self._programs.evaluate(tensors, batch).items():
+                    added = values.double() * batch.samples
+                    totals[name] = totals[name] + added if name in totals else added
+                samples += batch.samples
+            for name, total in totals.items():
+                found.setdefault(name, []).extend((total / samples).tolist())
+        return found
+
+    def _tensors(self, rows: slice) -> RowTensors:
+        trained = self._model.layout.views({dtype: matrix[rows] for dtype, matrix in self._model.matrices.items()})
+        return RowTensors(
+            [trained[name] for name in self._programs.trained_names],
+            [self._model.others[name][rows] for name in self._programs.other_names],
+        )
+
+    def _masks(self, rows: slice, batch: Any, generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
+        if not self._has_dropout:
+            return []
+        key = (rows.start, shape_of(batch))
+        if key not in self._mask_plans:
+            trials = self.trials[rows]
+            trials[0].model.train()
+            sites = record_sites(trials[0], map_batch(lambda tensor: tensor[0], batch))
+            each = [probabilities(trial.model, sites) for trial in trials]
+            self._mask_plans[key] = MaskPlan(sites, each, self._device)
+        return self._mask_plans[key].draw(generators)

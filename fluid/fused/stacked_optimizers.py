@@ -1,0 +1,280 @@
+"""PyTorch's optimizers on stacked parameters: one step for all rows, each with hyperparameters of its own.
+
+Parameters, gradients and states are matrices ``(rows, numbers)``, one for each type; a hyperparameter is a column
+``(rows, 1)``. The formulas are those of ``torch.optim.SGD``, ``Adam`` and ``AdamW``. No operation mixes rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from fluid.fused.optimizers import SGD, Adam, AdamW, OptimizerSpec
+from fluid.fused.stacked_model import Layout, Matrices, take_rows, trained_parameters
+from fluid.fused.trainable import FusedTrainable
+
+
+class StackedOptimizer:
+    """What the stacked optimizers share: their states, of which the trials' own optimizers have views.
+
+    Attributes:
+        states: by PyTorch's name of the state.
+    """
+
+    #: PyTorch's names of the states that have a number for each parameter, and whether there is a count of steps.
+    names: ClassVar[tuple[str, ...]]
+    counts_steps: ClassVar[bool]
+
+    def __init__(self, layout: Layout, trials: Sequence[FusedTrainable], device: torch.device) -> None:
+        self._layout = layout
+        self._device = device
+        #: Of each row, whether its trial's own optimizer has states.
+        self._started: list[bool] = []
+        self.states: dict[str, Matrices] = {name: layout.empty(0, device) for name in self.names}
+        self.join(trials, trials)
+
+    def take(self, rows: Sequence[int], trials: Sequence[FusedTrainable]) -> None:
+        """Keeps these rows only, whose trials follow."""
+        self._started = [self._started[row] for row in rows]
+        self.states = {
+            name: {dtype: take_rows(matrix, rows) for dtype, matrix in matrices.items()}
+            for name, matrices in self.states.items()
+        }
+        self._attach(trials)
+
+    def join(self, new: Sequence[FusedTrainable], trials: Sequence[FusedTrainable]) -> None:
+        """Appends the rows of new trials; ``trials`` are all, with them."""
+        for name, matrices in self.states.items():
+            added = self._layout.empty(len(new), self._device)
+            self.states[name] = {dtype: torch.cat([matrix, added[dtype]]) for dtype, matrix in matrices.items()}
+        views = {name: self._layout.views(matrices) for name, matrices in self.states.items()}
+        for row, trial in enumerate(new, start=len(self._started)):
+            started = False
+            for name, parameter in trained_parameters(trial.model).items():
+                state = trial.torch_optimizer.state.get(parameter, {})
+                for kind in self.names:
+                    if self.keeps_states(trial._fused.spec) and state.get(kind) is not None:
+                        views[kind][name][row].copy_(state[kind])
+                        started = True
+            self._started.append(started)
+        self._attach(trials)
+
+    def detach(self, trial: FusedTrainable) -> None:
+        """Gives the optimizer of a trial states of its own."""
+        for state in trial.torch_optimizer.state.values():
+            state.update({name: state[name].clone() for name in self.names if state.get(name) is not None})
+
+    def begin(self, trials: Sequence[FusedTrainable], steps: int) -> StackedSteps:
+        """Returns the next steps of all rows."""
+        raise NotImplementedError
+
+    def finish(self, trials: Sequence[FusedTrainable]) -> None:
+        """Tells the trials' own optimizers of the steps that were made."""
+        kept = [self.keeps_states(trial._fused.spec) for trial in trials]
+        is_new = [keeps and not started for keeps, started in zip(kept, self._started, strict=True)]
+        self._started = [started or new for started, new in zip(self._started, is_new, strict=True)]
+        if self.counts_steps or any(is_new):
+            self._attach(trials)
+        for trial in trials:
+            spec, steps = trial._fused.spec, trial._fused.steps
+            if spec.schedule is not None and steps:
+                for group in trial.torch_optimizer.param_groups:
+                    group["lr"] = spec.lr_at(steps - 1)
+
+    def keeps_states(self, spec: OptimizerSpec) -> bool:
+        """Whether PyTorch's optimizer with these values has states."""
+        raise NotImplementedError
+
+    def _attach(self, trials: Sequence[FusedTrainable]) -> None:
+        """Makes the states of the trials' optimizers views of their rows."""
+        views = {name: self._layout.views(matrices) for name, matrices in self.states.items()}
+        # As PyTorch's optimizers count.
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        for row, (trial, started) in enumerate(zip(trials, self._started, strict=True)):
+            if not started:
+                continue
+            for name, parameter in trained_parameters(trial.model).items():
+                state = trial.torch_optimizer.state[parameter]
+                if self.counts_steps:
+                    state["step"] = torch.tensor(float(trial._fused.steps), dtype=dtype)
+                state.update({kind: views[kind][name][row] for kind in self.names})
+
+
+class StackedSteps:
+    """Some steps of all rows: their columns are made at once, so that no step waits for the device.
+
+    Args:
+        optimizer: whose states are changed.
+        trials: of all rows.
+        steps: how many.
+    """
+
+    def __init__(self, optimizer: StackedOptimizer, trials: Sequence[FusedTrainable], steps: int) -> None:
+        self._optimizer = optimizer
+        self._device = optimizer._device
+        specs = [trial._fused.spec for trial in trials]
+        done = [trial._fused.steps for trial in trials]
+        #: Learning rates and numbers of steps, ``float64 (steps, rows, 1)``.
+        rates = [
+            [spec.lr] * steps if spec.schedule is None else [spec.lr_at(begin + step) for step in range(steps)]
+            for spec, begin in zip(specs, done, strict=True)
+        ]
+        self._lr = torch.tensor(rates, dtype=torch.float64).T.unsqueeze(-1)
+        self._count = (torch.tensor(done) + torch.arange(1, steps + 1).unsqueeze(-1)).unsqueeze(-1).double()
+        self._decay = _column([spec.weight_decay for spec in specs])
+        self._has_decay = any(spec.weight_decay for spec in specs)
+        norms = [spec.clip_norm for spec in specs]
+        self._clips = any(norm is not None for norm in norms)
+        self._clip_norm = self._column(_column([0.0 if norm is None else norm for norm in norms]))
+        self._is_clipped = _column([norm is not None for norm in norms]).bool().to(self._device)
+
+    def apply(self, step: int, rows: slice, parameters: Matrices, gradients: Matrices) -> None:
+        """Makes one step of some rows.
+
+        Args:
+            step: its number among these steps.
+            rows: which.
+            parameters: all rows' parameters.
+            gradients: of these rows only; overwritten.
+        """
+        if self._clips:
+            self._clip(rows, gradients)
+        for dtype, gradient in gradients.items():
+            self._update(step, rows, dtype, parameters[dtype][rows], gradient)
+
+    def _clip(self, rows: slice, gradients: Matrices) -> None:
+        each = [torch.linalg.vector_norm(gradient, dim=1, keepdim=True) for gradient in gradients.values()]
+        norm = each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each), dim=0)
+        factor = (self._clip_norm[norm.dtype][rows] / (norm + 1e-6)).clamp(max=1.0)
+        factor = torch.where(self._is_clipped[rows], factor, 1.0)
+        for gradient in gradients.values():
+            gradient.mul_(factor)
+
+    def _update(
+        self, step: int, rows: slice, dtype: torch.dtype, parameters: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        raise NotImplementedError
+
+    def _column(self, values: torch.Tensor) -> _Columns:
+        return _Columns(values, self._device)
+
+
+class _Columns:
+    """Hyperparameters on the device, by the type of what they are multiplied with.
+
+    Types of less than 32 bits are multiplied with ones of 32, as PyTorch's optimizers do.
+    """
+
+    def __init__(self, values: torch.Tensor, device: torch.device) -> None:
+        self._of = {dtype: values.to(device, dtype) for dtype in (torch.float32, torch.float64)}
+
+    def __getitem__(self, dtype: torch.dtype) -> torch.Tensor:
+        return self._of[torch.float64 if dtype == torch.float64 else torch.float32]
+
+
+def _column(values: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64).view(-1, 1)
+
+
+class StackedSGD(StackedOptimizer):
+    """``torch.optim.SGD``."""
+
+    names = ("momentum_buffer",)
+    counts_steps = False
+
+    def begin(self, trials: Sequence[FusedTrainable], steps: int) -> StackedSteps:
+        """Returns the next steps of all rows."""
+        return _SGDSteps(self, trials, steps, self._started)
+
+    def keeps_states(self, spec: OptimizerSpec) -> bool:
+        """Whether there is momentum."""
+        assert isinstance(spec, SGD)
+        return spec.momentum != 0.0
+
+
+class _SGDSteps(StackedSteps):
+    def __init__(
+        self, optimizer: StackedSGD, trials: Sequence[FusedTrainable], steps: int, started: Sequence[bool]
+    ) -> None:
+        super().__init__(optimizer, trials, steps)
+        specs = [spec for trial in trials if isinstance(spec := trial._fused.spec, SGD)]
+        self._nesterov = specs[0].nesterov
+        self._has_momentum = any(spec.momentum for spec in specs)
+        self._has_dampening = any(spec.dampening for spec in specs)
+        self._momentum = self._column(_column([spec.momentum for spec in specs]))
+        # A row without momentum uses its gradient as it is, and so does a row's first step with momentum.
+        later = [1.0 - spec.dampening if spec.momentum else 1.0 for spec in specs]
+        first = [share if has_begun else 1.0 for share, has_begun in zip(later, started, strict=True)]
+        self._first_share, self._share = self._column(_column(first)), self._column(_column(later))
+        self._weight_decay = self._column(self._decay)
+        self._rate = self._column(-self._lr)
+
+    def _update(
+        self, step: int, rows: slice, dtype: torch.dtype, parameters: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        if self._has_decay:
+            gradient.addcmul_(parameters, self._weight_decay[dtype][rows])
+        change = gradient
+        if self._has_momentum:
+            momentum, buffer = self._momentum[dtype][rows], self._optimizer.states["momentum_buffer"][dtype][rows]
+            if self._has_dampening:
+                share = self._share if step else self._first_share
+                buffer.mul_(momentum).addcmul_(gradient, share[dtype][rows])
+            else:
+                buffer.mul_(momentum).add_(gradient)
+            change = gradient.addcmul_(buffer, momentum) if self._nesterov else buffer
+        parameters.addcmul_(change, self._rate[dtype][step, rows])
+
+
+class StackedAdam(StackedOptimizer):
+    """``torch.optim.Adam`` and ``AdamW``."""
+
+    names = ("exp_avg", "exp_avg_sq")
+    counts_steps = True
+
+    def begin(self, trials: Sequence[FusedTrainable], steps: int) -> StackedSteps:
+        """Returns the next steps of all rows."""
+        return _AdamSteps(self, trials, steps)
+
+    def keeps_states(self, spec: OptimizerSpec) -> bool:
+        """Always."""
+        return True
+
+
+class _AdamSteps(StackedSteps):
+    def __init__(self, optimizer: StackedAdam, trials: Sequence[FusedTrainable], steps: int) -> None:
+        super().__init__(optimizer, trials, steps)
+        specs = [spec for trial in trials if isinstance(spec := trial._fused.spec, Adam)]
+        self._is_decoupled = isinstance(specs[0], AdamW)
+        first, second = (_column([spec.betas[number] for spec in specs]) for number in (0, 1))
+        self._first, self._first_share = self._column(first), self._column(1.0 - first)
+        self._second, self._second_share = self._column(second), self._column(1.0 - second)
+        self._eps = self._column(_column([spec.eps for spec in specs]))
+        self._rate = self._column(-self._lr / (1.0 - first**self._count))
+        self._scale = self._column((1.0 - second**self._count).rsqrt())
+        decay = 1.0 - self._lr * self._decay if self._is_decoupled else self._decay
+        self._weight_decay = self._column(decay)
+
+    def _update(
+        self, step: int, rows: slice, dtype: torch.dtype, parameters: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        mean, square = (self._optimizer.states[name][dtype][rows] for name in StackedAdam.names)
+        if self._is_decoupled:
+            parameters.mul_(self._weight_decay[dtype][step, rows])
+        elif self._has_decay:
+            gradient.addcmul_(parameters, self._weight_decay[dtype][rows])
+        mean.mul_(self._first[dtype][rows]).addcmul_(gradient, self._first_share[dtype][rows])
+        gradient.mul_(gradient)
+        square.mul_(self._second[dtype][rows]).addcmul_(gradient, self._second_share[dtype][rows])
+        root = torch.sqrt(square, out=gradient)
+        root.mul_(self._scale[dtype][step, rows]).add_(self._eps[dtype][rows])
+        change = torch.div(mean, root, out=gradient)
+        parameters.addcmul_(change, self._rate[dtype][step, rows])
+
+
+def stacked_optimizer(layout: Layout, trials: Sequence[FusedTrainable], device: torch.device) -> StackedOptimizer:
+    """Makes the optimizer of rows whose trials have optimizers of one kind."""
+    kind = StackedSGD if isinstance(trials[0]._fused.spec, SGD) else StackedAdam
+    return kind(layout, trials, device)

@@ -1,0 +1,307 @@
+"""The class of trials that can be fused. Its training loop is Fluid's: alone, elastic, or in a pack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten
+
+from fluid.elastic.averaging import Means
+from fluid.elastic.runtime import seed_everything
+from fluid.elastic.shard import Shard
+from fluid.elastic.trainable import ElasticTrainable
+from fluid.errors import FluidError, InvalidFieldError, require_integer
+from fluid.fused.data import Data, Position, TensorData, batches_from, is_on, map_batch, samples_in
+from fluid.fused.dropout import MaskPlan, Site, drawing, handing_out, has_dropout, probabilities, recording
+from fluid.fused.optimizers import OptimizerSpec
+from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator, own_seed
+
+
+class LossModule(torch.nn.Module):  # type: ignore[misc]
+    """A trainable's function of a model and a batch, as a module; so it can be called with other parameters."""
+
+    def __init__(self, model: torch.nn.Module, function: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._function = function
+
+    def forward(self, batch: Any) -> Any:
+        """Calls the function."""
+        return self._function(self.model, batch)
+
+
+class FusedTrainable(ElasticTrainable):
+    """Training of which several trials of one shape can run as one batched model, in a :class:`FusedPack`.
+
+    Derive from it and define :meth:`build`, :meth:`loss`, :meth:`optimizer`, :meth:`data` and, if wanted,
+    :meth:`evaluate`. There is no loop to write. An iteration is an epoch, and reports the mean training loss as
+    ``loss``, with what :meth:`evaluate` returns after it.
+
+    The class is an ordinary trainable, too: its trials train alone under ``fluid.run`` or Ray Tune, and on several
+    devices as those of any :class:`~fluid.elastic.ElasticTrainable`. A checkpoint is the same in each case.
+
+    **Methods are pure.** :meth:`loss` and :meth:`evaluate` compute with tensors only, of the model and the batch that
+    they are given; one trial's config reaches them through the model: in its parameters, its buffers, and a
+    :class:`~fluid.fused.Dropout`.
+
+    **Random numbers** all follow from ``config["seed"]``, 0 by default: the model's first values, the order of the
+    data, and the masks of :class:`~fluid.fused.Dropout`. The global generators are as before after each call.
+
+    Attributes:
+        iteration_batches: training batches in an iteration; ``None`` for an epoch.
+        model: what :meth:`build` made, on the trial's device.
+        torch_optimizer: PyTorch's optimizer of its parameters.
+
+    Example:
+        A linear regression, alone:
+
+        >>> import torch
+        >>> from fluid.fused import SGD, FusedTrainable, TensorData
+        >>> class Line(FusedTrainable):
+        ...     def build(self, config):
+        ...         return torch.nn.Linear(1, 1)
+        ...     def loss(self, model, batch):
+        ...         x, y = batch
+        ...         return torch.nn.functional.mse_loss(model(x), y)
+        ...     def optimizer(self, config):
+        ...         return SGD(lr=config["lr"])
+        ...     def data(self, config, seed):
+        ...         x = torch.arange(8.0).reshape(8, 1) / 8
+        ...         return TensorData([x, 3 * x], batch_size=4, seed=seed)
+        >>> line = Line()
+        >>> line.setup({"lr": 0.1, "seed": 1})
+        >>> losses = [line.step()["loss"] for _ in range(3)]
+        >>> losses[-1] < losses[0], line.iteration
+        (True, 3)
+    """
+
+    iteration_batches: ClassVar[int | None] = None
+
+    model: torch.nn.Module
+    torch_optimizer: torch.optim.Optimizer
+    _fused: FusedState
+
+    # -- methods that users write -------------------------------------------------------------------------------
+
+    def build(self, config: dict[str, Any]) -> torch.nn.Module:
+        """Makes the model, on the CPU. The global generators are seeded with the trial's seed meanwhile."""
+        raise NotImplementedError(f"{type(self).__name__} must define build(config), which returns the model")
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Returns the mean loss over a batch, a tensor with one number."""
+        raise NotImplementedError(f"{type(self).__name__} must define loss(model, batch)")
+
+    def optimizer(self, config: dict[str, Any]) -> OptimizerSpec:
+        """Returns a :class:`~fluid.fused.SGD`, :class:`~fluid.fused.Adam` or :class:`~fluid.fused.AdamW`."""
+        raise NotImplementedError(f"{type(self).__name__} must define optimizer(config)")
+
+    def data(self, config: dict[str, Any], seed: int) -> Data:
+        """Returns a :class:`~fluid.fused.TensorData`, or another :class:`~fluid.fused.Data`."""
+        raise NotImplementedError(f"{type(self).__name__} must define data(config, seed)")
+
+    def evaluate(self, model: torch.nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
+        """Returns means over an evaluation batch, by name: tensors with one number, none of them named ``loss``."""
+        return {}
+
+    # -- the interface to Fluid and Ray Tune ---------------------------------------------------------------------
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Builds everything. Override :meth:`build`, :meth:`optimizer` and :meth:`data`, not this."""
+        with global_random_state_kept():
+            super().setup(config)
+
+    def step(self) -> dict[str, Any]:
+        """Runs one iteration."""
+        self._require_no_pack("step()")
+        with global_random_state_kept():
+            return super().step()
+
+    def train_iteration(self) -> Mapping[str, Any]:
+        """Runs one iteration. It cannot be overridden in trials that are to be fused."""
+        means = self.means()
+        self._train(self._fused.iteration_batches, means)
+        self.replicate_buffers()
+        return self._fused.metrics(means.result(), self._evaluate())
+
+    def extra_state(self) -> dict[str, int]:
+        """Returns the position in the data, and the optimizer's steps."""
+        epoch, batch = self._fused.position
+        return {"epoch": epoch, "batch": batch, "steps": self._fused.steps}
+
+    def load_extra_state(self, state: Any) -> None:
+        """Continues from where :meth:`extra_state` was called. The hyperparameters stay those of the trial's config."""
+        self._fused.position, self._fused.steps = Position(state["epoch"], state["batch"]), state["steps"]
+        self._fused.spec.set_values(self.torch_optimizer)
+
+    def elastic_state(self) -> dict[str, Any]:
+        """Returns the state at the end of an iteration; in a pack, with copies of this trial's part of its tensors."""
+        state = super().elastic_state()
+        if self._fused.pack is not None:
+            parts = state["parts"]
+            for name, tensor in parts["model"].items():  # Not a new dict: this one holds versions of modules, too.
+                parts["model"][name] = tensor.clone()
+            optimizer = parts["torch_optimizer"]
+            optimizer["state"] = {
+                number: map_batch(torch.clone, of_parameter) for number, of_parameter in optimizer["state"].items()
+            }
+        return state
+
+    def load_elastic_state(self, state: Mapping[str, Any]) -> None:
+        """Loads a state that :meth:`elastic_state` returned, here or on another device."""
+        self._require_no_pack("load_checkpoint()")
+        super().load_elastic_state(state)
+
+    def _elastic_build(self, config: dict[str, Any]) -> None:
+        seed = require_integer("seed", config.get("seed", 0), at_least=0)
+        seed_everything(own_seed(seed, Purpose.MODEL), 0, 0)
+        model = self.build(config)
+        self._check_fused_names()
+        if not isinstance(model, torch.nn.Module):
+            raise InvalidFieldError("build", model, "must return a torch.nn.Module")
+        spec = self.optimizer(config)
+        if not isinstance(spec, OptimizerSpec):
+            raise InvalidFieldError("optimizer", spec, "must return an SGD, Adam or AdamW of fluid.fused")
+        data = self.data(config, seed)
+        if not isinstance(data, Data):
+            raise InvalidFieldError("data", data, "must return a TensorData, or an object with the methods of Data")
+        self.model = model.to(self.device)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise InvalidFieldError("build", model, "must return a model with parameters to train")
+        self.torch_optimizer = spec.make(parameters)
+        if isinstance(data, TensorData):
+            data.move_to(self.device)
+        self._fused = FusedState(seed, self.model, spec, data, self.iteration_batches)
+
+    # -- training alone ------------------------------------------------------------------------------------------
+
+    def _train(self, count: int, means: Means) -> None:
+        """Trains on the next batches, and adds their losses to the means."""
+        state = self._fused
+        self.model.train()
+        generator = own_generator(self.device, state.seed, Purpose.DROPOUT, self.iteration, self.rank)
+        for batch in batches_from(state.data, state.position, count):
+            part = self._own_part(batch)
+            # Not a dry run on several devices: their parts differ in shape, and layers of the model may communicate.
+            masks = drawing(generator) if self.size > 1 else handing_out(self._masks(part, generator))
+            self.torch_optimizer.zero_grad()
+            with self.sync(self.torch_optimizer), masks:
+                loss = self.loss(self.model, part)
+                if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                    raise InvalidFieldError("loss", loss, "must return a tensor with one number")
+                loss.backward()
+            state.spec.step(self.torch_optimizer, state.steps)
+            state.steps += 1
+            means.add({"loss": loss}, self.count)
+        state.position = state.position.after(count, len(state.data))
+
+    def _evaluate(self, limit: int | None = None) -> dict[str, float]:
+        """Evaluates on the evaluation batches, or on so many of them."""
+        if type(self).evaluate is FusedTrainable.evaluate:
+            return {}
+        means = self.means()
+        found: Mapping[str, Any] = {}
+        self.model.eval()
+        with torch.no_grad():
+            for batch in islice(self._fused.data.evaluation_batches(), limit):
+                found = self.evaluate(self.model, self._own_part(batch))
+                means.add(found, self.count)
+        self.model.train()
+        return means.result() if found else {}
+
+    def _own_part(self, batch: Any) -> Any:
+        """Returns this device's part of a global batch, on the device."""
+        shard = Shard.of(samples_in(batch), self.rank, self.size)
+        self._elastic.begin_batch(shard)
+        if self.size > 1:
+            batch = map_batch(shard.take, batch)
+        device = self.device
+        return batch if is_on(batch, device) else map_batch(lambda tensor: tensor.to(device), batch)
+
+    def _masks(self, batch: Any, generator: torch.Generator) -> list[torch.Tensor]:
+        """Draws the masks for a batch; a dry run tells which, for the first batch of a shape."""
+        state = self._fused
+        if not state.has_dropout:
+            return []
+        shape = shape_of(batch)
+        if shape not in state.mask_plans:
+            sites = record_sites(self, batch)
+            state.mask_plans[shape] = MaskPlan(sites, [probabilities(self.model, sites)], self.device)
+        return [mask[0] for mask in state.mask_plans[shape].draw([generator])]
+
+    def _require_no_pack(self, call: str) -> None:
+        if self._fused.pack is not None:
+            raise FluidError(f"{call} of a trial in a FusedPack: let it leave the pack first")
+
+    def _check_fused_names(self) -> None:
+        """Refuses attributes that hide what the class needs, such as ``self.loss = ...``."""
+        hidden = vars(self).keys() & (_METHODS | {"model", "torch_optimizer"})
+        if hidden:
+            name = min(hidden)
+            raise FluidError(
+                f"self.{name} in {type(self).__name__} hides {name} of FusedTrainable: give the attribute another name"
+            )
+
+
+class FusedState:
+    """What a fused trainable has beside its model and its optimizer.
+
+    Attributes:
+        seed: the trial's.
+        spec: the values of its optimizer.
+        data: its data.
+        iteration_batches: training batches in an iteration.
+        position: the next batch.
+        steps: the optimizer's steps so far.
+        pack: the pack that trains it; ``None`` if it trains alone.
+        has_dropout: whether the model has a :class:`~fluid.fused.Dropout`.
+        mask_plans: how to draw masks, by shape of the batch.
+    """
+
+    def __init__(
+        self, seed: int, model: torch.nn.Module, spec: OptimizerSpec, data: Data, iteration_batches: int | None
+    ) -> None:
+        self.seed = seed
+        self.spec = spec
+        self.data = data
+        length = len(data) if iteration_batches is None else iteration_batches
+        self.iteration_batches = require_integer("iteration_batches", length, at_least=1)
+        self.position = Position()
+        self.steps = 0
+        self.pack: object = None
+        self.has_dropout = has_dropout(model)
+        self.mask_plans: dict[Any, MaskPlan] = {}
+
+    @staticmethod
+    def metrics(training: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, float]:
+        """Returns an iteration's metrics.
+
+        Raises:
+            InvalidFieldError: :meth:`FusedTrainable.evaluate` has returned a ``loss``.
+        """
+        if training.keys() & evaluation.keys():
+            raise InvalidFieldError("evaluate", sorted(evaluation), "'loss' is the training loss: use another name")
+        return {**training, **evaluation}
+
+
+def shape_of(batch: Any) -> tuple[Any, ...]:
+    """Returns what distinguishes batches for which a model may call its Dropouts with other shapes."""
+    leaves, structure = tree_flatten(batch)
+    return structure, *((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+
+
+def record_sites(trainable: FusedTrainable, batch: Any) -> list[Site]:
+    """Returns the calls of Dropouts for a batch of this shape; a dry run, which changes nothing."""
+    program = LossModule(trainable.model, trainable.loss)
+    buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
+    with torch.no_grad(), global_random_state_kept(), recording(program) as sites:
+        functional_call(program, buffers, (batch,))
+    return [site._replace(module=site.module.removeprefix("model.")) for site in sites]
+
+
+#: The methods that users write, which attributes must not hide.
+_METHODS = frozenset({"loss", "optimizer", "data", "evaluate"})
