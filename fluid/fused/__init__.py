@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fluid.fused.data import Data, TensorData
     from fluid.fused.dropout import Dropout
     from fluid.fused.key import FusionKey, fusion_key
-    from fluid.fused.optimizers import SGD, Adam, AdamW
+    from fluid.fused.optimizers import SGD, Adam, AdamW, OptimizerSpec
     from fluid.fused.pack import FusedPack
     from fluid.fused.refusal import FusionError
     from fluid.fused.trainable import FusedTrainable
@@ -29,6 +29,7 @@ _HOME = {
     "FusedTrainable": "fluid.fused.trainable",
     "FusionError": "fluid.fused.refusal",
     "FusionKey": "fluid.fused.key",
+    "OptimizerSpec": "fluid.fused.optimizers",
     "TensorData": "fluid.fused.data",
     "fusion_key": "fluid.fused.key",
     "why_not_fused": "fluid.fused.check",
@@ -44,6 +45,7 @@ __all__ = [
     "FusedTrainable",
     "FusionError",
     "FusionKey",
+    "OptimizerSpec",
     "TensorData",
     "fusion_key",
     "why_not_fused",

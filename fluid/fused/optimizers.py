@@ -25,8 +25,7 @@ class OptimizerSpec:
         schedule: the factor of ``lr`` in a step, by the steps done before it; ``None`` for 1.
 
     Example:
-        >>> from fluid.fused import Adam
-        >>> from fluid.fused.optimizers import OptimizerSpec
+        >>> from fluid.fused import Adam, OptimizerSpec
         >>> isinstance(Adam(), OptimizerSpec), Adam().values()["lr"]
         (True, 0.001)
     """
