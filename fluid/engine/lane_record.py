@@ -56,6 +56,7 @@ class LaneRecord:
         used: whether a trial was placed in it.
         trial_id: the trial that holds the lane; ``None`` while it is idle.
         draining: trial that was told to leave and may still run here; no other trial runs here until it has left.
+        dismissed: trials whose state the lane was told to drop, and has not reported to have dropped.
         residents: trials whose state the lane keeps though they do not run, least recently used first.
         reserved: bytes of device memory by trial, for residents and for trials about to leave.
         own_bytes: device memory that the lane takes for itself, such as for a CUDA context; what other lanes take where
@@ -71,6 +72,7 @@ class LaneRecord:
     used: bool = False
     trial_id: str | None = None
     draining: str | None = None
+    dismissed: set[str] = field(default_factory=set)
     residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
     reserved: dict[str, float] = field(default_factory=dict)
     own_bytes: float = 0.0

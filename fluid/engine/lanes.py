@@ -239,7 +239,10 @@ class Lanes:
     def drained(self, lane_id: int, trial_id: str) -> bool:
         """Ends the draining of a lane that a trial has left; returns whether the lane waited for that trial."""
         lane = self._lanes.get(lane_id)
-        if lane is None or lane.draining != trial_id:
+        if lane is None:
+            return False
+        lane.dismissed.discard(trial_id)  # A trial that has failed has dropped that, too.
+        if lane.draining != trial_id:
             return False
         lane.draining = None
         self._free_memory(lane, trial_id)
@@ -258,12 +261,26 @@ class Lanes:
         lane = self._lanes.get(lane_id)
         if lane is not None:
             lane.residents.pop(trial_id, None)
+            lane.dismissed.discard(trial_id)
             if lane.draining != trial_id:
                 self._free_memory(lane, trial_id)
 
     def dismiss(self, lane_id: int, trial_id: str) -> None:
         """Removes a resident that was told to leave; its memory stays reserved until the lane reports that it left."""
-        self._lanes[lane_id].residents.pop(trial_id, None)
+        lane = self._lanes[lane_id]
+        lane.residents.pop(trial_id, None)
+        lane.dismissed.add(trial_id)
+
+    def dropped(self, lane_id: int, trial_id: str) -> bool:
+        """Takes note that a lane has dropped a resident that was told to leave; returns whether there was one.
+
+        The lane may have been told since to run the trial, and to stop it: that has an answer of its own.
+        """
+        lane = self._lanes.get(lane_id)
+        if lane is None or trial_id not in lane.dismissed:
+            return False
+        self.remove_resident(lane_id, trial_id)
+        return True
 
     def check_memory(self, lane_id: int | None) -> None:
         """Looks after this instant whether all still fits on a lane's devices, if there is that lane."""

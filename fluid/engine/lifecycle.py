@@ -358,16 +358,15 @@ class Lifecycle:
     def released(self, event: TrialReleased) -> None:
         """A trial has left a lane."""
         core = self._core
+        if core.lanes.dropped(event.lane_id, event.trial_id):
+            core.changed = True
+            return
         if core.lanes.drained(event.lane_id, event.trial_id):
             self.lane_drained(event.lane_id)
             return
         trial = core.trials.get(event.trial_id)
         if trial is not None and event.lane_id in trial.placement.stopping_lanes:
             self.left(trial, event.lane_id, "stopped")
-            return
-        if event.lane_id in core.lanes and event.trial_id in core.lanes[event.lane_id].reserved:
-            core.lanes.remove_resident(event.lane_id, event.trial_id)  # a resident that was dropped
-            core.changed = True
 
     def left(self, trial: TrialRecord, lane_id: int, why: str) -> None:
         """A STOPPING trial has left one of its lanes; it is STOPPED when it has left the last."""

@@ -489,7 +489,10 @@ class Session:
 
     def works_on(self, host: str) -> bool:
         """Whether a lane on a machine looks at its messages."""
-        ready = [lane for lane in self.backend.lanes.values() if lane.ready and not lane.dead]
+        lanes = self.backend.lanes.values()
+        hung = {trial_id for lane in lanes for trial_id, hosted in lane.hosted.items() if hosted.hung}
+        # The other lanes of a trial that hangs in one of them wait for that one.
+        ready = [lane for lane in lanes if lane.ready and not lane.dead and hung.isdisjoint(lane.hosted)]
         awake = [
             lane
             for lane in ready

@@ -16,7 +16,7 @@ import pytest
 from fluid import FluidExecutor
 
 DRIVER = """
-import signal, sys, time
+import os, signal, sys, time
 from fluid import FluidExecutor, Trial, TrialGroup
 
 class Count:
@@ -32,16 +32,20 @@ class Count:
         self.total = int(open(folder + "/total").read())
 
 class Stuck(Count):
+    def setup(self, config):
+        self.mark = config["mark"]
     def step(self):
+        open(self.mark, "w").close()
         time.sleep(600)
 
 trainable = {"count": Count, "stuck": Stuck}[sys.argv[2]]
 before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
 with FluidExecutor(backend="local", devices=2, run_dir=sys.argv[1], verbose=0, max_packing=1) as executor:
-    trials = [Trial(trainable, {}, budget=60, trial_id=name) for name in "abc"]
+    mark = sys.argv[1] + ".stuck"
+    trials = [Trial(trainable, {"mark": mark}, budget=60, trial_id=name) for name in "abc"]
     handle = executor.submit_trialgroup(TrialGroup(trials))
     if trainable is Stuck:
-        while not any(device.residents for device in executor.status().devices):
+        while not os.path.exists(mark):
             time.sleep(0.01)
         print("running", flush=True)
     for result in handle.results():
