@@ -214,6 +214,14 @@ class LimitMemory(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitRows(Command):
+    """Let a lane fuse at most so many trials in one step from now on; 1 for one after another. There is no answer."""
+
+    lane_id: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Call(Command):
     """Call a method of a trial in its lane, between two iterations if it runs; answered by TrialCalled.
 
@@ -297,7 +305,11 @@ class ReportStart(TrialNotice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(TrialNotice):
-    """The trial finished an iteration."""
+    """The trial finished an iteration.
+
+    Attributes:
+        rows: fused trials that did it in one step of so many seconds, this one included.
+    """
 
     iteration: int
     metrics: Any
@@ -305,6 +317,7 @@ class Report(TrialNotice):
     width: float
     device_ids: tuple[int, ...]
     at: float
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -258,6 +258,7 @@ class TrialStarted(Event):
     Attributes:
         iteration: iterations it has done; 0 if it was set up afresh.
         seconds: that this took.
+        fusion_key: equal for trials that can train in one step; ``None`` if it cannot.
     """
 
     trial_id: str
@@ -265,6 +266,7 @@ class TrialStarted(Event):
     _: KW_ONLY
     iteration: int
     seconds: float
+    fusion_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,7 @@ class IterationDone(Event):
         memory: peak device memory, if measured.
         finished: whether the trial has no more to do, whatever its budget.
         busy: share of the iteration in which it kept its device busy, if measured.
+        rows: fused trials, this one included, that did it in one step; ``settled`` if none had just come or gone.
     """
 
     trial_id: str
@@ -289,6 +292,8 @@ class IterationDone(Event):
     memory: MemoryNeed | None = None
     finished: bool = False
     busy: float | None = None
+    rows: int = 1
+    settled: bool = True
 
 
 class PausePurpose(Enum):

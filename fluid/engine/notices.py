@@ -161,6 +161,8 @@ class NoteMeasured(Notice):
         seconds: per iteration, alone on one device of speed 1; ``None`` if unknown.
         packing: c, the packing limit.
         width: d, the width limit.
+        rows: most trials that are fused on a device; 1 if none are.
+        fused_gain: how many times the iterations per second of one trial alone so many do, as far as measured.
     """
 
     profile_key: str
@@ -172,6 +174,8 @@ class NoteMeasured(Notice):
     alpha: float
     beta: float
     model: str | None = None
+    rows: int = 1
+    fused_gain: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class TrialSpec:
         devices: the devices that the submitter asks for: see :class:`fluid.trialgroup.Trial`.
         gang: whether one lane holds all of these.
         keep_last: whether its newest checkpoint is to outlive the run.
+        fusible: whether it can be fused with others like it.
+        config: values of its config by dotted name, if it can: they tell which trials may be like it.
     """
 
     trial_id: str
@@ -45,6 +47,8 @@ class TrialSpec:
     devices: float | None = None
     gang: bool = False
     keep_last: bool = False
+    fusible: bool = False
+    config: tuple[tuple[str, object], ...] = ()
 
     def constraint(self) -> Constraint | None:
         """What the trial asks of its devices; ``None`` if nothing."""

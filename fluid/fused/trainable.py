@@ -79,6 +79,8 @@ class FusedTrainable(ElasticTrainable):
         (True, 3)
     """
 
+    #: Tells Fluid that trials of this class may train in one step with others.
+    fluid_fusible: ClassVar[bool] = True
     iteration_batches: ClassVar[int | None] = None
 
     model: torch.nn.Module

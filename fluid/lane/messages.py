@@ -144,13 +144,6 @@ class PauseResident(NamedTuple):
     may_move: bool = False
 
 
-class LimitResident(NamedTuple):
-    """Limits the device memory that a trial may take until another limit; ``None`` for no limit."""
-
-    trial_id: str
-    limit_bytes: float | None
-
-
 class SaveResident(NamedTuple):
     """Save a resident, to disk at once if ``durable``; with ``drop``, release it afterwards.
 
@@ -221,12 +214,6 @@ class DeleteCheckpoints(NamedTuple):
     keep: bool = False
 
 
-class SetThreads(NamedTuple):
-    """Use that many CPU threads, as other lanes have begun or ended to run trials on the device."""
-
-    threads: int
-
-
 class Shutdown(NamedTuple):
     """Release all residents, and end."""
 
@@ -274,19 +261,25 @@ class ResidentSetBack(NamedTuple):
 
 
 class ResidentStarted(NamedTuple):
-    """A trial was set up or restored."""
+    """A trial was set up or restored.
+
+    ``fusion_key`` is a digest of what trials must have in common to train in one step; ``None`` if this one cannot.
+    """
 
     at: float
     trial_id: str
     iteration: int
     seconds: float
+    fusion_key: str | None = None
 
 
 class ResidentIterated(NamedTuple):
     """A trial finished an iteration, or, if ``metrics`` is ``None``, had none left to run.
 
     ``metrics`` are plain values in a dict, or :class:`fluid.trainables.pickling.Packed`. ``memory`` is (persistent,
-    ephemeral) bytes, and ``busy`` the share that a meter of :mod:`fluid.lane.gpu_busy_meter` measured.
+    ephemeral) bytes, and ``busy`` the share that a meter of :mod:`fluid.lane.gpu_busy_meter` measured. ``rows`` trials,
+    this one included, trained in one step, which took ``seconds``; all of them report it with the same ``at``.
+    ``settled`` is false for the first step after rows came or went: its seconds say nothing of later ones.
     """
 
     at: float
@@ -297,6 +290,8 @@ class ResidentIterated(NamedTuple):
     memory: tuple[float, float] | None
     finished: bool
     busy: float | None = None
+    rows: int = 1
+    settled: bool = True
 
 
 class ResidentPaused(NamedTuple):

@@ -26,6 +26,7 @@ from fluid.lane.device_messages import OwnBytesChanged
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import describe, is_for_want_of_space
 from fluid.lane.keep_messages import DiscardKept, KeepBar
+from fluid.lane.limit_messages import LimitResident, SetThreads
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     AdoptResident,
@@ -35,7 +36,6 @@ from fluid.lane.messages import (
     DropTrainable,
     LaneOptions,
     LaneWarm,
-    LimitResident,
     Membership,
     PauseResident,
     PayloadMissing,
@@ -50,7 +50,6 @@ from fluid.lane.messages import (
     ResidentStarted,
     RunResident,
     SaveResident,
-    SetThreads,
     ShipTrainable,
     Shutdown,
     StartResident,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from fluid.engine.trial_spec import TrialSpec
-from fluid.trainables.trainable import can_save, is_elastic
+from fluid.trainables.trainable import can_save, is_elastic, is_fusible
 from fluid.trialgroup import Trial
 
 
@@ -17,6 +20,7 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
     """
     elastic = is_elastic(trial.trainable)
     shares = trial.devices is not None and trial.devices < 1.0
+    fusible = is_fusible(trial.trainable) and trial.devices is None
     gang = not elastic and trial.devices is not None and trial.devices >= 2
     return TrialSpec(
         trial_id=trial.id,
@@ -33,4 +37,15 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
         devices=trial.devices,
         gang=gang,
         keep_last=keep_last,
+        fusible=fusible,
+        config=tuple(_values(trial.config)) if fusible else (),
     )
+
+
+def _values(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """The values of a config by dotted name, nested dicts resolved."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

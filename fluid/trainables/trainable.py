@@ -101,6 +101,11 @@ def is_elastic(trainable: Any) -> bool:
     return bool(getattr(trainable, "fluid_elastic", False))
 
 
+def is_fusible(trainable: Any) -> bool:
+    """Whether trials of a trainable may train in one step with others; a class says so by ``fluid_fusible = True``."""
+    return is_elastic(trainable) and bool(getattr(elastic_class_of(trainable) or trainable, "fluid_fusible", False))
+
+
 def profile_name(trainable: Any) -> str:
     """Returns the name under which trials of this trainable share their measurements."""
     function = trainable if inspect.isclass(trainable) else _unwrapped(trainable)

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from fluid.lane.culprit_note import read_running_trial
+from fluid.lane.limit_messages import LimitResident
 from fluid.lane.messages import (
     CallResident,
     DeleteCheckpoints,
     KeptPayload,
     LaneWarm,
-    LimitResident,
     PauseResident,
     PayloadMissing,
     ReleaseResident,

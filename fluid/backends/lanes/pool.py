@@ -17,12 +17,14 @@ from fluid.backends.lanes.lane_launches import LaneLaunches
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.retention import LaneRetention
 from fluid.backends.lanes.routing import TrialRouter
+from fluid.backends.lanes.translate import not_before
 from fluid.engine.commands import (
     Call,
     Command,
     DumpStacks,
     KillLane,
     LimitMemory,
+    LimitRows,
     Pause,
     Persist,
     Resize,
@@ -36,6 +38,7 @@ from fluid.engine.commands import (
 from fluid.engine.events import Event, LaneLost
 from fluid.engine.requests import Answer
 from fluid.errors import FluidError
+from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
@@ -47,7 +50,7 @@ _LOOK_S = 2.0
 #: Seconds to wait for the launcher to report a lane whose connection has ended.
 _POST_MORTEM_S = 2.0
 
-_OfLane = (StopLane, KillLane, Persist, Answer)
+_OfLane = (StopLane, KillLane, Persist, Answer, LimitRows)
 #: About trials, wherever they are.
 _Untracked = (DumpStacks, LimitMemory)
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
@@ -219,7 +222,9 @@ class LanePool:
             for lane_id in filter(self._lanes.is_up, command.lane_ids):
                 self._launcher.dump_stacks(lane_id, command.trial_id)
         elif isinstance(command, LimitMemory):
-            self._lanes.send(command.lane_ids[0], m.LimitResident(command.trial_id, command.limit_bytes))
+            self._lanes.send(command.lane_ids[0], limits.LimitResident(command.trial_id, command.limit_bytes))
+        elif isinstance(command, LimitRows):
+            self._lanes.send(command.lane_id, limits.LimitRows(command.rows))
         elif isinstance(command, Persist):
             self._persist(command)
         elif isinstance(command, Answer):
@@ -381,11 +386,6 @@ class LanePool:
             self._closed = True
             self._launcher.abandon()
             self._lanes.close()
-
-
-def not_before(events: Sequence[Event], earliest: float) -> list[Event]:
-    """Returns events, which are in order of time, with times before ``earliest`` set to that."""
-    return [event if event.at >= earliest else replace(event, at=earliest) for event in events]
 
 
 _pools: weakref.WeakSet[LanePool] = weakref.WeakSet()

@@ -24,6 +24,7 @@ from fluid.engine.commands import Resize, StartTrial, StopTrial
 from fluid.engine.events import Event, TrialFailed, TrialReleased
 from fluid.errors import FluidError
 from fluid.lane import messages as m
+from fluid.lane.limit_messages import SetThreads
 
 #: Seconds for a host to be started on a machine that has a checkpoint; then the trial starts without it.
 _SOURCE_S = 30.0
@@ -201,7 +202,7 @@ class TrialRouter:
 
     def _tell_threads(self, told: Iterable[tuple[int, int]]) -> None:
         for lane_id, threads in told:
-            self._lanes.send(lane_id, m.SetThreads(threads))
+            self._lanes.send(lane_id, SetThreads(threads))
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []

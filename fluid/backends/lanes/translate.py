@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fluid.engine.commands import Call, Pause, RunIteration, Save, StartTrial, StopTrial
@@ -20,12 +21,14 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.fusion import FusionLimited
 from fluid.engine.lane_record import LaneMeasured, StateMeasured
 from fluid.engine.requests import TrialAsked
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
 from fluid.keeping import KeepRule
+from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
 from fluid.lane.device_messages import HeldAtRest, OwnBytesChanged
 from fluid.lane.keep_messages import ResidentNotKept
@@ -97,6 +100,11 @@ def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
     return _EVENTS[type(message)](message, lane_id, host, at)
 
 
+def not_before(events: Sequence[Event], earliest: float) -> list[Event]:
+    """Returns events, which are in order of time, with times before ``earliest`` set to that."""
+    return [event if event.at >= earliest else replace(event, at=earliest) for event in events]
+
+
 def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -> IterationDone:
     return IterationDone(
         at,
@@ -108,6 +116,8 @@ def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -
         memory=None if message.memory is None else MemoryNeed(*message.memory),
         finished=message.finished,
         busy=message.busy,
+        rows=message.rows,
+        settled=message.settled,
     )
 
 
@@ -162,13 +172,16 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
     HeldAtRest: lambda x, lane_id, host, at: StateMeasured(at, x.trial_id, lane_id, x.held_bytes),
     m.ResidentStarted: lambda x, lane_id, host, at: TrialStarted(
-        at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds
+        at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds, fusion_key=x.fusion_key
     ),
     m.ResidentSetBack: _set_back,
     ResidentSavability: lambda x, lane_id, host, at: SavabilityChanged(
         at, x.trial_id, lane_id, can_save=x.can_save, reason=x.reason, refuses=x.refuses
     ),
     m.ResidentIterated: _iterated,
+    limits.FusionLimited: lambda x, lane_id, host, at: FusionLimited(
+        at, x.trial_id, lane_id, rows=x.rows, reason=x.reason
+    ),
     m.ResidentPaused: _paused,
     m.ResidentSaved: _saved,
     ResidentNotKept: lambda x, lane_id, host, at: TrialNotKept(at, x.trial_id, iteration=x.iteration, reason=x.reason),

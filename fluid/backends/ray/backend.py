@@ -13,7 +13,8 @@ from fluid.backends.hosts.folders import HERE, new_session
 from fluid.backends.hosts.gpu_sharing import WAYS
 from fluid.backends.hosts.host import HostSettings
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
-from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool, not_before
+from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
+from fluid.backends.lanes.translate import not_before
 from fluid.backends.ray.bundles import variables_of
 from fluid.backends.ray.connection import gcs_address, has_runtime_env
 from fluid.backends.ray.devices import RayDevices

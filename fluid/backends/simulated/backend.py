@@ -22,6 +22,7 @@ from fluid.engine.commands import (
     DumpStacks,
     KillLane,
     LimitMemory,
+    LimitRows,
     Pause,
     Persist,
     Resize,
@@ -128,6 +129,7 @@ class SimulatedBackend:
             StartTrial: self._start,
             RunIteration: self._run,
             LimitMemory: lambda _: None,  # Nor is memory taken.
+            LimitRows: lambda _: None,
             Pause: self._pause,
             StopTrial: self._stop,
             Save: self._save,
