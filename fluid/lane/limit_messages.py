@@ -18,13 +18,13 @@ class SetThreads(NamedTuple):
     threads: int
 
 
-class LimitRows(NamedTuple):
+class SetRows(NamedTuple):
     """Train at most so many trials in one step from now on; 1 for one after another."""
 
     rows: int
 
 
-class FusionLimited(NamedTuple):
+class RowsLimited(NamedTuple):
     """Trials like this one train at most so many in one step in this lane from now on.
 
     Attributes:

@@ -224,7 +224,7 @@ class LanePool:
         elif isinstance(command, LimitMemory):
             self._lanes.send(command.lane_ids[0], limits.LimitResident(command.trial_id, command.limit_bytes))
         elif isinstance(command, LimitRows):
-            self._lanes.send(command.lane_id, limits.LimitRows(command.rows))
+            self._lanes.send(command.lane_id, limits.SetRows(command.rows))
         elif isinstance(command, Persist):
             self._persist(command)
         elif isinstance(command, Answer):

@@ -179,7 +179,7 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
         at, x.trial_id, lane_id, can_save=x.can_save, reason=x.reason, refuses=x.refuses
     ),
     m.ResidentIterated: _iterated,
-    limits.FusionLimited: lambda x, lane_id, host, at: FusionLimited(
+    limits.RowsLimited: lambda x, lane_id, host, at: FusionLimited(
         at, x.trial_id, lane_id, rows=x.rows, reason=x.reason
     ),
     m.ResidentPaused: _paused,
