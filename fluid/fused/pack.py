@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fluid.errors import InvalidFieldError, require_integer
+from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.fused.data import TensorData, map_batch, row_evaluation_batches, row_train_batches
 from fluid.fused.dropout import MaskPlan, probabilities
 from fluid.fused.key import FusionKey, key_of
@@ -16,6 +16,7 @@ from fluid.fused.obstacles import require_fusible
 from fluid.fused.programs import RowPrograms, RowTensors
 from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator
 from fluid.fused.refusal import FusionError
+from fluid.fused.snapshot import PackSnapshot
 from fluid.fused.stacked_model import StackedModel
 from fluid.fused.stacked_optimizers import StackedSteps, stacked_optimizer
 from fluid.fused.trainable import FusedState, FusedTrainable, record_sites, shape_of
@@ -38,7 +39,7 @@ class FusedPack:
     two iterations and continue alone or in another pack; one that was restored from a checkpoint can join.
 
     A trial whose numbers are not finite changes no other: no operation mixes rows. An exception in :meth:`step` leaves
-    all trials within an iteration; restore them from checkpoints.
+    all trials within an iteration: :meth:`restore` takes them back to where :meth:`remember` was called.
 
     Args:
         trials: set up, and of equal :func:`fusion_key`. :func:`why_not_fused` tells beforehand whether their training
@@ -80,6 +81,7 @@ class FusedPack:
         if not new:
             raise InvalidFieldError("trials", new, "must have at least one trial")
         self.trials: tuple[FusedTrainable, ...] = ()
+        self._snapshot: PackSnapshot | None = None
         self.key = self._admit(new, None)
         first = new[0]
         self._device = first.device
@@ -123,6 +125,27 @@ class FusedPack:
             FusedState.metrics({"loss": loss}, {name: values[row] for name, values in evaluation.items()})
             for row, loss in enumerate(losses)
         ]
+
+    def remember(self) -> None:
+        """Notes the state of all trials, so that :meth:`restore` can bring it back: call it before :meth:`step`.
+
+        It copies parameters, buffers and optimizer states on the device. The next call uses the same memory, as long as
+        no trial leaves or joins; then the copy is dropped.
+        """
+        if self._snapshot is None:
+            self._snapshot = PackSnapshot(self._model, self._optimizer, self.trials)
+        else:
+            self._snapshot.take()
+
+    def restore(self) -> None:
+        """Brings the state of all trials back to what it was at the last :meth:`remember`, exactly.
+
+        Raises:
+            FluidError: there was none since trials left or joined.
+        """
+        if self._snapshot is None:
+            raise FluidError("restore() needs a remember() of the same trials before it")
+        self._snapshot.restore()
 
     def leave(self, rows: Sequence[int]) -> list[FusedTrainable]:
         """Takes trials out, in the order of ``rows``; the other rows move up. They can continue on their own.
@@ -186,6 +209,7 @@ class FusedPack:
         for trial in trials:
             trial._fused.pack = self
         self._blocks = self._divide(len(trials))
+        self._snapshot = None
         #: How to draw masks, by first row and shape of the batch.
         self._mask_plans: dict[Any, MaskPlan] = {}
         layout = self._model.layout

@@ -69,6 +69,10 @@ class StackedModel:
         self.matrices, self.others = self._stack(models)
         self.attach(models)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns everything that belongs to rows."""
+        return [*self.matrices.values(), *self.others.values()]
+
     def take(self, rows: Sequence[int], models: Sequence[torch.nn.Module]) -> None:
         """Keeps these rows only, whose models follow."""
         self.matrices = {dtype: take_rows(matrix, rows) for dtype, matrix in self.matrices.items()}

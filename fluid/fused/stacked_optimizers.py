@@ -7,13 +7,16 @@ Parameters, gradients and states are matrices ``(rows, numbers)``, one for each 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from fluid.fused.optimizers import SGD, Adam, AdamW, OptimizerSpec
 from fluid.fused.stacked_model import Layout, Matrices, take_rows, trained_parameters
 from fluid.fused.trainable import FusedTrainable
+
+#: Of each row, the state of its trial's own optimizer, by parameter; ``None`` where that has views of the stacked ones.
+OwnStates = list[dict[Any, dict[str, Any]] | None]
 
 
 class StackedOptimizer:
@@ -34,6 +37,27 @@ class StackedOptimizer:
         self._started: list[bool] = []
         self.states: dict[str, Matrices] = {name: layout.empty(0, device) for name in self.names}
         self.join(trials, trials)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns the states of all rows."""
+        return [matrix for matrices in self.states.values() for matrix in matrices.values()]
+
+    def own_states(self, trials: Sequence[FusedTrainable]) -> OwnStates:
+        """Returns what :meth:`set_own_states` needs, beside :meth:`tensors`, to bring the trials' own states back."""
+        return [
+            None if started else {parameter: dict(state) for parameter, state in trial.torch_optimizer.state.items()}
+            for trial, started in zip(trials, self._started, strict=True)
+        ]
+
+    def set_own_states(self, trials: Sequence[FusedTrainable], states: OwnStates) -> None:
+        """Brings the states of the trials' own optimizers back."""
+        self._started = [state is None for state in states]
+        for trial, state in zip(trials, states, strict=True):
+            if state is not None:
+                own = trial.torch_optimizer.state
+                own.clear()
+                own.update({parameter: dict(values) for parameter, values in state.items()})
+        self._attach(trials)
 
     def take(self, rows: Sequence[int], trials: Sequence[FusedTrainable]) -> None:
         """Keeps these rows only, whose trials follow."""
