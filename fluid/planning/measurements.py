@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.planning.fused_rates import FusedRates
 from fluid.resources import MemoryNeed
 
 #: If a wide iteration takes this many times as long as one alone, a single observation suffices: further ones would
@@ -30,8 +31,13 @@ DRIFT_FLOOR = 0.1
 
 #: (co-residents on the device, devices); at least one of them is 1.
 BucketId = tuple[int, int]
+#: (co-residents on the device: processes, each with a fused pack; rows of the pack, at least 2).
+FusedId = tuple[int, int]
 Overhead = Literal["alpha", "beta"]
 ALONE: BucketId = (1, 1)
+#: Stands for the device model where a profile does not tell models apart: the first model that is observed takes the
+#: measurements over.
+ANY_MODEL = ""
 
 
 @dataclass(slots=True)
@@ -93,11 +99,15 @@ class KeyProfile:
     """The measurements of one profile key on one device model."""
 
     buckets: dict[BucketId, Bucket] = field(default_factory=dict)
+    #: Of packs of fused trials: seconds of an iteration of all their rows together.
+    fused: dict[FusedId, Bucket] = field(default_factory=dict)
     memory: MemoryNeed | None = None
     #: Newest shares of an iteration, alone on a device, in which the device was busy, oldest first.
     busy: list[float] = field(default_factory=list)
     #: Fitted overheads, computed on demand and cleared by each observation.
     fitted: dict[Overhead, float] = field(default_factory=dict)
+    #: Of fused packs, computed on demand and cleared by each observation.
+    rates: FusedRates | None = None
 
     @property
     def alone(self) -> float | None:
@@ -125,6 +135,12 @@ class KeyProfile:
         self.memory = MemoryNeed(persistent, max(seen.ephemeral_bytes, need.ephemeral_bytes))
 
 
+def require_key(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidFieldError(name, value, "must be a non-empty string")
+    return value
+
+
 def require_share(name: str, value: object) -> float:
     share = require_number(name, value, at_least=0.0)
     if share > 1.0:
@@ -138,6 +154,13 @@ def bucket_id(co_residents: object, width: object, where: str = "") -> BucketId:
     if p > 1 and w > 1:
         raise InvalidFieldError(f"{where}width", width, f"cannot be wide and packed, with co_residents={p}")
     return p, w
+
+
+def fused_id(co_residents: object, rows: object, width: object = 1, where: str = "") -> FusedId:
+    k = require_integer(f"{where}rows", rows, at_least=2)
+    if require_integer(f"{where}width", width, at_least=1) > 1:
+        raise InvalidFieldError(f"{where}width", width, f"cannot be wide and fused, with rows={rows}")
+    return require_integer(f"{where}co_residents", co_residents, at_least=1), k
 
 
 def prefix(line: Mapping[int, Bucket]) -> list[float]:
@@ -176,7 +199,26 @@ def key_to_json(known: KeyProfile) -> dict[str, object]:
         "memory": None if known.memory is None else asdict(known.memory),
         "busy": known.busy,
         "buckets": [{"co_residents": p, "width": w, **asdict(bucket)} for (p, w), bucket in known.buckets.items()],
+        "fused": [{"co_residents": p, "rows": k, **asdict(bucket)} for (p, k), bucket in known.fused.items()],
     }
+
+
+def keys_from_json(data: object, window: int, *, without_models: bool) -> dict[str, dict[str | None, KeyProfile]]:
+    """The measurements of all profile keys.
+
+    Args:
+        data: content of the profile's ``keys``.
+        window: of the profile.
+        without_models: they do not tell device models apart; ``ANY_MODEL`` stands for the model.
+    """
+    keys: dict[str, dict[str | None, KeyProfile]] = {}
+    for key, content in mapping("keys", data).items():
+        where = f"keys[{require_key('keys', key)!r}]"
+        if without_models:
+            keys[key] = {ANY_MODEL: key_from_json(where, content, window)}
+        else:
+            keys[key] = models_from_json(where, content, window)
+    return keys
 
 
 def models_from_json(where: str, data: object, window: int) -> dict[str | None, KeyProfile]:
@@ -204,16 +246,32 @@ def key_from_json(where: str, data: object, window: int) -> KeyProfile:
     if not isinstance(shares, list) or len(shares) > window:
         raise InvalidFieldError(f"{where}.busy", shares, f"must be a list of at most {window} shares")
     known.busy = [require_share(f"{where}.busy", share) for share in shares]
-    buckets = member(where, data, "buckets")
-    if not isinstance(buckets, list):
-        raise InvalidFieldError(f"{where}.buckets", buckets, "must be a list")
-    for index, entry in enumerate(buckets):
-        spot = f"{where}.buckets[{index}]"
-        ids = bucket_id(member(spot, entry, "co_residents"), member(spot, entry, "width"), f"{spot}.")
+    known.buckets = _buckets_from_json(where, data, "buckets", ("co_residents", "width"), bucket_id, window)
+    if "fused" in mapping(where, data):  # not in formats before the fourth
+        known.fused = _buckets_from_json(where, data, "fused", ("co_residents", "rows"), fused_id, window)
+    return known
+
+
+def _buckets_from_json(
+    where: str,
+    data: object,
+    name: str,
+    axes: tuple[str, str],
+    check: Callable[..., tuple[int, int]],
+    window: int,
+) -> dict[tuple[int, int], Bucket]:
+    """The list ``data[name]`` of buckets; the two members ``axes`` of each, as ``check`` returns them, are its key."""
+    entries = member(where, data, name)
+    if not isinstance(entries, list):
+        raise InvalidFieldError(f"{where}.{name}", entries, "must be a list")
+    buckets: dict[tuple[int, int], Bucket] = {}
+    for index, entry in enumerate(entries):
+        spot = f"{where}.{name}[{index}]"
+        ids = check(*(member(spot, entry, axis) for axis in axes), where=f"{spot}.")
         bucket = bucket_from_json(spot, entry, window)
         if not bucket.seconds or min(bucket.seconds) == 0.0:
             raise InvalidFieldError(f"{spot}.seconds", bucket.seconds, "must hold numbers above 0")
-        if ids in known.buckets:
+        if ids in buckets:
             raise InvalidFieldError(spot, ids, "occurs twice")
-        known.buckets[ids] = bucket
-    return known
+        buckets[ids] = bucket
+    return buckets

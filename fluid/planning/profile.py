@@ -1,9 +1,10 @@
 """The profile: measured seconds per iteration, overheads and memory of trials, and the cost of a resize.
 
 Profiling uses the trials' own iterations (docs/theory.md, section 7; paper section 3.4.2.2). Measurements are kept per
-profile key, device model and bucket: p trials on one device, or one trial on w devices. Without data nothing is
-guessed: seconds and memory are ``None``, alpha = beta = 1, epsilon = 0, and the limits are the ideal model's. As in the
-paper, trials of one key are assumed to be alike: a search space whose model shapes differ needs a key per shape.
+profile key, device model and bucket: p trials on one device, one trial on w devices, or p fused packs of k rows each on
+one device. Without data nothing is guessed: seconds and memory are ``None``, alpha = beta = 1, epsilon = 0, and the
+limits are the ideal model's. As in the paper, trials of one key are assumed to be alike: a search space whose model
+shapes differ needs a key per shape.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import logging
 import math
 import os
 import statistics
-import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_text
+from fluid.planning.fused_measurements import fused_limit, fused_measured, fused_rates
+from fluid.planning.fused_rates import FusedRates
+from fluid.planning.json_file import write_json
 from fluid.planning.measurements import (
     ALONE,
+    ANY_MODEL,
     DRIFT_BASELINE,
     DRIFT_STREAK,
     MIN_OBSERVATIONS,
@@ -30,12 +34,12 @@ from fluid.planning.measurements import (
     Overhead,
     bucket_from_json,
     bucket_id,
-    key_from_json,
+    fused_id,
     key_to_json,
-    mapping,
+    keys_from_json,
     member,
-    models_from_json,
     prefix,
+    require_key,
     require_share,
 )
 from fluid.planning.overhead_fit import bounded_exp, slope, weighted_median
@@ -51,11 +55,11 @@ from fluid.resources import MemoryNeed
 _log = logging.getLogger(__name__)
 
 #: Version of what :meth:`Profile.to_json` writes.
-FORMAT = 3
-#: The version before, which did not tell device models apart.
+FORMAT = 4
+#: The version before, without measurements of fused packs.
+_WITHOUT_FUSED = 3
+#: The version before that, which did not tell device models apart either.
 _WITHOUT_MODELS = 2
-#: Stands for the device model in such a profile: the first model that is observed takes its measurements over.
-_ANY_MODEL = ""
 #: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
 DEFAULT_WINDOW = 31
 #: Keeps a clamped overhead inside its half-open interval by more than TOLERANCE.
@@ -107,24 +111,30 @@ class Profile:
         model: str | None = None,
         co_residents: int = 1,
         width: int = 1,
+        rows: int = 1,
         iterations: int = 1,
         memory: MemoryNeed | None = None,
         busy: float | None = None,
     ) -> None:
         """Adds one observation: iterations that have finished. A call that raises adds nothing.
 
+        An iteration of a fused pack is one observation, not one for each of its rows.
+
         Args:
             key: the trial's profile key.
             seconds: wall time of these iterations together, above 0.
             model: the device's model; of several unlike devices, that of the slowest. ``None`` if unknown.
-            co_residents: p, trials on the device, this one included; above 1 only at width 1.
+            co_residents: p, trials on the device, this one included; above 1 only at width 1. With ``rows`` above 1,
+                the processes on the device, each with a pack of so many rows.
             width: devices the trial ran on; above 1 only without co-residents.
+            rows: k, trials that took these iterations together as one fused pack; 1 for a trial by itself.
             iterations: how many iterations took ``seconds``.
-            memory: the trial's peak memory in bytes, if measured.
+            memory: the peak memory of one trial in bytes, if measured.
             busy: share of ``seconds`` in which it kept its device busy, if measured; used only of a trial alone on one
                 device.
         """
-        ids = bucket_id(co_residents, width)
+        is_fused = require_integer("rows", rows, at_least=1) > 1
+        ids = fused_id(co_residents, rows, width) if is_fused else bucket_id(co_residents, width)
         count = require_integer("iterations", iterations, at_least=1)
         each = require_number("seconds", seconds, at_least=0.0) / count
         if each == 0.0:
@@ -134,11 +144,12 @@ class Profile:
             self.observe_memory(key, memory, model=model)
         known = self._own(key, model)
         known.fitted.clear()
-        if share is not None and ids == ALONE:
+        known.rates = None
+        if share is not None and ids == ALONE and not is_fused:
             known.busy = [*known.busy, share][-self.window :]
-        if known.buckets.setdefault(ids, Bucket()).add(each, self.window):
-            message = "profile %r, model %s, drifted at co_residents=%d, width=%d: measuring again"
-            _log.info(message, key, model, *ids)
+        if (known.fused if is_fused else known.buckets).setdefault(ids, Bucket()).add(each, self.window):
+            message = "profile %r, model %s, drifted at co_residents=%d, width=%d, rows=%d: measuring again"
+            _log.info(message, key, model, co_residents, width, rows)
 
     def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
         """Adds the peak memory of a trial on a device of that model, in bytes, without its seconds."""
@@ -161,7 +172,7 @@ class Profile:
 
     def models(self, key: str) -> list[str | None]:
         """The device models that a key was measured on, in the order of their first observation."""
-        return [None if model == _ANY_MODEL else model for model in self._keys.get(key, ())]
+        return [None if model == ANY_MODEL else model for model in self._keys.get(key, ())]
 
     def speeds(self, key: str, models: Sequence[str | None]) -> dict[str | None, float]:
         """Iterations per second of a key's trials on each of these device models, relative to the first of them.
@@ -200,9 +211,11 @@ class Profile:
         """Seconds per iteration at width 1, alone on the device; ``None`` for an unknown key.
 
         If only packed or wide iterations were measured, eq. 3.2 converts them to width 1. Buckets with too few
-        observations are used only if there are no others.
+        observations are used only if there are no others. If only fused packs were measured, the smallest says how
+        long an iteration takes: like co-residents without a measured alpha, its rows are taken to cost no time.
         """
-        buckets = self._known(key, model).buckets
+        known = self._known(key, model)
+        buckets = known.buckets
         for usable in ({ids: bucket for ids, bucket in buckets.items() if bucket.measured}, buckets):
             if ALONE in usable:
                 return usable[ALONE].estimate
@@ -213,7 +226,23 @@ class Profile:
                     for (p, w), bucket in usable.items()
                 }
                 return bounded_exp(weighted_median((logs[ids], len(usable[ids].seconds)) for ids in usable))
-        return None
+        return known.fused[min(known.fused)].estimate if known.fused else None
+
+    def fused_rates(self, key: str, model: str | None = None) -> FusedRates | None:
+        """T(k)/T(1) of packs alone on a device; ``None`` until a trial alone and a pack were measured."""
+        known = self._known(key, model)
+        if known.rates is None:
+            known.rates = fused_rates(known)
+        return known.rates
+
+    def fused_measured(self, key: str, model: str | None = None) -> int:
+        """The largest power of two such that packs of 1, 2, 4, ... rows up to it were measured; 0 if 1 was not."""
+        return fused_measured(self._known(key, model))
+
+    def fused_limit(self, key: str, most: int, model: str | None = None) -> int:
+        """The largest power of two of rows, up to ``most``, worth fusing on a device (:func:`fused_limit`)."""
+        most = require_integer("most", most, at_least=1)
+        return fused_limit(self._known(key, model), most, self.threshold)
 
     def alpha(self, key: str, model: str | None = None) -> float:
         """Packing overhead per extra co-resident, in [1, c/(c-1)) for the c measured; 1.0 until measured.
@@ -286,32 +315,18 @@ class Profile:
         In a profile of format 2, measurements have no device model: the first model observed takes them over.
         """
         version = member("", data, "format")
-        if version not in (FORMAT, _WITHOUT_MODELS):
-            known = f"formats {_WITHOUT_MODELS} and {FORMAT}"
+        if version not in (FORMAT, _WITHOUT_FUSED, _WITHOUT_MODELS):
+            known = f"formats {_WITHOUT_MODELS} to {FORMAT}"
             raise InvalidFieldError("format", version, f"is unknown; this Fluid reads {known}")
         profile = cls(window=member("", data, "window"), threshold=member("", data, "threshold"))
         profile._resizes = bucket_from_json("resizes", member("", data, "resizes"), profile.window)
-        for key, content in mapping("keys", member("", data, "keys")).items():
-            name = _named("keys", key)
-            where = f"keys[{name!r}]"
-            if version == _WITHOUT_MODELS:
-                profile._keys[name] = {_ANY_MODEL: key_from_json(where, content, profile.window)}
-            else:
-                profile._keys[name] = models_from_json(where, content, profile.window)
+        without_models = version == _WITHOUT_MODELS
+        profile._keys = keys_from_json(member("", data, "keys"), profile.window, without_models=without_models)
         return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the profile to a file atomically: a reader finds the old content or the new, never a part."""
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            with temporary.open("x", encoding="utf-8") as file:
-                json.dump(self.to_json(), file, indent=1, allow_nan=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -327,7 +342,7 @@ class Profile:
     def _exact(self, key: str, model: str | None) -> KeyProfile:
         """What was measured on that very model, or in a profile without models."""
         by_model = self._keys.get(key, {})
-        return by_model.get(model) or by_model.get(_ANY_MODEL) or KeyProfile()
+        return by_model.get(model) or by_model.get(ANY_MODEL) or KeyProfile()
 
     def _known(self, key: str, model: str | None) -> KeyProfile:
         by_model = self._keys.get(key)
@@ -342,10 +357,10 @@ class Profile:
         """Where observations of a key on a model are added."""
         if model is not None:
             require_text("model", model)
-        by_model = self._keys.setdefault(_named("key", key), {})
+        by_model = self._keys.setdefault(require_key("key", key), {})
         known = by_model.get(model)
         if known is None:
-            known = by_model[model] = by_model.pop(_ANY_MODEL) if _ANY_MODEL in by_model else KeyProfile()
+            known = by_model[model] = by_model.pop(ANY_MODEL) if ANY_MODEL in by_model else KeyProfile()
         return known
 
     def _usual_speed(self, model: str | None, reference: str | None) -> float:
@@ -383,9 +398,3 @@ class Profile:
             message = "profile %r, model %s: measured %s=%.6g lies outside [1, %.6g); %.6g is used"
             _log.info(message, key, model, name, value, bound, clamped)
         return clamped
-
-
-def _named(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidFieldError(name, value, "must be a non-empty string")
-    return value

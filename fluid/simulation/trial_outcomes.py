@@ -66,6 +66,7 @@ class OracleProfile(Profile):
         model: str | None = None,
         co_residents: int = 1,
         width: int = 1,
+        rows: int = 1,
         iterations: int = 1,
         memory: MemoryNeed | None = None,
         busy: float | None = None,
