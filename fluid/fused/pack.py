@@ -291,9 +291,12 @@ class FusedPack:
 
     def _tensors(self, rows: slice) -> RowTensors:
         trained = self._model.layout.views({dtype: matrix[rows] for dtype, matrix in self._model.matrices.items()})
+        others, shared = self._model.others, self._model.shared
+        names = self._programs.other_names
         return RowTensors(
             [trained[name] for name in self._programs.trained_names],
-            [self._model.others[name][rows] for name in self._programs.other_names],
+            [shared[name] if name in shared else others[name][rows] for name in names],
+            tuple(name in shared for name in names),
         )
 
     def _masks(self, rows: slice, batch: Any, generators: Sequence[torch.Generator]) -> list[torch.Tensor]:

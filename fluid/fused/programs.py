@@ -32,10 +32,12 @@ class RowTensors(NamedTuple):
     Attributes:
         trained: parameters, ``(rows, *shape)``, in the order of :func:`trained_parameters`.
         others: buffers and other parameters; the programs write to those that the model writes to.
+        is_shared: of each of the others, whether it is one tensor for all rows, without a dimension for them.
     """
 
     trained: list[torch.Tensor]
     others: list[torch.Tensor]
+    is_shared: tuple[bool, ...]
 
 
 class RowPrograms:
@@ -69,7 +71,7 @@ class RowPrograms:
 
         leaves, structure = tree_flatten(batch.batch)
         arguments = (tensors.trained, tensors.others, list(masks), leaves)
-        program = self._program("loss", grad_and_value(loss), arguments, batch)
+        program = self._program("loss", grad_and_value(loss), arguments, tensors.is_shared, batch)
         gradients, losses = program(*arguments)
         return gradients, losses
 
@@ -86,24 +88,31 @@ class RowPrograms:
 
         leaves, structure = tree_flatten(batch.batch)
         arguments: Any = (tensors.trained, tensors.others, [], leaves)
-        results: dict[str, torch.Tensor] = self._program("evaluate", evaluate, arguments, batch)(*arguments)
+        program = self._program("evaluate", evaluate, arguments, tensors.is_shared, batch)
+        results: dict[str, torch.Tensor] = program(*arguments)
         return results
 
     def _call(self, program: LossModule, trained: Any, others: Any, batch: Any) -> Any:
         tensors = dict(zip(self._names, (*trained, *others), strict=True))
         return functional_call(program, tensors, (batch,))
 
-    def _program(self, name: str, function: Any, arguments: Any, batch: RowBatch) -> Callable[..., Any]:
-        key = (name, len(arguments[0][0]), batch.common, shape_of(batch.batch))
+    def _program(
+        self, name: str, function: Any, arguments: Any, is_shared: tuple[bool, ...], batch: RowBatch
+    ) -> Callable[..., Any]:
+        key = (name, len(arguments[0][0]), is_shared, batch.common, shape_of(batch.batch))
         if key not in self._traced:
-            self._traced[key] = self._trace(name, function, arguments, batch)
+            self._traced[key] = self._trace(name, function, arguments, is_shared, batch)
         return self._traced[key]
 
-    def _trace(self, name: str, function: Any, arguments: Any, batch: RowBatch) -> Callable[..., Any]:
+    def _trace(
+        self, name: str, function: Any, arguments: Any, is_shared: tuple[bool, ...], batch: RowBatch
+    ) -> Callable[..., Any]:
         trained, others, masks, leaves = arguments
         # The trace computes, and writes to the buffers that it is given.
-        copies = (trained, [other.clone() for other in others], masks, leaves)
-        batched = vmap(function, in_dims=(0, 0, 0, None if batch.common else 0))
+        own = [other if shared else other.clone() for other, shared in zip(others, is_shared, strict=True)]
+        copies = (trained, own, masks, leaves)
+        of_others = [None if shared else 0 for shared in is_shared]
+        batched = vmap(function, in_dims=(0, of_others, 0, None if batch.common else 0))
         self._model.train(name == "loss")
         with _running(self._model) as running, warnings.catch_warnings():
             # Of operations that vmap runs for one row after the other.

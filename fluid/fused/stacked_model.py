@@ -56,17 +56,20 @@ class Layout:
 class StackedModel:
     """The parameters and buffers of models of one shape.
 
-    The models keep no tensors of their own: theirs are views of their row, until :meth:`detach`.
+    The models keep no tensors of their own: theirs are views of their row, until :meth:`detach`. Parameters that are
+    not trained and equal in all rows are there once, for all: nothing writes to them, not even after :meth:`detach`.
+    Buffers are never shared, as models write to them.
 
     Attributes:
         layout: of the trained parameters.
         matrices: the trained parameters by type, ``(rows, numbers)``.
-        others: buffers, and parameters that are not trained, by name, ``(rows, *shape)``.
+        others: buffers, and parameters that are not trained and differ between rows, by name, ``(rows, *shape)``.
+        shared: the other parameters that are not trained, by name.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         self.layout = Layout(models[0])
-        self.matrices, self.others = self._stack(models)
+        self.matrices, self.others, self.shared = self._stack(models)
         self.attach(models)
 
     def tensors(self) -> list[torch.Tensor]:
@@ -81,9 +84,17 @@ class StackedModel:
 
     def join(self, new: Sequence[torch.nn.Module], models: Sequence[torch.nn.Module]) -> None:
         """Appends the rows of new models; ``models`` are all, with them."""
-        matrices, others = self._stack(new)
-        self.matrices = {dtype: torch.cat([matrix, matrices[dtype]]) for dtype, matrix in self.matrices.items()}
-        self.others = {name: torch.cat([tensor, others[name]]) for name, tensor in self.others.items()}
+        matrices, others, shared = self._stack(new)
+        present = len(models) - len(new)
+        if present:
+            for name in [*self.shared.keys() | shared.keys()]:
+                if not (name in self.shared and name in shared and _is_equal(self.shared[name], shared[name])):
+                    _give_each_row(name, self.shared, self.others, present)
+                    _give_each_row(name, shared, others, len(new))
+            self.matrices = {dtype: torch.cat([matrix, matrices[dtype]]) for dtype, matrix in self.matrices.items()}
+            self.others = {name: torch.cat([tensor, others[name]]) for name, tensor in self.others.items()}
+        else:
+            self.matrices, self.others, self.shared = matrices, others, shared
         self.attach(models)
 
     def attach(self, models: Sequence[torch.nn.Module]) -> None:
@@ -91,29 +102,45 @@ class StackedModel:
         views = {**self.layout.views(self.matrices), **self.others}
         for row, model in enumerate(models):
             for name, tensor in named_tensors(model):
-                tensor.data = views[name][row]
+                tensor.data = self.shared[name] if name in self.shared else views[name][row]
                 tensor.grad = None
 
-    @staticmethod
-    def detach(model: torch.nn.Module) -> None:
-        """Gives a model tensors of its own."""
-        for _, tensor in named_tensors(model):
-            tensor.data = tensor.data.clone()
+    def detach(self, model: torch.nn.Module) -> None:
+        """Gives a model tensors of its own, but for those that are shared."""
+        for name, tensor in named_tensors(model):
+            if name not in self.shared:
+                tensor.data = tensor.data.clone()
 
-    def _stack(self, models: Sequence[torch.nn.Module]) -> tuple[Matrices, dict[str, torch.Tensor]]:
+    def _stack(
+        self, models: Sequence[torch.nn.Module]
+    ) -> tuple[Matrices, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         named = [dict(named_tensors(model)) for model in models]
         first = next(iter(named[0].values()))
         matrices = self.layout.empty(len(models), first.device)
         views = self.layout.views(matrices)
-        others = {}
-        for name in named[0]:
+        others, shared = {}, {}
+        for name, tensor in named[0].items():
             rows = [tensors[name].data for tensors in named]
             if name in views:
                 for view, row in zip(views[name], rows, strict=True):
                     view.copy_(row)
+            elif isinstance(tensor, torch.nn.Parameter) and all(_is_equal(rows[0], row) for row in rows):
+                shared[name] = rows[0]
             else:
                 others[name] = torch.stack(rows)
-        return matrices, others
+        return matrices, others, shared
+
+
+def _is_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+    is_same = one.data_ptr() == two.data_ptr() and one.stride() == two.stride()
+    return is_same or bool(torch.equal(one, two))
+
+
+def _give_each_row(name: str, shared: dict[str, torch.Tensor], others: dict[str, torch.Tensor], rows: int) -> None:
+    """Stacks a tensor that so many rows have shared."""
+    if name in shared:
+        tensor = shared.pop(name)
+        others[name] = tensor.expand(rows, *tensor.shape)
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -155,6 +155,11 @@ class FusedTrainable(ElasticTrainable):
     def load_elastic_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that :meth:`elastic_state` returned, here or on another device."""
         self._require_no_pack("load_checkpoint()")
+        loaded = state["parts"].get("model", {})
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad and name in loaded:
+                # A pack may have shared it with other trials, to which loading would write.
+                parameter.data = parameter.data.clone()
         super().load_elastic_state(state)
 
     def _elastic_build(self, config: dict[str, Any]) -> None:
