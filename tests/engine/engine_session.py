@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections import Counter
 from typing import Any
@@ -121,7 +122,14 @@ class Session:
         self.moves = sparse and self.unlike
         if undivided:
             options["max_packing"] = 1
+        #: the widths of the models of trials that can be fused; empty if there are none
+        self.shapes: list[int] = [] if rng.random() < 0.5 else rng.choice([[32], [32, 64], [32, 64, 256]])
         self.backend = FakeBackend(rng, chances)
+        if self.shapes and "max_fused" in inspect.signature(EngineState).parameters:
+            self.backend.max_fused = rng.choice([1, 2, 4, 8, 64])
+            self.backend.fused_power = rng.choice([0.2, 0.5, 0.9, 1.0, 1.5])
+            options["max_fused"] = self.backend.max_fused
+            options["insists_on_fusing"] = self.backend.max_fused > 1 and rng.random() < 0.3
         profile = rng.choice([Known(), Known(), Sours(rng.randint(1, 30)), Profile()])
         self.state = EngineState(
             make_planner(planner),
@@ -213,7 +221,10 @@ class Session:
         widths = [1, 1, 1, 2] if self.moves else [2, 4] if self.sparse else [1, 1, 2, 4]
         max_width = 1 if self.undivided else rng.choice(widths)
         longest = 100 if self.moves else 30 if self.sparse else 15 if self.undivided else 8
-        return TrialSpec(
+        gang = max_width == 1 and devices is not None and devices >= 2
+        fusible = bool(self.shapes) and not gang and rng.random() < 0.8
+        shape = (("lr", rng.random()), ("width", rng.choice(self.shapes))) if fusible else ()
+        spec = TrialSpec(
             f"t{self._next_trial}",
             budget=rng.randint(1, longest),
             priority=rng.choice([1.0, 1.0, 2.0]),
@@ -226,9 +237,13 @@ class Session:
             iteration_timeout_s=rng.choice(["auto", None, 0.5, 3.0]),
             requires=requires,
             devices=devices,
-            gang=max_width == 1 and devices is not None and devices >= 2,
+            gang=gang,
             keep_last=rng.random() < 0.3,
+            fusible=fusible,
+            config=shape,
         )
+        self.backend.specs[spec.trial_id] = spec
+        return spec
 
     def asked(self) -> tuple[Requires | None, float | None]:
         """What a trial asks of its devices."""
@@ -559,6 +574,9 @@ def random_session(seed: int, steps: int) -> Session:
         chances.ask = rng.choice([0.0, 0.1])
     chances.unsavable = rng.choice([0.0, 0.0, 0.2])
     chances.device = rng.choice([0.0, 0.0, 0.05])
+    if rng.random() < 0.7:
+        chances.unlike, chances.refuse = rng.choice([0.0, 0.2]), rng.choice([0.0, 0.02, 0.2])
+        chances.die = rng.choice([0.0, 0.05]) * wild
     undivided = rng.random() < 0.3
     sparse = not undivided and rng.random() < 0.45
     planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+from fake_packs import Hosted, Rows, shape_of
 
 from fluid.engine.commands import (
     Call,
@@ -13,6 +15,7 @@ from fluid.engine.commands import (
     DumpStacks,
     KillLane,
     LimitMemory,
+    LimitRows,
     Notice,
     Pause,
     Persist,
@@ -39,31 +42,18 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.fusion import FusionLimited
 from fluid.engine.lane_record import LaneMeasured, StateMeasured
 from fluid.engine.requests import Answer, TrialAsked
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
+from fluid.engine.trial_spec import TrialSpec
 from fluid.keeping import Kept
 from fluid.resources import MemoryNeed
 
 #: (persistent, ephemeral) bytes as they may be measured, on devices of 100.
 MEASURED = [(30.0, 10.0), (10.0, 5.0), (40.0, 30.0)]
-
-
-@dataclass
-class Hosted:
-    """A trial in a lane."""
-
-    lanes: tuple[int, ...]
-    done: int = 0
-    left: int = 0
-    finished: bool = False
-    #: Whether its code never returns: nothing but a kill ends it.
-    hung: bool = False
-    called: list[int] = field(default_factory=list)
-    #: The request whose answer its code waits for.
-    asking: int | None = None
 
 
 @dataclass
@@ -76,6 +66,7 @@ class Lane:
     inbox: deque[Command] = field(default_factory=deque)
     outbox: deque[Event] = field(default_factory=deque)
     hosted: dict[str, Hosted] = field(default_factory=dict)
+    rows: Rows = field(default_factory=Rows)
 
 
 @dataclass
@@ -98,6 +89,12 @@ class Chances:
     ask: float = 0.0
     #: That a state cannot be saved, or can be again, or that only an earlier one can.
     unsavable: float = 0.0
+    #: That a trial whose spec says that it can be fused cannot.
+    unlike: float = 0.0
+    #: That trials refuse to be fused, or that fewer of them fit, in a step of several.
+    refuse: float = 0.0
+    #: That a step of several trials ends the lane.
+    die: float = 0.0
 
 
 class FakeBackend:
@@ -119,6 +116,16 @@ class FakeBackend:
         #: (trial, call) -> iterations done when the method was called, each time it was
         self.called: dict[tuple[str, int], list[int]] = {}
         self.requests = 0
+        #: trial -> what the engine knows of it
+        self.specs: dict[str, TrialSpec] = {}
+        #: trial -> its fusion key, which is the same in all lanes
+        self.fusion_keys: dict[str, str | None] = {}
+        #: most trials that the engine may run at once in one lane
+        self.max_fused = 1
+        #: seconds of a step of k trials are k to this power times those of one
+        self.fused_power = 0.5
+        #: steps of so many trials
+        self.fused_steps: Counter[int] = Counter()
 
     # -- what the engine asks ------------------------------------------------------------------------------
 
@@ -136,7 +143,7 @@ class FakeBackend:
             elif isinstance(command, Resize):
                 for lane_id in dict.fromkeys((*command.lane_ids, *command.old_lane_ids)):
                     self._post(lane_id, command)
-            elif isinstance(command, Persist):
+            elif isinstance(command, (Persist, LimitRows)):
                 self._post(command.lane_id, command)
             elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial, Call)):
                 for lane_id in command.lane_ids:
@@ -181,8 +188,9 @@ class FakeBackend:
         """SIGKILL."""
         lane = self.lanes[lane_id]
         called = next((command.trial_id for command in lane.inbox if isinstance(command, Call)), None)
-        running = next((trial_id for trial_id, hosted in lane.hosted.items() if hosted.left), called)
-        culprit = running if self.rng.random() < 0.3 else None
+        running = lane.rows.next_step(lane_id, lane.hosted)
+        known = self.rng.random() < (0.3 if len(running) < 2 else 0.1)
+        culprit = self.rng.choice(running or [called]) if known else None
         lane.dead = True
         lane.inbox.clear()
         lane.hosted.clear()
@@ -222,28 +230,43 @@ class FakeBackend:
             if self._happens(self.chances.memory):
                 held = 1.5 * self.rng.choice(MEASURED)[0] * self.rng.random()
                 lane.outbox.append(StateMeasured(self.now, trial_id, lane_id, held))
-        for trial_id, hosted in list(lane.hosted.items()):
-            if hosted.left and hosted.lanes[0] == lane_id:
-                self._iterate(lane_id, lane, trial_id, hosted)
-                if self.chances.own_bytes and self._happens(0.2):
-                    lane.outbox.append(LaneMeasured(self.now, lane_id, self.chances.own_bytes * self.rng.random()))
-                return
+        names = lane.rows.next_step(lane_id, lane.hosted)
+        if names:
+            self._step(lane_id, lane, names)
+            if not lane.dead and self.chances.own_bytes and self._happens(0.2):
+                lane.outbox.append(LaneMeasured(self.now, lane_id, self.chances.own_bytes * self.rng.random()))
+
+    def _check_company(self, lane_id: int, lane: Lane) -> None:
+        """Only trials that may be fused run at once in one lane, and no more of them than the engine may fuse."""
+        running = {name: hosted for name, hosted in lane.hosted.items() if hosted.left and hosted.lanes[0] == lane_id}
+        if len(running) > 1:
+            assert len(running) <= self.max_fused, f"lane {lane_id} is to run {list(running)} at once"
+            assert all(self.specs[name].fusible for name in running), f"{list(running)} cannot be fused"
+            assert all(hosted.lanes == (lane_id,) for hosted in running.values()), f"one of {running} is wide"
 
     def _obey(self, lane_id: int, lane: Lane, command: Command) -> None:
         if isinstance(command, StartTrial):
             done = command.checkpoint.iteration if command.checkpoint else 0
             if command.lane_ids[0] == lane_id and command.checkpoint and self._happens(self.chances.damaged):
                 done = self._set_back(lane_id, lane, command.trial_id, command.checkpoint)
-            lane.hosted[command.trial_id] = Hosted(command.lane_ids, done)
+            key = self._fusion_key(command.trial_id)
+            lane.hosted[command.trial_id] = Hosted(command.lane_ids, done, fusion_key=key)
             if command.lane_ids[0] != lane_id:
                 return
             self.progress[command.trial_id] = done
             if not self._fails(lane_id, lane, command.trial_id):
                 lane.hosted[command.trial_id].left = command.iterations
-                lane.outbox.append(TrialStarted(self.now, command.trial_id, lane_id, iteration=done, seconds=0.1))
+                lane.outbox.append(
+                    TrialStarted(self.now, command.trial_id, lane_id, iteration=done, seconds=0.1, fusion_key=key)
+                )
+                self._check_company(lane_id, lane)
             return
         if isinstance(command, Resize):
             self._move(lane_id, lane, command)
+            return
+        if isinstance(command, LimitRows):
+            assert 1 <= command.rows <= self.max_fused, command
+            lane.rows.limit = command.rows
             return
         if isinstance(command, Persist):
             fails = self._happens(self.chances.save_fails)
@@ -260,6 +283,7 @@ class FakeBackend:
         if isinstance(command, RunIteration):
             hosted.lanes = command.lane_ids
             hosted.left += command.iterations
+            self._check_company(lane_id, lane)
         elif isinstance(command, Pause) and hosted.lanes[0] == lane_id:
             hosted.left = 0
             lane.outbox.append(TrialPaused(self.now, trial_id, lane_id, iteration=hosted.done, purpose=command.purpose))
@@ -295,7 +319,8 @@ class FakeBackend:
         lane.hosted.pop(command.trial_id, None)
         if lane_id not in command.lane_ids:
             return
-        lane.hosted[command.trial_id] = Hosted(command.lane_ids, self.progress[command.trial_id])
+        key = self._fusion_key(command.trial_id)
+        lane.hosted[command.trial_id] = Hosted(command.lane_ids, self.progress[command.trial_id], fusion_key=key)
         if lane_id == command.lane_ids[0] and command.done is not None:
             self._tell_what_was_reported(command.trial_id, lane)
         if lane_id != command.lane_ids[0] or self._fails(lane_id, lane, command.trial_id):
@@ -308,6 +333,7 @@ class FakeBackend:
             wanted = Checkpoint(done, f"{command.trial_id}/{done}")
             older = self._set_back(lane_id, lane, command.trial_id, wanted)
             lane.hosted[command.trial_id].done = self.progress[command.trial_id] = older
+        self._check_company(lane_id, lane)
         lane.outbox.append(ResizeDone(self.now, command.trial_id, 0.05, lane_id))
 
     def _tell_what_was_reported(self, trial_id: str, lane: Lane) -> None:
@@ -368,25 +394,73 @@ class FakeBackend:
         )
         lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint, dropped=command.drop))
 
-    def _iterate(self, lane_id: int, lane: Lane, trial_id: str, hosted: Hosted) -> None:
-        if any(peer not in self.lanes or self.lanes[peer].dead for peer in hosted.lanes):
+    def _fusion_key(self, trial_id: str) -> str | None:
+        if trial_id not in self.fusion_keys:
+            spec = self.specs.get(trial_id)
+            unlike = spec is None or (spec.fusible and self._happens(self.chances.unlike))
+            self.fusion_keys[trial_id] = None if spec is None or unlike else shape_of(spec)
+        return self.fusion_keys[trial_id]
+
+    def _step(self, lane_id: int, lane: Lane, names: list[str]) -> None:
+        """An iteration of one trial, or of several together."""
+        hosted = [lane.hosted[name] for name in names]
+        if any(peer not in self.lanes or self.lanes[peer].dead for peer in hosted[0].lanes):
+            lane.rows.count_step(names, lane.hosted)
             return  # it hangs
-        if not hosted.finished and self._happens(self.chances.hang):  # Else the lane answers by itself.
-            hosted.hung = True
+        which = self.rng.randrange(len(names)) if len(names) > 1 else 0
+        trial_id, one = names[which], hosted[which]
+        if not one.finished and self._happens(self.chances.hang):  # Else the lane answers by itself.
+            one.hung = True
             return
         if self._happens(self.chances.ask):
             self.requests += 1
-            hosted.asking = self.requests
+            one.asking = self.requests
             lane.outbox.append(TrialAsked(self.now, trial_id, lane_id, request_id=self.requests, payload=b"ask"))
             return
-        if self._fails(lane_id, lane, trial_id):
+        if len(names) > 1 and self._is_refused(lane_id, lane, names):
             return
+        if self._fails(lane_id, lane, trial_id):
+            names = [name for name in names if name != trial_id and not lane.dead]
+            if not names or self.rng.random() < 0.5:
+                return  # The others take the step anew.
+        settled = lane.rows.count_step(names, lane.hosted)
+        if len(names) > 1:
+            self.fused_steps[len(names)] += 1
+        stretch = len(names) ** self.fused_power
+        seconds = stretch * self.rng.choice([0.1, 0.11, 0.12]) / self.speeds.get(lane.device_id, 1.0)
+        for name in names:
+            self._end_iteration(lane_id, lane, name, seconds, len(names), settled)
+
+    def _is_refused(self, lane_id: int, lane: Lane, names: list[str]) -> bool:
+        """Whether several trials do not take a step together after all: fewer can, or the lane dies of it."""
+        if self._happens(self.chances.die):
+            self.kill(lane_id)
+            return True
+        if not self._happens(self.chances.refuse):
+            return False
+        rows = self.rng.choice([1, max(1, len(names) // 2)])
+        key = lane.hosted[names[0]].fusion_key
+        assert key is not None
+        lane.rows.found[key] = rows
+        reason = "they differ from trials alone" if rows == 1 else "out of memory"
+        lane.outbox.append(FusionLimited(self.now, self.rng.choice(names), lane_id, rows=rows, reason=reason))
+        return True
+
+    def _end_iteration(self, lane_id: int, lane: Lane, trial_id: str, seconds: float, rows: int, settled: bool) -> None:
+        hosted = lane.hosted[trial_id]
         if hosted.finished or self._happens(self.chances.finish):
             hosted.done += not hosted.finished and self.rng.random() < 0.5
             hosted.finished, hosted.left = True, 0
             lane.outbox.append(
                 IterationDone(
-                    self.now, trial_id, lane_id, iteration=hosted.done, seconds=0.1, metrics=None, finished=True
+                    self.now,
+                    trial_id,
+                    lane_id,
+                    iteration=hosted.done,
+                    seconds=seconds,
+                    finished=True,
+                    rows=rows,
+                    settled=settled,
                 )
             )
             return
@@ -394,7 +468,6 @@ class FakeBackend:
         hosted.left -= 1
         self.progress[trial_id] = hosted.done
         memory = MemoryNeed(*self.rng.choice(MEASURED)) if self._happens(self.chances.memory) else None
-        seconds = self.rng.choice([0.1, 0.11, 0.12]) / self.speeds.get(lane.device_id, 1.0)
         lane.outbox.append(
             IterationDone(
                 self.now,
@@ -404,6 +477,8 @@ class FakeBackend:
                 seconds=seconds,
                 metrics={"done": hosted.done},
                 memory=memory,
+                rows=rows,
+                settled=settled,
             )
         )
         if self._happens(self.chances.unsavable):
