@@ -11,6 +11,7 @@ import cloudpickle
 import torch
 from torch.utils._pytree import tree_flatten
 
+from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.fused.data import Data, TensorData
 from fluid.fused.dropout import Dropout
 from fluid.fused.optimizers import SGD, OptimizerSpec
@@ -127,6 +128,8 @@ def _modules(model: torch.nn.Module) -> Iterator[str]:
         values = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
         if isinstance(module, Dropout):
             del values["p"]
+        if isinstance(module, SyncBatchNorm):  # The devices that the trial trains on: in a pack, one.
+            del values["_members"]
         if isinstance(module, torch.nn.RNNBase):  # References to its parameters.
             values = {key: value for key, value in values.items() if not key.startswith("_flat_weight")}
         shown = [f"{key}={_digest(f'{name}.{key}', value)}" for key, value in sorted(values.items())]
@@ -142,6 +145,7 @@ def _parameters(model: torch.nn.Module) -> Iterator[str]:
 
 def _optimizer(spec: OptimizerSpec) -> Iterator[str]:
     yield type(spec).__qualname__
+    yield f"learning rates of {', '.join(module or 'the model' for module in spec.modules)}"
     if isinstance(spec, SGD):
         yield f"nesterov={spec.nesterov}"
 

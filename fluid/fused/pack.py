@@ -121,9 +121,10 @@ class FusedPack:
             evaluation = self._evaluate()
         for trial in self.trials:
             trial._elastic.iteration += 1
+        evaluations = [{name: values[row] for name, values in evaluation.items()} for row in range(len(self))]
         return [
-            FusedState.metrics({"loss": loss}, {name: values[row] for name, values in evaluation.items()})
-            for row, loss in enumerate(losses)
+            trial.summarize(FusedState.metrics({"loss": loss}, found))
+            for trial, loss, found in zip(self.trials, losses, evaluations, strict=True)
         ]
 
     def remember(self) -> None:

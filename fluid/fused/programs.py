@@ -19,6 +19,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.fused.data import RowBatch
 from fluid.fused.dropout import handing_out
 from fluid.fused.refusal import FusionError, one_line
@@ -138,6 +139,9 @@ def _without_values(model: torch.nn.Module) -> torch.nn.Module:
         if isinstance(tensor, torch.nn.Parameter):
             copied = torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
         empty[id(tensor)] = copied
+    for module in model.modules():
+        if isinstance(module, SyncBatchNorm):  # It knows the trial, which is not to be copied.
+            empty[id(module._members)] = module._members
     return copy.deepcopy(model, empty)
 
 

@@ -33,6 +33,8 @@ class StackedOptimizer:
     def __init__(self, layout: Layout, trials: Sequence[FusedTrainable], device: torch.device) -> None:
         self._layout = layout
         self._device = device
+        #: Of each number in a row, its group of parameters; empty if there is one group.
+        self.groups = _groups(layout, trials[0]._fused.spec, device)
         #: Of each row, whether its trial's own optimizer has states.
         self._started: list[bool] = []
         self.states: dict[str, Matrices] = {name: layout.empty(0, device) for name in self.names}
@@ -104,8 +106,7 @@ class StackedOptimizer:
         for trial in trials:
             spec, steps = trial._fused.spec, trial._fused.steps
             if spec.schedule is not None and steps:
-                for group in trial.torch_optimizer.param_groups:
-                    group["lr"] = spec.lr_at(steps - 1)
+                spec.set_rates(trial.torch_optimizer, steps - 1)
 
     def keeps_states(self, spec: OptimizerSpec) -> bool:
         """Whether PyTorch's optimizer with these values has states."""
@@ -140,12 +141,12 @@ class StackedSteps:
         self._device = optimizer._device
         specs = [trial._fused.spec for trial in trials]
         done = [trial._fused.steps for trial in trials]
-        #: Learning rates and numbers of steps, ``float64 (steps, rows, 1)``.
         rates = [
-            [spec.lr] * steps if spec.schedule is None else [spec.lr_at(begin + step) for step in range(steps)]
+            [_rates(spec, begin + step) for step in range(steps)] if spec.schedule else [_rates(spec, 0)] * steps
             for spec, begin in zip(specs, done, strict=True)
         ]
-        self._lr = torch.tensor(rates, dtype=torch.float64).T.unsqueeze(-1)
+        #: Learning rates, ``float64 (steps, rows, groups)``, and numbers of steps, ``float64 (steps, rows, 1)``.
+        self._lr = torch.tensor(rates, dtype=torch.float64).transpose(0, 1)
         self._count = (torch.tensor(done) + torch.arange(1, steps + 1).unsqueeze(-1)).unsqueeze(-1).double()
         self._decay = _column([spec.weight_decay for spec in specs])
         self._has_decay = any(spec.weight_decay for spec in specs)
@@ -184,6 +185,12 @@ class StackedSteps:
     def _column(self, values: torch.Tensor) -> _Columns:
         return _Columns(values, self._device)
 
+    def _of_numbers(self, columns: _Columns, dtype: torch.dtype, step: int, rows: slice) -> torch.Tensor:
+        """Returns what depends on the learning rate in one step: ``(rows, 1)``, or ``(rows, numbers)`` by group."""
+        values = columns[dtype][step, rows]
+        groups = self._optimizer.groups.get(dtype)
+        return values if groups is None else values.index_select(1, groups)
+
 
 class _Columns:
     """Hyperparameters on the device, by the type of what they are multiplied with.
@@ -200,6 +207,23 @@ class _Columns:
 
 def _column(values: Sequence[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64).view(-1, 1)
+
+
+def _rates(spec: OptimizerSpec, step: int) -> list[float]:
+    """Returns the learning rates of a step, by group."""
+    return [spec.lr_at(step, module) for module in spec.modules]
+
+
+def _groups(layout: Layout, spec: OptimizerSpec, device: torch.device) -> Matrices:
+    """Returns the group of each number in a row, ``int64 (numbers,)`` by type; nothing if there is one group."""
+    if len(spec.modules) == 1:
+        return {}
+    return {
+        dtype: torch.cat(
+            [torch.full((slot.columns.stop - slot.columns.start,), spec.group_of(slot.name)) for slot in slots]
+        ).to(device)
+        for dtype, slots in layout.slots.items()
+    }
 
 
 class StackedSGD(StackedOptimizer):
@@ -249,7 +273,7 @@ class _SGDSteps(StackedSteps):
             else:
                 buffer.mul_(momentum).add_(gradient)
             change = gradient.addcmul_(buffer, momentum) if self._nesterov else buffer
-        parameters.addcmul_(change, self._rate[dtype][step, rows])
+        parameters.addcmul_(change, self._of_numbers(self._rate, dtype, step, rows))
 
 
 class StackedAdam(StackedOptimizer):
@@ -286,7 +310,7 @@ class _AdamSteps(StackedSteps):
     ) -> None:
         mean, square = (self._optimizer.states[name][dtype][rows] for name in StackedAdam.names)
         if self._is_decoupled:
-            parameters.mul_(self._weight_decay[dtype][step, rows])
+            parameters.mul_(self._of_numbers(self._weight_decay, dtype, step, rows))
         elif self._has_decay:
             gradient.addcmul_(parameters, self._weight_decay[dtype][rows])
         mean.mul_(self._first[dtype][rows]).addcmul_(gradient, self._first_share[dtype][rows])
@@ -295,7 +319,7 @@ class _AdamSteps(StackedSteps):
         root = torch.sqrt(square, out=gradient)
         root.mul_(self._scale[dtype][step, rows]).add_(self._eps[dtype][rows])
         change = torch.div(mean, root, out=gradient)
-        parameters.addcmul_(change, self._rate[dtype][step, rows])
+        parameters.addcmul_(change, self._of_numbers(self._rate, dtype, step, rows))
 
 
 def stacked_optimizer(layout: Layout, trials: Sequence[FusedTrainable], device: torch.device) -> StackedOptimizer:

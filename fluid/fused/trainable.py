@@ -19,6 +19,7 @@ from fluid.fused.data import Data, Position, TensorData, batches_from, is_on, ma
 from fluid.fused.dropout import MaskPlan, Site, drawing, handing_out, has_dropout, probabilities, recording
 from fluid.fused.optimizers import OptimizerSpec
 from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator, own_seed
+from fluid.fused.stacked_model import trained_parameters
 
 
 class LossModule(torch.nn.Module):  # type: ignore[misc]
@@ -38,8 +39,8 @@ class FusedTrainable(ElasticTrainable):
     """Training of which several trials of one shape can run as one batched model, in a :class:`FusedPack`.
 
     Derive from it and define :meth:`build`, :meth:`loss`, :meth:`optimizer`, :meth:`data` and, if wanted,
-    :meth:`evaluate`. There is no loop to write. An iteration is an epoch, and reports the mean training loss as
-    ``loss``, with what :meth:`evaluate` returns after it.
+    :meth:`evaluate` and :meth:`summarize`. There is no loop to write. An iteration is an epoch, and reports the mean
+    training loss as ``loss``, with what :meth:`evaluate` returns after it.
 
     The class is an ordinary trainable, too: its trials train alone under ``fluid.run`` or Ray Tune, and on several
     devices as those of any :class:`~fluid.elastic.ElasticTrainable`. A checkpoint is the same in each case.
@@ -109,6 +110,14 @@ class FusedTrainable(ElasticTrainable):
         """Returns means over an evaluation batch, by name: tensors with one number, none of them named ``loss``."""
         return {}
 
+    def summarize(self, means: dict[str, float]) -> dict[str, Any]:
+        """Returns an iteration's metrics, given its mean training loss and the means of :meth:`evaluate`.
+
+        By default they are these means. Define it for what follows from means, such as a perplexity. It is called
+        once for each trial and iteration, with numbers, also in a pack.
+        """
+        return means
+
     # -- the interface to Fluid and Ray Tune ---------------------------------------------------------------------
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -127,7 +136,7 @@ class FusedTrainable(ElasticTrainable):
         means = self.means()
         self._train(self._fused.iteration_batches, means)
         self.replicate_buffers()
-        return self._fused.metrics(means.result(), self._evaluate())
+        return self.summarize(self._fused.metrics(means.result(), self._evaluate()))
 
     def extra_state(self) -> dict[str, int]:
         """Returns the position in the data, and the optimizer's steps."""
@@ -176,7 +185,7 @@ class FusedTrainable(ElasticTrainable):
         if not isinstance(data, Data):
             raise InvalidFieldError("data", data, "must return a TensorData, or an object with the methods of Data")
         self.model = model.to(self.device)
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        parameters = trained_parameters(self.model)
         if not parameters:
             raise InvalidFieldError("build", model, "must return a model with parameters to train")
         self.torch_optimizer = spec.make(parameters)
@@ -285,7 +294,7 @@ class FusedState:
 
     @staticmethod
     def metrics(training: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, float]:
-        """Returns an iteration's metrics.
+        """Returns an iteration's means.
 
         Raises:
             InvalidFieldError: :meth:`FusedTrainable.evaluate` has returned a ``loss``.
@@ -311,4 +320,4 @@ def record_sites(trainable: FusedTrainable, batch: Any) -> list[Site]:
 
 
 #: The methods that users write, which attributes must not hide.
-_METHODS = frozenset({"loss", "optimizer", "data", "evaluate"})
+_METHODS = frozenset({"loss", "optimizer", "data", "evaluate", "summarize"})

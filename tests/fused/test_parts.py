@@ -148,7 +148,7 @@ def test_a_wrong_p_is_refused(p: Any) -> None:
     "spec", [SGD(lr=0.1, momentum=0.9, nesterov=True), Adam(weight_decay=0.1), AdamW(betas=(0.8, 0.9))]
 )
 def test_the_values_are_those_of_pytorchs_optimizer(spec: Any) -> None:
-    optimizer = spec.make([torch.nn.Parameter(torch.ones(2))])
+    optimizer = spec.make({"weight": torch.nn.Parameter(torch.ones(2))})
     assert type(optimizer).__name__ == type(spec).__name__
     (group,) = optimizer.param_groups
     assert {name: group[name] for name in spec.values()} == spec.values()
