@@ -24,7 +24,7 @@ from fluid.session.in_force import InForce
 from fluid.session.inbox import GroupInbox
 from fluid.session.live_trials import LiveTrials
 from fluid.session.notice import NOTICE
-from fluid.session.options import ExecutorOptions
+from fluid.session.options import DEFAULT_MAX_FUSED, ExecutorOptions
 from fluid.session.reprs import session_facts, table_html
 from fluid.session.results import TrialListener, require_listener
 from fluid.session.resume import read_session
@@ -61,12 +61,12 @@ class FluidExecutor:
         devices: how many devices to use: GPUs if there are any, else CPU cores; or which of them: ``[0, 1]``,
             ``"cuda:1"``, ``"cpu"`` or a list of :class:`Device`; ``None``, the default, or ``"all"`` for all.
         planner: ``"portfolio"``, the default, ``"dynamic"``, ``"static"`` or ``"fifo"``.
-        packing: how trials share a device. ``"timeslice"``: those on one GPU take turns. ``"mps"``: they run side by
-            side, which needs NVIDIA MPS. ``"auto"``, the default: MPS where it can be used, else time-slicing.
-            ``"off"``: one trial per device. All but ``"off"`` pack only as far as it is measured to pay
-            (``docs/gpu_sharing.md``).
-        max_packing: most trials on one device; ``None``, the default, for 4.
+        packing: how trials share a device. ``"fused"``: those of one shape train as one batched model.
+            ``"timeslice"``: in processes that take turns on a GPU; ``"mps"``: side by side, by NVIDIA MPS. ``"auto"``,
+            the default: what is measured to pay. ``"off"``: they do not (``docs/gpu_sharing.md``, ``docs/fused.md``).
+        max_packing: most trials with a process of their own on one device; ``None``, the default, for 4.
         max_width: most devices for one trial; ``None``, the default, for 8. Trials that are not elastic take one.
+        max_fused: most trials in one fused pack; 64 by default. 1 switches fusing off.
         max_failures: times that a failed trial is tried again; 2 by default, 0 for never.
         profile: measurements of earlier sessions, which this one adds to; ``None``, the default, for none.
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
@@ -75,9 +75,8 @@ class FluidExecutor:
         run_dir: folder for this session's journal, results and logs, in which no session has written yet; ``None``,
             the default, for a new one in ``$FLUID_RUNS``, or in ``~/fluid_runs`` if that is not set.
         verbose: 1, the default, for live progress on a terminal and what trials print; 0 for neither.
-        lane_policy: which trial a lane runs next if several have iterations left in it: ``"longest_first"``, the one
-            with the longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. ``None``,
-            the default, for ``"longest_first"``.
+        lane_policy: which of several trials in it a lane runs next: ``"longest_first"``, the default, the one with the
+            longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least.
         keep: which checkpoints outlive the session: ``"none"``, the default; ``"last"``, the newest of each trial;
             ``"best:k"``, those of the k best trials of each group by the metric of its search (``docs/results.md``).
         checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
@@ -104,6 +103,7 @@ class FluidExecutor:
         max_packing: int | None = None,
         max_width: int | None = None,
         *,
+        max_fused: int = DEFAULT_MAX_FUSED,
         max_failures: int = DEFAULT_MAX_FAILURES,
         profile: Profile | None = None,
         process_group: str | None = None,
@@ -123,6 +123,7 @@ class FluidExecutor:
             packing=packing,
             max_packing=max_packing,
             max_width=max_width,
+            max_fused=max_fused,
             max_failures=max_failures,
             process_group=process_group,
             verbose=verbose,
@@ -181,9 +182,9 @@ class FluidExecutor:
     def resume(cls, run_dir: str | Path, **options: Any) -> FluidExecutor:
         """Goes on with a session whose driver was killed: :attr:`handles` has its groups.
 
-        Trials that had not ended go on from their newest checkpoint that can still be read; iterations that were
-        reported are not reported again, and ``handle.results()`` gives them too, with metrics as JSON has them. The
-        session's trainables and configs are unpickled from ``payloads.pkl``, so resume only folders that you trust.
+        Trials that had not ended go on from their newest checkpoint that can still be read. Iterations reported before
+        are in ``handle.results()`` too, with metrics as JSON has them, and are not reported again. Trainables and
+        configs are unpickled from ``payloads.pkl``, so resume only folders that you trust.
 
         Args:
             run_dir: folder of the session; the new one appends to its files.
@@ -314,8 +315,8 @@ class FluidExecutor:
     def close(self) -> None:
         """Ends all lanes, and waits until they are gone. Trials that have not ended are broken off.
 
-        Closing twice is harmless: a second call waits for the first. Called by a listener, it returns at once, and the
-        session ends after the listener. An error while closing, such as that of a Ray cluster that is gone, is logged.
+        A second call waits for the first. Called by a listener, it returns at once, and the session ends after the
+        listener. An error while closing, such as that of a Ray cluster that is gone, is logged.
         """
         if self._session.is_in_thread:
             self._closing = True
@@ -375,8 +376,7 @@ def submit_trialgroup(group: TrialGroup, listener: TrialListener | None = None) 
         InvalidFieldError: as for :meth:`FluidExecutor.submit_trialgroup`.
     """
     with IN_FORCE.lock:
-        executor = IN_FORCE.find()
-        if executor is None:
+        if (executor := IN_FORCE.find()) is None:
             executor = FluidExecutor()
             IN_FORCE.make_default(executor)
     return executor.submit_trialgroup(group, listener)

@@ -249,7 +249,7 @@ def test_bad_input_is_refused_at_the_call_and_disturbs_nothing(make: Callable[..
             ("devices", 0),
             ("max_packing", 0),
         ),
-        *(("max_width", -1), ("max_failures", -1)),
+        *(("max_width", -1), ("max_failures", -1), ("max_fused", 0), ("max_fused", 2.5), ("max_fused", True)),
     ],
 )
 def test_bad_options_are_refused_by_name(tmp_path: Path, option: str, value: Any) -> None:

@@ -88,10 +88,11 @@ class EngineState:
         planner: plans widths, placements and resizes.
         profile: measurements of trials; it learns from what lanes report.
         max_packing: most trials on one device; 1 switches packing off.
+        max_fused: most trials in one fused pack; 1 switches fusing off.
+        insists_on_fusing: whether trials that can be fused are, even before it is measured to pay.
         max_width: most devices for one trial; ``None`` for the planner's ``d``.
         max_failures: times a trial is queued again after it failed.
-        resident_limit: how many states of trials that do not run a device keeps if their bytes are unknown, or do not
-            bound packing; known ones stay while they fit.
+        resident_limit: states of trials at rest that a device keeps, of those whose bytes do not bound packing.
         watermark: share of a device's memory that trials may fill.
     """
 
@@ -101,11 +102,14 @@ class EngineState:
         profile: Profile | None = None,
         *,
         max_packing: int = DEFAULT_MAX_PACKING,
+        max_fused: int = 1,
+        insists_on_fusing: bool = False,
         max_width: int | None = None,
         max_failures: int = DEFAULT_MAX_FAILURES,
         resident_limit: int = DEFAULT_RESIDENT_LIMIT,
         watermark: float = DEFAULT_MEMORY_WATERMARK,
     ) -> None:
+        require_integer("max_fused", max_fused, at_least=1)
         self._core = core = make_session_state(
             planner,
             profile if profile is not None else Profile(),
@@ -123,20 +127,17 @@ class EngineState:
         self.wants_tick = False
         #: When that was last found, seconds.
         self.changed_at = 0.0
-        self._calls = Calls(self._core)
-        self._requests = Requests(self._core)
-        self._residency = Residency(self._core, self._calls)
-        self._resizing = Resizing(self._core, self._calls)
+        self._calls, self._requests = Calls(core), Requests(core)
+        self._residency, self._resizing = Residency(core, self._calls), Resizing(core, self._calls)
         self._lifecycle = Lifecycle(self._core, self._calls, self._residency, self._resizing)
         most = require_integer("max_failures", max_failures, at_least=0)
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
-        self._savability = Savability(self._core, self._calls, self._resizing)
-        self._submissions = Submissions(self._core, self._lifecycle)
+        self._savability = Savability(core, self._calls, self._resizing)
+        self._submissions = Submissions(core, self._lifecycle)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
         self._holds = Holds(core, self._lifecycle, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
-        self._hung, self._waits = HungTrials(core), Waits(core)
-        self._ticked = False
+        self._hung, self._waits, self._ticked = HungTrials(core), Waits(core), False
         self._table = self._event_table()
         #: What handles a deadline, by the type of its key.
         self._due: dict[type, _Handler] = {
@@ -215,7 +216,7 @@ class EngineState:
         return self._core.feasibility.most_devices
 
     def set_most_devices(self, most: int) -> None:
-        """Sets the most devices that the session may come to hold; 0 if none come by themselves."""
+        """Sets :attr:`most_devices`."""
         self._core.feasibility.most_devices = most
 
     @property
@@ -276,10 +277,9 @@ class EngineState:
             except Exception as error:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
-        if self._drains.under_way:
-            self._drains.advance()
-        if self._holds.under_way:
-            self._holds.advance()
+        for part in (self._drains, self._holds):
+            if part.under_way:
+                part.advance()
         # 3. If devices or trials came or went, or need less memory, or a tick came: plan, start, preempt and resize.
         if core.changed or core.arrivals or self._ticked or core.measuring.ramp_changes or self.memory.has_freed:
             self._settle()

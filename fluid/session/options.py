@@ -21,7 +21,8 @@ from fluid.session.backend_choice import make_backend
 from fluid.session.packing_limit import bounded_packing, process_limit
 
 BACKENDS = ("auto", "local", "ray")
-PACKING = ("auto", "mps", "timeslice", "off")
+PACKING = ("auto", "fused", "mps", "timeslice", "off")
+DEFAULT_MAX_FUSED = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,6 +43,7 @@ class ExecutorOptions:
     packing: str = "auto"
     max_packing: int | None = None
     max_width: int | None = None
+    max_fused: int = DEFAULT_MAX_FUSED
     max_failures: int = DEFAULT_MAX_FAILURES
     process_group: str | None = None
     verbose: int = 1
@@ -57,6 +59,8 @@ class ExecutorOptions:
         require_one_of("packing", self.packing, PACKING)
         if self.lane_policy is not None:
             require_one_of("lane_policy", self.lane_policy, tuple(POLICIES))
+        if require_integer("max_fused", self.max_fused, at_least=1) == 1 and self.packing == "fused":
+            raise InvalidFieldError("max_fused", self.max_fused, 'must be at least 2 with packing="fused"')
         packed, widest = DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
         if self.max_packing is not None:
             packed = require_integer("max_packing", self.max_packing, at_least=1)
@@ -81,10 +85,21 @@ class ExecutorOptions:
         return {
             "planner": self.planner,
             "packing": self.packing,
+            "max_fused": self.most_fused,
             "lane_policy": self.lane_policy or DEFAULT_POLICY,
             "keep": str(self.retention),
             "checkpoint_bytes": self.retention.quota,
         }
+
+    @property
+    def most_packed(self) -> int:
+        """Most processes with a trial on one device, as far as the user decides it."""
+        return 1 if self.packing in ("off", "fused") else self.plans.c
+
+    @property
+    def most_fused(self) -> int:
+        """Most trials in one fused pack; 1 if none are to be fused."""
+        return int(self.max_fused) if self.packing in ("auto", "fused") else 1
 
     def make_backend(self, run_dir: Path) -> Backend:
         """Makes the backend, or returns the one given.
@@ -92,7 +107,7 @@ class ExecutorOptions:
         Raises:
             InvalidFieldError: it does not support an option.
         """
-        is_alone = self.packing == "off" or (self.packing == "auto" and self.plans.c == 1)
+        is_alone = self.most_packed == 1 and self.packing != "mps"  # Then MPS would be started for nothing.
         sharing = "timeslice" if is_alone else self.packing
         return make_backend(
             self.backend,
@@ -112,7 +127,13 @@ class ExecutorOptions:
             backend: whose GPUs may take fewer processes than the user wants to pack.
         """
         limit = process_limit(backend)
-        packed = 1 if self.packing == "off" else bounded_packing(self.plans.c, limit)
-        state = EngineState(self.plans, profile, max_packing=packed, max_failures=int(self.max_failures))
+        state = EngineState(
+            self.plans,
+            profile,
+            max_packing=bounded_packing(self.most_packed, limit),
+            max_fused=self.most_fused,
+            insists_on_fusing=self.packing == "fused",
+            max_failures=int(self.max_failures),
+        )
         state.lanes.most_per_device = limit.most
         return state

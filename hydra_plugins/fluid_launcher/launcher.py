@@ -28,6 +28,7 @@ class FluidLauncherConf:
     devices: Any = None
     packing: str | None = None
     max_packing: int | None = None
+    max_fused: int | None = None
     max_failures: int | None = None
     run_dir: str | None = None
     verbose: int | None = None
