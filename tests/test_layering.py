@@ -52,7 +52,7 @@ LAYERS = (
     layer(4, "fused", "numpy torch cloudpickle"),
     layer(3, "elastic", "numpy cloudpickle torch horovod ray"),
     layer(3, "planning", "numpy cattrs"),
-    layer(4, "lane", "numpy torch"),
+    layer(5, "lane", "numpy torch"),
     layer(4, "static_fluid", "numpy"),
     layer(5, "dynamic_fluid", "numpy"),
     layer(6, "planners", "numpy"),

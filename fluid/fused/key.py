@@ -50,6 +50,12 @@ class FusionKey(NamedTuple):
     data: tuple[str, ...]
     iteration: tuple[str, ...]
 
+    @property
+    def digest(self) -> str:
+        """Stands for the key in other processes: equal there for trials of a class of the same name, and equal keys."""
+        (named, *_), rest = self.trainable, self[1:]
+        return hashlib.sha256(repr((named.rpartition(" ")[0], rest)).encode()).hexdigest()[:16]
+
     def difference(self, other: FusionKey) -> str | None:
         """Returns what differs first between two keys, in one line; ``None`` if nothing does."""
         for field, ours, theirs in zip(self._fields, self, other, strict=True):
@@ -114,13 +120,41 @@ _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
 def _digest(name: str, value: Any) -> str:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if _is_plain(value):
         return repr(value)
     try:
-        pickled = cloudpickle.dumps(value)
+        content = b"".join(_contents(value))
     except Exception as error:
         raise FusionError(f"{name} cannot be compared with other trials': {one_line(error)}") from error
-    return f"{type(value).__name__} {hashlib.sha256(pickled).hexdigest()[:16]}"
+    return f"{type(value).__name__} {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _contents(value: Any) -> Iterator[bytes]:
+    """Yields what an attribute consists of, as bytes that are equal in all processes.
+
+    Containers are taken apart: pickle writes an object that occurs twice once, and sets in an order of the process.
+    """
+    if isinstance(value, (str, bytes)) or _is_plain(value):
+        yield f"{value!r};".encode(errors="surrogatepass")
+    elif type(value) in (list, tuple, torch.Size):
+        yield f"{type(value).__name__}{len(value)}:".encode()
+        for item in value:
+            yield from _contents(item)
+    elif type(value) in (set, frozenset):
+        yield f"{type(value).__name__}{len(value)}:".encode()
+        yield from sorted(b"".join(_contents(item)) for item in value)
+    elif type(value) is dict:
+        yield f"dict{len(value)}:".encode()
+        yield from sorted(b"".join((*_contents(key), *_contents(item))) for key, item in value.items())
+    elif isinstance(value, torch.Tensor) and not value.is_sparse:
+        yield f"{value.dtype}{tuple(value.shape)}{value.device.type}:".encode()
+        yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    else:
+        yield cloudpickle.dumps(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _modules(model: torch.nn.Module) -> Iterator[str]:

@@ -108,6 +108,11 @@ class FusedPack:
         """Number of rows."""
         return len(self.trials)
 
+    @property
+    def traced(self) -> int:
+        """Programs traced so far: a step that traces one takes longer than later ones."""
+        return self._programs.traced
+
     def step(self) -> list[dict[str, Any]]:
         """Runs one iteration of every trial; returns their metrics, in the order of :attr:`trials`.
 

@@ -57,6 +57,11 @@ class RowPrograms:
         self._evaluation = LossModule(self._model, trial.evaluate)
         self._traced: dict[Any, Callable[..., Any]] = {}
 
+    @property
+    def traced(self) -> int:
+        """Number of programs."""
+        return len(self._traced)
+
     def train(
         self, tensors: RowTensors, masks: Sequence[torch.Tensor], batch: RowBatch
     ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:

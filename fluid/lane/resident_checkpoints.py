@@ -84,11 +84,12 @@ class ResidentCheckpoints:
         """Whether saving a trial costs little against the work that the checkpoint protects.
 
         For an idle trial it is enough that saving costs little against one of its iterations: another lane that is to
-        continue it may be waiting for the checkpoint.
+        continue it may be waiting for the checkpoint. An iteration of several trials at once counts for each with its
+        share of the seconds: else saving all of them would cost as many times as much.
         """
         if resident.reports_states and resident.iteration - _behind(resident) <= resident.saved:
             return False
-        options, pace = self._options, resident.pace
+        options, pace = self._options, None if resident.pace is None else resident.pace / max(1, resident.rows)
         cost = options.save_ratio * resident.save_cost
         if resident.unsaved >= max(options.save_after, cost):
             return True

@@ -5,19 +5,20 @@ One resident at a time has the process: its random generators, working directory
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fluid._clock import Clock
 from fluid.elastic.messages import Join
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import MemoryMeter
-from fluid.lane.device_messages import HeldAtRest
 from fluid.lane.driver_requests import DriverRequests
+from fluid.lane.fused_rows import FusedRows
 from fluid.lane.gpu_busy_meter import make_busy_meter
 from fluid.lane.kept_payloads import load_payload
 from fluid.lane.member import LaneMember
@@ -33,21 +34,25 @@ from fluid.lane.messages import (
 from fluid.lane.output import LaneStreams, printable_name, trial_log
 from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
+from fluid.lane.resident_memory import ResidentMemory
 from fluid.lane.run_paths import trial_folder
 from fluid.lane.threads import LaneThreads
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.pickling import dump_result, pack_metrics
+from fluid.trainables.resident import Step
 from fluid.trainables.trainable import can_save, make_resident, set_up
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
 
-#: An idle lane keeps cached memory for the time of so many iterations, within these limits, seconds.
-_IDLE_ITERATIONS = 10
-_SHORTEST_IDLE_S = 0.05
-_LONGEST_IDLE_S = 1.0
-#: A change below this many bytes is not worth telling the driver: PyTorch's smallest segment has two of these.
-_NOTABLE = 2**20
+
+class StepTook(NamedTuple):
+    """What a step took: when it ended, its seconds, and for each trial its bytes, and its share of the device."""
+
+    at: float
+    seconds: float
+    memory: tuple[float, float] | None
+    busy: float | None
 
 
 class Residents:
@@ -64,10 +69,11 @@ class Residents:
 
     Attributes:
         queue: those with iterations left.
+        fused: those that may train in one step with others.
         current: the one whose process state is in force.
         checkpoints: saves and restores them.
         threads: CPU threads of the lane.
-        may_hold_cache: whether the lane may hold device memory that no trial uses.
+        memory: device memory that they take.
     """
 
     def __init__(
@@ -81,8 +87,9 @@ class Residents:
         tell_missing: Callable[[str], None],
     ) -> None:
         self.queue = WorkQueue()
+        self.fused = FusedRows(self.queue, clock)
         self.current: ResidentTrial | None = None
-        self.may_hold_cache = False
+        self.memory = ResidentMemory(meter, clock, self)
         self._options = options
         self._clock = clock
         self._output = output
@@ -97,7 +104,11 @@ class Residents:
         #: Of trainables that no trial has used here yet.
         self._payloads: dict[int, bytes | KeptPayload] = {}
         self._trainables: dict[int, Any] = {}
+        #: What tells trainables of one name apart, by key.
+        self._origins: dict[int, str] = {}
         self._by_id: dict[str, ResidentTrial] = {}
+        #: When the step in progress began, and the seconds waited for the driver until then.
+        self._begun = 0.0, 0.0
 
     def __iter__(self) -> Iterator[ResidentTrial]:
         return iter(list(self._by_id.values()))
@@ -108,13 +119,16 @@ class Residents:
 
     def add_trainable(self, message: ShipTrainable) -> None:
         """Stores a trainable for the trials that will use it."""
-        self._payloads[message.key] = message.payload
+        payload = self._payloads[message.key] = message.payload
+        named = payload.name.encode() if isinstance(payload, KeptPayload) else payload
+        self._origins[message.key] = hashlib.sha256(named).hexdigest()[:16]
         sys.path += [path for path in message.sys_path if path not in sys.path]
 
     def drop_trainable(self, message: DropTrainable) -> None:
         """Drops a trainable; residents that were made of it stay."""
         self._payloads.pop(message.key, None)
         self._trainables.pop(message.key, None)
+        self._origins.pop(message.key, None)
         self.checkpoints.drop_trainable(message.key)
 
     # -- arriving and leaving ------------------------------------------------------------------------------
@@ -141,8 +155,8 @@ class Residents:
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
         resident.key, resident.save_cost = message.key, self.checkpoints.usual_cost(message.key)
-        self._apply_limit(resident)
-        self._meter.begin()  # Only now: memory of the modules that were just imported is the lane's.
+        self.memory.limit([resident])
+        self.memory.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
         random_state = read_random_state()
 
@@ -166,7 +180,9 @@ class Residents:
         path, set_back = message.checkpoint, None
         if path is not None:
             set_back = self.checkpoints.restore(resident, path, message.iteration, message.source, renew)
-        self._measure(resident)
+        self.memory.measure([resident])
+        if (digest := self.fused.identify(resident)) is not None:
+            resident.fusion_key, resident.config = digest, message.config
         return set_back
 
     def enter(self, resident: ResidentTrial) -> None:
@@ -181,6 +197,15 @@ class Residents:
             resident.link.enter()
             self.current = resident
 
+    def enter_several(self, rows: Sequence[ResidentTrial]) -> None:
+        """Puts the process state of the first of several residents in force, whose code runs at once.
+
+        If the lane dies meanwhile, no one of them is known to be to blame.
+        """
+        self.enter(rows[0])
+        if len(rows) > 1:
+            self._note.write(None)
+
     def release(self, resident: ResidentTrial) -> None:
         """Cleans a resident up and removes it; what its clean-up raises goes to its log."""
         self.enter(resident)
@@ -193,9 +218,9 @@ class Residents:
         self.current = None
         self._meter.release_cached(collect=True)
 
-    @staticmethod
-    def _clean_up(resident: ResidentTrial) -> None:
+    def _clean_up(self, resident: ResidentTrial) -> None:
         try:
+            self.fused.forget(resident)
             if resident.member is not None:
                 resident.member.leave_generation()
             if resident.body is not None:
@@ -220,6 +245,7 @@ class Residents:
         if iterations > 0 and resident.left == 0:
             self.queue.add(resident)
         resident.left += iterations
+        self.fused.groups.note_iterations(resident)
 
     def set_iterations(self, resident: ResidentTrial, iterations: int) -> None:
         """Sets the iterations that a trial has left."""
@@ -228,6 +254,7 @@ class Residents:
 
     def halt(self, resident: ResidentTrial) -> None:
         """Leaves a trial no iterations to run."""
+        self.fused.groups.await_no_more(resident)
         if resident.left:
             resident.left = 0
             self.queue.remove(resident)
@@ -238,33 +265,42 @@ class Residents:
         if resident is not None:
             resident.limit = limit_bytes
 
-    def _apply_limit(self, resident: ResidentTrial) -> None:
-        """Applies a trial's limit to the process, which holds the states of other residents besides."""
-        limit = resident.limit
-        others = sum(each.held or 0.0 for each in self if each is not resident)
-        self._meter.limit(None if limit is None else limit + others)
-
     # -- running their code --------------------------------------------------------------------------------
 
     def iterate(self, resident: ResidentTrial) -> ResidentIterated:
         """Runs one iteration of a trial that trains alone; returns the report for the driver."""
         assert resident.body is not None
-        self.enter(resident)
-        self._apply_limit(resident)
-        self._meter.begin()
-        self._busy.begin()
-        begun, waited = self._clock.now(), self._requests.waited_s
+        rows = [resident]
+        self.begin_step(rows)
         step = resident.body.step()
         # The first iteration takes what later ones keep; to empty the cache after each would slow them down.
-        memory = self._measure(resident, settle=resident.pace is None)
-        now = self._clock.now()
+        took = self.end_step(rows, settle=resident.pace is None)
+        return self.book(resident, step, took, settled=resident.rows <= 1)
+
+    def begin_step(self, rows: Sequence[ResidentTrial], begun: float | None = None) -> None:
+        """Called before a step of trials that run at once; it ``begun`` then, if not now."""
+        self.enter_several(rows)
+        self.memory.limit(rows)
+        self.memory.begin()
+        self._busy.begin()
+        self._begun = self._clock.now() if begun is None else begun, self._requests.waited_s
+
+    def end_step(self, rows: Sequence[ResidentTrial], *, settle: bool) -> StepTook:
+        """Called after the step; ``settle`` releases cached memory, so that what is held can be told."""
+        memory = self.memory.measure(rows, settle=settle)
+        now, (begun, waited) = self._clock.now(), self._begun
         seconds = max(0.0, now - begun - (self._requests.waited_s - waited))
-        busy = self._busy.end(seconds)
+        return StepTook(now, seconds, memory, self._busy.end(seconds))
+
+    def book(
+        self, resident: ResidentTrial, step: Step, took: StepTook, *, rows: int = 1, settled: bool = True
+    ) -> ResidentIterated:
+        """Counts an iteration of a trial, one of several in the step; returns the report for the driver."""
         metrics = None if step.metrics is None else pack_metrics(step.metrics)
-        resident.record_iteration(seconds)
+        resident.record_iteration(took.seconds, rows)
         if metrics is not None:
             resident.iteration += 1
-            resident.unsaved += seconds
+            resident.unsaved += took.seconds / rows
         if step.finished:
             resident.finished = True
             self.halt(resident)
@@ -274,19 +310,21 @@ class Residents:
                 self.queue.remove(resident)
         if resident.rule is not None and step.metrics is not None:
             self.checkpoints.keep_if_better(resident, step.metrics)
-        return ResidentIterated(
-            now, resident.trial_id, resident.iteration, seconds, metrics, memory, step.finished, busy
+        at, seconds, memory, busy = took
+        done = ResidentIterated(
+            at, resident.trial_id, resident.iteration, seconds, metrics, memory, step.finished, busy
         )
+        return done if settled and rows == 1 else done._replace(rows=rows, settled=settled)
 
     def iterate_together(self, resident: ResidentTrial, member: LaneMember) -> bool:
         """Runs one iteration of a trial together with other lanes; returns whether it was completed."""
         self.enter(resident)
-        self._apply_limit(resident)
-        self._meter.begin()
+        self.memory.limit([resident])
+        self.memory.begin()
         begun = self._clock.now()
 
         def at_end(done: Iteration) -> tuple[float, float] | None:
-            memory = self._measure(resident)
+            memory = self.memory.measure([resident])
             resident.iteration, resident.finished = done.iteration, done.finished
             resident.unsaved += self._clock.now() - begun
             if resident.rule is not None and member.is_rank_zero:
@@ -305,6 +343,7 @@ class Residents:
         self.set_iterations(resident, member.left)
         if isinstance(message, Join) and message.size == 1:
             resident.member = None  # It trains alone from now on.
+            self.fused.identify(resident)
 
     def call(self, resident: ResidentTrial, method: str, payload: bytes) -> bytes:
         """Calls a method with pickled arguments; returns the pickled result."""
@@ -312,54 +351,20 @@ class Residents:
         begun = self._clock.now()
         try:
             self.enter(resident)
-            self._meter.begin()
+            self.memory.begin()
+            self.fused.forget(resident)
             args, kwargs = pickle.loads(payload)
             result = resident.body.call(method, args, kwargs)
-            self._measure(resident)
+            self.memory.measure([resident])
             return dump_result(result)
         finally:
+            self.fused.identify(resident)
             resident.unsaved += self._clock.now() - begun  # The call may have changed the trial.
 
-    def _measure(self, resident: ResidentTrial, *, settle: bool = False) -> tuple[float, float] | None:
-        """Ends a measurement; returns the bytes that the trial holds and what it took on top of that, if measured."""
-        measured = self._meter.end(settle=settle)
-        if measured is None:
-            return None
-        self.may_hold_cache = True
-        resident.held = (resident.held or 0.0) + measured[0]
-        return max(0.0, resident.held), max(0.0, measured[1])
+    def origin(self, resident: ResidentTrial) -> str:
+        """Returns what tells a resident's trainable from others of the same name."""
+        return self._origins.get(resident.key, "")
 
-    def idle_timeout(self) -> float | None:
-        """Returns the seconds to wait for messages before :meth:`release_cached` is called; ``None`` for no end.
-
-        A driver that decides iteration by iteration answers soon, and the next iteration reuses what is cached.
-        """
-        if not self.may_hold_cache:
-            return None
-        if not self._meter.may_keep_cache():
-            return 0.0
-        pace = None if self.current is None else self.current.pace
-        return min(_LONGEST_IDLE_S, max(_SHORTEST_IDLE_S, _IDLE_ITERATIONS * (pace or 0.0)))
-
-    def settle(self, resident: ResidentTrial | None) -> HeldAtRest | None:
-        """Returns device memory that no trial uses, and measures what the trial that ran last still holds.
-
-        Returns:
-            What to tell the driver of this resident, which does not run; ``None`` if it knows, or nothing is measured.
-        """
-        self.may_hold_cache = False
-        grown = self._meter.settle()
-        if self.current is not None and self.current.held is not None:
-            self.current.held += grown
-        if resident is None or resident.held is None:
-            return None
-        told, held = resident.told_held, max(0.0, resident.held)
-        if told is not None and abs(held - told) < _NOTABLE:
-            return None
-        resident.told_held = held
-        return HeldAtRest(self._clock.now(), resident.trial_id, held)
-
-    @property
-    def held_bytes(self) -> float:
-        """Device memory that all residents hold, as last measured."""
-        return sum(max(0.0, each.held or 0.0) for each in self)
+    def load_config(self, config: bytes | KeptPayload) -> Any:
+        """Loads a config as the driver sent it."""
+        return self._load(config)

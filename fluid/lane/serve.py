@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
@@ -24,9 +24,10 @@ from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
 from fluid.lane.device_messages import OwnBytesChanged
 from fluid.lane.driver_requests import DriverRequests
-from fluid.lane.errors import describe, is_for_want_of_space
+from fluid.lane.errors import is_for_want_of_space
+from fluid.lane.failing import LaneFailures
 from fluid.lane.keep_messages import DiscardKept, KeepBar
-from fluid.lane.limit_messages import LimitResident, SetThreads
+from fluid.lane.limit_messages import LimitResident, SetRows, SetThreads
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     AdoptResident,
@@ -40,10 +41,8 @@ from fluid.lane.messages import (
     PauseResident,
     PayloadMissing,
     PersistCheckpoint,
-    Raised,
     ReleaseResident,
     ResidentCalled,
-    ResidentFailed,
     ResidentIterated,
     ResidentPaused,
     ResidentReleased,
@@ -58,8 +57,8 @@ from fluid.lane.messages import (
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_memory import OwnMemory
 from fluid.lane.residents import Residents
+from fluid.lane.row_steps import RowSteps
 from fluid.lane.savability import ResidentSavability, has_changed, is_not_savable, refusal_of
-from fluid.lane.user_code import UserCode
 from fluid.lane.warming import warm_up_or_exit
 from fluid.lane.work_queue import ResidentTrial
 from fluid.processes.signals import leave_to_driver
@@ -67,8 +66,6 @@ from fluid.trainables.trainable import elastic_part
 
 #: The lane reports iterations shorter than this in batches, seconds.
 _SHORT_S = 0.001
-#: Exit status of a lane whose device has failed.
-_UNUSABLE = 70
 
 
 def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], None]) -> None:
@@ -109,6 +106,13 @@ class _Lane:
         self._meter = make_memory_meter(options)
         self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
         self._residents = Residents(options, clock, output, self._note, self._meter, self._requests, self._tell_missing)
+        self._failures = LaneFailures(
+            options, clock, output, self._meter, self._residents, self._send, self._channel.flush
+        )
+        self._row_steps = RowSteps(
+            clock, output, self._residents, options, self._failures, self._send, self._iterate, self._report_rows
+        )
+        self._user_code = self._failures.user_code
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ShipTrainable: self._residents.add_trainable,
@@ -127,6 +131,7 @@ class _Lane:
             DeleteCheckpoints: lambda message: self._residents.checkpoints.delete(message),
             KeepBar: self._residents.checkpoints.set_bar,
             DiscardKept: lambda message: discard_kept(message.path, demote=message.demote),
+            SetRows: self._set_rows,
             SetThreads: lambda message: self._residents.threads.change(message.threads),
             Shutdown: self._shutdown,
         }
@@ -134,17 +139,25 @@ class _Lane:
     def run(self, own_bytes: float = 0.0) -> None:
         residents, queue = self._residents, self._residents.queue
         self._send(LaneWarm(now := self._clock.now(), os.getpid(), own_bytes, now - self._options.launched_at))
+        wait = 0.0  # For messages, seconds, if there are iterations to run.
         while not self._ended:
             try:
                 # In this order: new messages, then iterations, then memory to release, then waiting for messages.
-                messages = self._channel.receive(timeout=0.0 if queue else residents.idle_timeout())
+                messages = self._channel.receive(
+                    timeout=wait if queue else residents.memory.idle_timeout(residents.current)
+                )
             except (EOFError, OSError):
                 break  # The driver is gone.
             for message in messages:
                 self._handlers[type(message)](message)
             if queue:
-                self._iterate(queue.next(self._options.policy, residents.current))
-            elif residents.may_hold_cache and not messages:
+                turn = residents.fused.groups.next(self._options.policy, residents.current)
+                wait = turn.wait
+                if turn.pack is not None:
+                    self._row_steps.iterate(turn.pack, turn.rows)
+                elif turn.rows:
+                    self._iterate(turn.rows[0])
+            elif residents.memory.may_hold_cache and not messages:
                 self._channel.flush()
                 self._settle(residents.current)
         self._requests.end()
@@ -166,7 +179,7 @@ class _Lane:
         if code.failed or message.membership is not None:
             return
         now = self._clock.now()
-        started = ResidentStarted(now, message.trial_id, resident.iteration, now - begun)
+        started = ResidentStarted(now, message.trial_id, resident.iteration, now - begun, resident.fusion_key)
         self._send(started, at_once=now - begun > _SHORT_S)
         self._add_iterations(resident, message.iterations)
 
@@ -192,7 +205,7 @@ class _Lane:
         if message.keep:
             self._send(self._residents.checkpoints.keep(resident))
             return
-        with UserCode(resident, self._fail_to_save) as code:
+        with self._failures.saving(resident) as code:
             saved = self._residents.checkpoints.save(resident, durable=message.durable)
         if code.failed:
             return
@@ -217,12 +230,12 @@ class _Lane:
         try:
             result = self._residents.call(resident, message.method, message.payload)
         except BaseException as error:
-            raised, is_usable = self._describe(error)
+            raised, is_usable = self._failures.describe(error)
         called = ResidentCalled(self._clock.now(), resident.trial_id, message.call_id, result, raised)
         if raised is None:
             self._send(called)
         else:
-            self._send_raised(called, raised, is_usable)
+            self._failures.send_raised(called, raised, is_usable)
         if resident.autosaves and resident.member is None and not resident.left:
             self._save_if_due(resident)
 
@@ -239,6 +252,7 @@ class _Lane:
         if resident is not None:
             with self._user_code(resident):
                 self._residents.enter(resident)
+                self._residents.fused.forget(resident)
                 self._become_member(resident, message.membership, 0.0)
 
     def _become_member(self, resident: ResidentTrial, membership: Membership, seconds: float) -> None:
@@ -299,6 +313,25 @@ class _Lane:
         if resident.autosaves:
             self._save_if_due(resident)
 
+    def _report_rows(self, reports: Sequence[tuple[ResidentTrial, ResidentIterated]]) -> None:
+        """Sends the reports of trials that took a step together, in as few batches as can be; then saves those due."""
+        for resident, done in reports:
+            self._send(done, at_once=False)
+            if resident.unsent is not None:
+                self._send_kept(resident)
+        seconds = max((done.seconds for _, done in reports), default=0.0)
+        if seconds > _SHORT_S:
+            self._output.collect()
+            self._channel.flush()
+        if not all(done.settled for _, done in reports):
+            self._tell_own_bytes()
+        for resident, _ in reports:
+            if resident.autosaves:
+                self._save_if_due(resident)
+
+    def _set_rows(self, message: SetRows) -> None:
+        self._residents.fused.groups.most = message.rows
+
     def _iterate_together(self, resident: ResidentTrial, member: LaneMember) -> None:
         with self._user_code(resident) as code:
             completed = self._residents.iterate_together(resident, member)
@@ -331,13 +364,13 @@ class _Lane:
 
     def _settle(self, resident: ResidentTrial | None) -> None:
         """Gives memory back that no trial uses; tells what a trial that does not run, and the lane itself, keep."""
-        if (held := self._residents.settle(resident)) is not None:
+        if (held := self._residents.memory.settle(self._residents.current, resident)) is not None:
             self._send(held, at_once=False)
         self._tell_own_bytes()
 
     def _tell_own_bytes(self) -> None:
         """Tells what the lane takes for itself, after a trial's first iteration and at rest: libraries add to it."""
-        own_bytes = self._own_memory.changed(self._residents.held_bytes)
+        own_bytes = self._own_memory.changed(self._residents.memory.held_bytes)
         if own_bytes is not None:
             self._send(OwnBytesChanged(self._clock.now(), own_bytes))
 
@@ -352,48 +385,3 @@ class _Lane:
         # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.
         self._note.write(None)
         self._channel.send(message, at_once=at_once)
-
-    # -- failures ------------------------------------------------------------------------------------------
-
-    def _user_code(self, resident: ResidentTrial) -> UserCode:
-        return UserCode(resident, self._fail)
-
-    def _fail(self, resident: ResidentTrial, error: BaseException, kind: str | None = None) -> None:
-        """Releases a resident that raised, and reports its failure, of that kind if one is given."""
-        raised, is_usable = self._describe(error)
-        raised = raised._replace(kind=kind or raised.kind)
-        if self._residents.current is resident:
-            self._output.log.write(raised.traceback)  # The log is the first place where people look.
-        self._residents.release(resident)
-        self._send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised, is_usable)
-
-    def _fail_to_save(self, resident: ResidentTrial, error: BaseException) -> None:
-        """As for any error, but that of a full disk is not the trial's, and a state may be none that can be saved."""
-        if is_not_savable(error):
-            self._send(refusal_of(error, resident, self._clock.now(), refuses=True))
-            return
-        self._fail(resident, error, kind="not_saved" if is_for_want_of_space(error) else None)
-
-    def _describe(self, error: BaseException) -> tuple[Raised, bool]:
-        """Describes an exception; returns also whether the device can still be used.
-
-        Ends the process without a report if the device cannot be, and another lane may have caused that: MPS reports a
-        fatal fault of one client to all of them, without naming it. The driver finds the culprit.
-        """
-        raised = describe(error)
-        if raised.kind == "out_of_memory" or self._meter.is_usable(raised.traceback):
-            return raised, True
-        if self._options.environment:
-            self._channel.flush()
-            os.write(2, raised.traceback.encode(errors="replace"))  # The lane's log.
-            os._exit(_UNUSABLE)
-        return raised._replace(kind="device"), False
-
-    def _send_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised, is_usable: bool) -> None:
-        """Reports an exception; ends the process if its device cannot be used any more."""
-        if raised.kind == "out_of_memory":
-            self._meter.release_cached(collect=True)
-            is_usable = self._meter.is_usable()
-        self._send(message)
-        if not is_usable:
-            os._exit(_UNUSABLE)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fluid.keeping import KeepRule
 from fluid.lane.driver_requests import LaneDriverLink
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.member import LaneMember
-from fluid.lane.messages import ResidentSaved
+from fluid.lane.messages import KeptPayload, ResidentSaved
 from fluid.lane.policy import ResidentWork, choose, joining_service
 from fluid.lane.process_state import ProcessState
 from fluid.trainables.resident import Resident
@@ -47,6 +48,9 @@ class ResidentTrial:
         rule: which of its checkpoints outlive the run; ``None`` for none.
         kept_at: iteration of the last one that this lane wrote; -1 before the first.
         unsent: what is to be told of the one that was written in its last iteration.
+        config: as the driver sent it; ``None`` if it cannot be fused.
+        fusion_key: digest of its fusion key after its set-up; ``None`` if it cannot be fused.
+        rows: trials that took its last step together, this one included; 0 before the first.
     """
 
     trial_id: str
@@ -72,9 +76,13 @@ class ResidentTrial:
     rule: KeepRule | None = None
     kept_at: int = -1
     unsent: ResidentSaved | ResidentNotKept | None = None
+    config: bytes | KeptPayload | None = None
+    fusion_key: str | None = None
+    rows: int = 0
 
-    def record_iteration(self, seconds: float) -> None:
-        """Updates pace and service after an iteration that took so many seconds."""
+    def record_iteration(self, seconds: float, rows: int = 1) -> None:
+        """Updates pace and service after an iteration that took so many seconds, of so many trials at once."""
+        self.rows = rows
         self.pace = seconds if self.pace is None else self.pace + _SMOOTHING * (seconds - self.pace)
         self.service += seconds
 
@@ -91,6 +99,9 @@ class WorkQueue:
 
     def __len__(self) -> int:
         return len(self._residents)
+
+    def __iter__(self) -> Iterator[ResidentTrial]:
+        return iter(self._residents)
 
     def add(self, resident: ResidentTrial) -> None:
         """Adds a trial."""

@@ -1,0 +1,57 @@
+"""The self-check of fused trials in a lane: once for each kind of trials and machine, before the first are fused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from fluid.lane.messages import LaneOptions
+from fluid.lane.row_groups import RowGroup
+from fluid.lane.work_queue import ResidentTrial
+
+#: The folder, within a run's, of what lanes of this machine have found.
+_FOLDER = "fusion"
+
+
+class RowChecks:
+    """Finds out whether trials may be fused.
+
+    The result is kept in a file in the run's folder, so that the other lanes of the machine need no check of their own.
+
+    Args:
+        options: the lane's.
+        load_config: loads a config as the driver sent it.
+        origin: returns what tells the trainable of a resident from others with the same name.
+    """
+
+    def __init__(
+        self, options: LaneOptions, load_config: Callable[[Any], Any], origin: Callable[[ResidentTrial], str]
+    ) -> None:
+        self._folder = os.path.join(options.run_folder, _FOLDER)
+        self._kind = options.kind
+        self._load_config = load_config
+        self._origin = origin
+
+    def why_not(self, group: RowGroup, one: ResidentTrial, two: ResidentTrial) -> str:
+        """Says why trials of a group should not be fused, in one line; empty if they can be.
+
+        Trains new trials of the configs of two of them, alone and together; see :func:`fluid.fused.why_not_fused`.
+
+        Raises:
+            Exception: what the user's code raises in a trial that trains alone.
+        """
+        path = os.path.join(self._folder, f"{group.digest}-{self._origin(one)}-{self._kind}")
+        with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
+            return file.read()
+        from fluid.fused.check import why_not_fused
+
+        reason = why_not_fused(group.trainable, self._load_config(one.config), self._load_config(two.config)) or ""
+        with suppress(OSError):
+            os.makedirs(self._folder, exist_ok=True)
+            own = f"{path}.{os.getpid()}"
+            with open(own, "w", encoding="utf-8", errors="replace") as file:
+                file.write(reason)
+            os.replace(own, path)
+        return reason

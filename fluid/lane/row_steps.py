@@ -1,0 +1,141 @@
+"""Runs steps of several trials at once, as a :class:`fluid.fused.FusedPack`, and takes packs apart that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fluid._clock import Clock
+from fluid.lane.errors import is_out_of_memory, one_line
+from fluid.lane.failing import LaneFailures
+from fluid.lane.limit_messages import RowsLimited
+from fluid.lane.messages import LaneOptions
+from fluid.lane.output import LaneStreams
+from fluid.lane.residents import Residents
+from fluid.lane.row_checks import RowChecks
+from fluid.lane.row_groups import RowGroup, RowPack
+from fluid.lane.work_queue import ResidentTrial
+from fluid.trainables.resident import step_of
+
+#: Self-checks that raise before trials are taken for such that cannot be fused.
+_FAILED_CHECKS = 2
+
+
+class RowSteps:
+    """Runs iterations of residents that train in one step.
+
+    Args:
+        clock: the lane's.
+        output: has the log of the trial whose code runs.
+        residents: the lane's.
+        options: its settings.
+        failures: reports exceptions.
+        send: sends a message to the driver.
+        iterate_alone: runs an iteration of one resident, and reports it.
+        report: sends the reports of a step of several.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        output: LaneStreams,
+        residents: Residents,
+        options: LaneOptions,
+        failures: LaneFailures,
+        send: Callable[[Any], None],
+        iterate_alone: Callable[[ResidentTrial], None],
+        report: Callable[[Sequence[tuple[ResidentTrial, Any]]], None],
+    ) -> None:
+        self._clock = clock
+        self._output = output
+        self._residents = residents
+        self._checks = RowChecks(options, residents.load_config, residents.origin)
+        self._failures = failures
+        self._send = send
+        self._iterate_alone = iterate_alone
+        self._report = report
+
+    def iterate(self, pack: RowPack, rows: Sequence[ResidentTrial]) -> None:
+        """Runs an iteration of some rows of a pack, and reports it.
+
+        Where a step raises, halves of the pack step by themselves, down to the trial that raises alone. Only that one
+        fails.
+        """
+        begun = self._clock.now()
+        if len(rows) == 1 or self._may_fuse(pack.group, rows):
+            self._iterate(pack, rows, begun)
+            self._residents.fused.groups.note_step(pack, rows, self._clock.now() - begun)
+
+    def _iterate(self, pack: RowPack, rows: Sequence[ResidentTrial], begun: float) -> None:
+        if len(rows) == 1:
+            self._residents.fused.separate(rows[0])
+            self._iterate_alone(rows[0])
+            return
+        try:
+            self._step(pack, rows, begun)
+            return
+        except BaseException as error:
+            is_for_memory, reason = is_out_of_memory(error), one_line(error)
+            raised = self._failures.describe_of_several(error)
+        self._output.log.write(raised.traceback)
+        if is_for_memory:
+            self._residents.memory.release_cached()
+            self._limit(pack.group, rows[0], len(rows) // 2, f"{len(rows)} trials do not fit: {reason}")
+            return
+        middle = len(rows) // 2
+        for half in (rows[:middle], rows[middle:]):
+            self._iterate(pack, half, self._clock.now())
+        if all(self._residents.get(row.trial_id) is row for row in rows) and pack.group.most > 1:
+            self._limit(pack.group, rows[0], 1, f"only in a pack, the trials raise {reason}")
+
+    def _step(self, pack: RowPack, rows: Sequence[ResidentTrial], begun: float) -> None:
+        """Runs an iteration of rows as one; the state of all is as before if that raises."""
+        residents = self._residents
+        residents.begin_step(rows, begun)
+        residents.fused.fuse(pack, rows)
+        fused, order = pack.fused, list(pack.fused_rows)
+        traced, is_settled = fused.traced, pack.stepped == frozenset(rows)
+        fused.remember()
+        try:
+            results = [step_of(metrics, "step()") for metrics in fused.step()]
+            took = residents.end_step(rows, settle=not is_settled)
+        except BaseException:
+            fused.restore()
+            raise
+        is_settled = is_settled and fused.traced == traced
+        reports = []
+        for row, result in zip(order, results, strict=True):
+            with self._failures.user_code(row):
+                reports.append((row, residents.book(row, result, took, rows=len(rows), settled=is_settled)))
+        self._report(reports)
+
+    def _may_fuse(self, group: RowGroup, rows: Sequence[ResidentTrial]) -> bool:
+        """Whether trials of a group can be fused; checks it the first time, and tells if not."""
+        if group.is_checked:
+            return True
+        self._residents.enter_several(rows)
+        try:
+            reason = self._checks.why_not(group, *rows[:2])
+        except BaseException as error:
+            raised = self._failures.describe_of_several(error)
+            group.failed_checks += 1
+            if group.failed_checks >= _FAILED_CHECKS:
+                self._limit(group, rows[0], 1, f"the self-check raises {raised.message}")
+            else:  # One of them may fail by itself.
+                for row in rows:
+                    self._residents.fused.separate(row)
+                    self._iterate_alone(row)
+            return False
+        finally:
+            self._residents.memory.release_cached()
+        group.is_checked = not reason
+        if reason:
+            self._limit(group, rows[0], 1, reason)
+        return group.is_checked
+
+    def _limit(self, group: RowGroup, resident: ResidentTrial, rows: int, reason: str) -> None:
+        """Lets at most so many trials of a group train in one step from now on."""
+        group.most = rows
+        how = "are not fused" if rows == 1 else f"are fused {rows} at a time at most"
+        self._output.log.write(f"Fluid: trials like this one {how} here: {reason}\n")
+        self._send(RowsLimited(self._clock.now(), resident.trial_id, rows, reason))

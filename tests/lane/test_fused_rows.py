@@ -1,0 +1,214 @@
+"""Trials that a lane trains in one step: messages in, messages out, with real PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fluid.fused import SGD, Adam, Dropout, FusedTrainable, TensorData
+from fluid.fused.optimizers import OptimizerSpec
+from fluid.lane.limit_messages import SetRows
+from fluid.lane.messages import (
+    CallResident,
+    LaneWarm,
+    PauseResident,
+    ReleaseResident,
+    ResidentCalled,
+    ResidentIterated,
+    ResidentPaused,
+    ResidentReleased,
+    ResidentSaved,
+    ResidentStarted,
+    RunResident,
+    SaveResident,
+    ShipTrainable,
+    StartResident,
+)
+from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
+
+
+class Net(FusedTrainable):
+    """A perceptron with dropout on random samples; its config decides what is to go wrong."""
+
+    def build(self, config: dict[str, Any]) -> nn.Module:
+        width = config.get("width", 6)
+        return nn.Sequential(nn.Linear(4, width), Dropout(config.get("p", 0.2)), nn.Tanh(), nn.Linear(width, 3))
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y)
+
+    def optimizer(self, config: dict[str, Any]) -> OptimizerSpec:
+        return Adam(lr=config["lr"]) if config.get("adam") else SGD(lr=config["lr"], momentum=0.9)
+
+    def data(self, config: dict[str, Any], seed: int) -> TensorData:
+        x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+        y = (x.sum(-1) > 0).long()
+        return TensorData([x, y], [x, y], batch_size=8, seed=seed)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        x, y = batch
+        return {"accuracy": (model(x).argmax(-1) == y).float().mean()}
+
+    def weight(self) -> float:
+        return float(self.model[0].weight.detach().norm())
+
+    def set_weights(self, value: float) -> None:
+        with torch.no_grad():
+            self.model[0].weight.fill_(value)
+
+
+def config(number: int, **others: Any) -> dict[str, Any]:
+    return {"lr": 0.02 * (number + 1), "seed": number, **others}
+
+
+def alone(cls: type[FusedTrainable], values: dict[str, Any], iterations: int) -> list[dict[str, Any]]:
+    """The metrics of a trial that trains alone, here."""
+    trial = cls()
+    trial.setup(dict(values))
+    return [trial.step() for _ in range(iterations)]
+
+
+def is_near(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return ours == pytest.approx(theirs, rel=1e-5, abs=1e-7)
+
+
+@pytest.fixture
+def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Callable[..., Any]:
+    server = make_server()
+
+    def make(lane_id: int = 0, **options: Any) -> Any:
+        lane = fork(server, lane_id, **{"save_after": 1e9, **options})
+        lane.receive(LaneWarm)
+        return lane
+
+    return make
+
+
+@pytest.fixture
+def lane(make_lane: Callable[..., Any]) -> Any:
+    return make_lane()
+
+
+def start(lane: Any, trials: dict[str, dict[str, Any]], iterations: int, cls: type = Net, key: int = 0) -> list[Any]:
+    """Starts trials at once; returns the answers."""
+    lane.send(ShipTrainable(key, dump_trainable(cls), ()))
+    lane.send(*(StartResident(name, key, dump_config(values), iterations) for name, values in trials.items()))
+    return [lane.receive(ResidentStarted, name) for name in trials]
+
+
+def iterated(lane: Any, names: Iterable[str], count: int) -> dict[str, list[ResidentIterated]]:
+    """The next iterations of trials."""
+    return {name: [lane.receive(ResidentIterated, name) for _ in range(count)] for name in names}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_trials_of_one_key_train_together_as_each_would_alone(lane: Any, count: int, tmp_path: Path) -> None:
+    trials = {f"t{number}": config(number) for number in range(count)}
+    started = start(lane, trials, 4)
+    assert len({one.fusion_key for one in started}) == 1 and started[0].fusion_key
+    done = iterated(lane, trials, 4)
+    for name, values in trials.items():
+        assert [one.iteration for one in done[name]] == [1, 2, 3, 4]
+        expected = alone(Net, values, 5)
+        assert all(map(is_near, [one.metrics for one in done[name]], expected))
+        assert [one.rows for one in done[name]] == [count] * 4
+        assert [one.settled for one in done[name]] == [False, True, True, True]
+    steps = {(one.at, one.seconds) for each in done.values() for one in each}
+    assert len(steps) == 4, "trials of one step have the same times"
+    for name, values in trials.items():
+        lane.send(SaveResident(name, True))
+        saved = lane.receive(ResidentSaved, name)
+        lane.send(StartResident(f"{name} on", 0, dump_config(values), 1, saved.path, saved.iteration))
+        on = lane.receive(ResidentIterated, f"{name} on")
+        assert is_near(on.metrics, alone(Net, values, 5)[-1]) and on.rows == 1
+
+
+def test_trials_join_and_leave_between_two_steps(lane: Any) -> None:
+    start(lane, {"a": config(0), "b": config(1)}, 10**6)
+    iterated(lane, "ab", 2)
+    start(lane, {"c": config(2)}, 3)
+    joined = iterated(lane, "c", 3)["c"]
+    assert [one.rows for one in joined] == [3, 3, 3] and [one.settled for one in joined] == [False, True, True]
+    lane.send(PauseResident("a"))
+    paused = lane.receive(ResidentPaused, "a").iteration
+    lane.send(ReleaseResident("b"), RunResident("a", 2))
+    lane.receive(ResidentReleased, "b")
+    numbers: dict[int, ResidentIterated] = {}
+    while paused + 2 not in numbers:
+        one = lane.receive(ResidentIterated, "a")
+        numbers[one.iteration] = one
+    assert [numbers[paused + more].rows for more in (1, 2)] == [1, 1]
+    expected = alone(Net, config(0), paused + 2)
+    assert all(is_near(one.metrics, expected[number - 1]) for number, one in numbers.items())
+    assert all(map(is_near, [one.metrics for one in joined], alone(Net, config(2), 3)))
+
+
+def test_the_driver_limits_the_rows_of_a_step(lane: Any) -> None:
+    trials = {f"t{number}": config(number) for number in range(5)}
+    lane.send(SetRows(1))
+    start(lane, trials, 2)
+    assert {one.rows for each in iterated(lane, trials, 2).values() for one in each} == {1}
+    lane.send(SetRows(4), *(RunResident(name, 40) for name in trials))
+    done = iterated(lane, trials, 40)
+    settled = [one for each in done.values() for one in each if one.settled]
+    assert {one.rows for one in settled} == {4, 1}
+    steps = sorted({one.at for one in settled})
+    turns = "".join(str(next(one.rows for one in settled if one.at == at)) for at in steps)
+    assert "4" in turns[len(turns) // 2 :] and "1" in turns[: len(turns) // 2], "they take turns"
+    for name, values in trials.items():
+        assert is_near(done[name][-1].metrics, alone(Net, values, 42)[-1])
+
+
+def test_trials_of_other_keys_and_other_trainables_take_turns_with_a_pack(lane: Any) -> None:
+    def count(config: dict[str, Any]) -> Any:
+        number = 0
+        while True:
+            number += 1
+            yield {"number": number}
+
+    fused = {"a": config(0), "b": config(1), "wide": config(2, width=9), "adam": config(3, adam=True)}
+    keys = dict(zip(fused, (one.fusion_key for one in start(lane, fused, 0)), strict=True))
+    assert keys["a"] == keys["b"] and len(set(keys.values())) == 3
+    assert start(lane, {"function": {}}, 0, count, 1)[0].fusion_key is None
+    lane.send(*(RunResident(name, 3) for name in (*fused, "function")))
+    done = iterated(lane, (*fused, "function"), 3)
+    rows = {name: {one.rows for one in each} for name, each in done.items()}
+    assert rows == {"a": {2}, "b": {2}, "wide": {1}, "adam": {1}, "function": {1}}
+    for name, values in fused.items():
+        assert is_near(done[name][-1].metrics, alone(Net, values, 3)[-1])
+
+
+def test_a_row_is_saved_and_called_without_harm_to_the_others(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(save_after=0.0, save_ratio=0.0)
+    trials = {"a": config(0), "b": config(1), "c": config(2)}
+    start(lane, trials, 2)
+    assert {lane.receive(ResidentSaved, name).iteration for name in trials for _ in range(2)} == {1, 2}
+    first = iterated(lane, trials, 2)
+    lane.send(SaveResident("a", False), *(RunResident(name, 1) for name in trials))
+    saved = lane.receive(ResidentSaved, "a")
+    assert saved.iteration == 2
+    after = iterated(lane, trials, 1)
+    assert all(each[0].settled and each[0].rows == 3 for each in after.values()), "to be saved, none has left the pack"
+    lane.send(
+        CallResident("b", 1, "set_weights", dump_arguments((0.5,), {})),
+        CallResident("b", 2, "weight", dump_arguments((), {})),
+        *(RunResident(name, 1) for name in trials),
+    )
+    assert [lane.receive(ResidentCalled).raised for _ in range(2)] == [None, None]
+    called = iterated(lane, trials, 1)
+    changed = Net()
+    changed.setup(config(1))
+    for _ in range(3):
+        changed.step()
+    changed.set_weights(0.5)
+    assert is_near(called["b"][0].metrics, changed.step())
+    for name in "ac":
+        expected = alone(Net, trials[name], 4)
+        assert all(map(is_near, [one.metrics for one in (*first[name], *after[name], *called[name])], expected))
+        assert called[name][0].rows == 3
