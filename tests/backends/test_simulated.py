@@ -11,6 +11,7 @@ import pytest
 from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import (
+    LimitRows,
     NoteDeviceLost,
     Pause,
     Resize,
@@ -34,6 +35,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.errors import FluidError
+from fluid.planning.fused_rates import FusedRates
 from fluid.planning.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import payload_of
@@ -229,3 +231,100 @@ def test_what_is_no_command_is_refused_and_nothing_is_done() -> None:
     for call in (made.poll, lambda: made.execute([])):
         with pytest.raises(FluidError, match="closed"):
             call()
+
+
+# --- fused trials
+
+
+RATES = FusedRates.of({2: 1.2, 4: 2.0})
+
+
+def packed(*keys: str | None) -> SimulatedBackend:
+    """A backend with one lane, where trial number i has the i-th fusion key."""
+    made = SimulatedBackend(lambda name, _: Truth(1.0, fusion_key=keys[int(name)], fused=RATES), [Device(0)])
+    made.execute([StartLane(0, 0)])
+    made.poll()
+    return made
+
+
+def steps(events: list[Event]) -> list[tuple[float, str, int, float, bool]]:
+    """(at, trial, rows, seconds, settled) of each iteration."""
+    done = [event for event in events if isinstance(event, IterationDone)]
+    return [(event.at, event.trial_id, event.rows, event.seconds, event.settled) for event in done]
+
+
+def start(made: SimulatedBackend, *names: str, iterations: int = 1) -> None:
+    made.execute([StartTrial(name, (0,), iterations=iterations) for name in names])
+
+
+def test_trials_of_one_key_that_run_at_once_in_a_lane_take_their_steps_together() -> None:
+    made = packed("key", "key")
+    start(made, "0", "1", iterations=2)
+    events = until(made, 9.0)
+    assert events[:2] == [TrialStarted(0.0, name, 0, iteration=0, seconds=0.0, fusion_key="key") for name in "01"]
+    first, second = (1.2, 1.2, False), (2.4, 1.2, True)
+    assert [(at, seconds, settled) for at, _, _, seconds, settled in steps(events)] == [first] * 2 + [second] * 2
+    assert [(name, rows) for _, name, rows, _, _ in steps(events)] == [("0", 2), ("1", 2)] * 2
+
+
+def test_a_trial_joins_at_the_next_step_and_leaves_after_one() -> None:
+    made = packed("key", "key")
+    start(made, "0", iterations=4)
+    assert steps(until(made, 1.5)) == [(1.0, "0", 1, 1.0, True)]
+    made.poll(0.5)
+    start(made, "1", iterations=1)
+    assert sorted((round(at, 9), name, rows) for at, name, rows, _, _ in steps(until(made, 9.0))) == [
+        (2.0, "0", 1),
+        (3.2, "0", 2),
+        (3.2, "1", 2),
+        (4.2, "0", 1),
+    ]
+
+
+def test_trials_of_other_keys_and_of_none_take_turns() -> None:
+    made = packed("key", "key", "other", None)
+    start(made, "0", "1", "2", "3", iterations=2)
+    turns = [("0", 2), ("1", 2), ("2", 1), ("3", 1)]
+    assert [(name, rows) for _, name, rows, _, _ in steps(until(made, 99.0))] == turns * 2
+
+
+def test_a_lane_keeps_to_the_limit_of_rows() -> None:
+    made = packed("key", "key", "key")
+    made.execute([LimitRows(0, 2)])
+    start(made, "0", "1", "2", iterations=3)
+    assert [(name, rows) for _, name, rows, _, _ in steps(until(made, 2.5))] == [("0", 2), ("1", 2), ("2", 2), ("0", 2)]
+    made.execute([LimitRows(0, 1)])
+    assert [(name, rows) for _, name, rows, _, _ in steps(until(made, 9.0))] == [
+        *[("1", 2), ("0", 2)],  # they had begun
+        *[("2", 1), ("1", 1), ("2", 1)],
+    ]
+
+
+def test_packs_in_two_lanes_share_the_device_as_two_processes() -> None:
+    truth = Truth(1.0, alpha=1.5, fusion_key="key", fused=RATES)
+    made = SimulatedBackend(lambda _name, _config: truth, [Device(0)])
+    made.execute([StartLane(0, 0), StartLane(1, 0)])
+    made.poll()
+    made.execute([StartTrial(f"{index}", (index // 2,), iterations=1) for index in range(4)])
+    assert [round(at, 9) for at, *_ in steps(until(made, 9.0))] == [1.8] * 4
+
+
+def test_a_trial_that_waits_for_its_turn_pauses_and_leaves_at_once() -> None:
+    made = packed(None, None, None)
+    start(made, "0", "1", "2", iterations=3)
+    assert len(until(made, 0.5)) == 3
+    made.poll(0.5)
+    made.execute([Pause("1", (0,), purpose=PausePurpose.PREEMPT), StopTrial("2", (0,))])
+    assert made.poll() == [
+        TrialPaused(0.5, "1", 0, iteration=0, purpose=PausePurpose.PREEMPT),
+        TrialReleased(0.5, "2", 0),
+    ]
+    assert [(at, name) for at, name, *_ in steps(until(made, 9.0))] == [(1.0, "0"), (2.0, "0"), (3.0, "0")]
+
+
+def test_a_lane_that_stops_takes_its_pack_with_it() -> None:
+    made = packed("key", "key")
+    start(made, "0", "1")
+    until(made, 0.0)
+    made.execute([StopLane(0)])
+    assert made.next_at() == float("inf")

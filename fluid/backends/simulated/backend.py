@@ -15,7 +15,8 @@ from typing import Any
 from fluid._clock import VirtualClock
 from fluid.backends.base import ScalingLimits, Sharing
 from fluid.backends.simulated.booting import BootingDevices
-from fluid.backends.simulated.devices import SimulatedTrial, Truth, VirtualDevices
+from fluid.backends.simulated.devices import VirtualDevices
+from fluid.backends.simulated.steps import SimulatedTrial, Truth, VirtualStep
 from fluid.engine.commands import (
     Call,
     Command,
@@ -37,7 +38,6 @@ from fluid.engine.events import (
     Checkpoint,
     DeviceAdded,
     Event,
-    IterationDone,
     LaneLost,
     LaneReady,
     TrialCalled,
@@ -129,7 +129,7 @@ class SimulatedBackend:
             StartTrial: self._start,
             RunIteration: self._run,
             LimitMemory: lambda _: None,  # Nor is memory taken.
-            LimitRows: lambda _: None,
+            LimitRows: lambda command: self._devices.limit_rows(command.lane_id, command.rows),
             Pause: self._pause,
             StopTrial: self._stop,
             Save: self._save,
@@ -192,6 +192,7 @@ class SimulatedBackend:
 
     def next_at(self) -> float:
         """When the next thing happens, seconds; infinite where nothing will."""
+        self._devices.begin_steps()
         return self.now() if self._ready else min(self._devices.next_at(), self._booting.next_at)
 
     def poll(self, timeout: float | None = None) -> list[Event]:
@@ -204,6 +205,7 @@ class SimulatedBackend:
             timeout: most virtual seconds to advance.
         """
         self._check_open()
+        self._devices.begin_steps()
         if not self._ready and not self._woken.is_set():
             self._advance(float("inf") if timeout is None else self.now() + max(0.0, timeout))
         self._woken.clear()
@@ -234,12 +236,12 @@ class SimulatedBackend:
             self._devices.add(come)
             self._ready += [DeviceAdded(instant, device) for device in come]
             while self._devices.next_at() <= instant + _SAME_INSTANT * max(1.0, instant):
-                trial, resize = self._devices.pop()
-                if resize is None:
-                    self._end_iteration(trial)
+                step = self._devices.pop()
+                if step.resize is None:
+                    self._end_iteration(step)
                 else:
-                    self._ready.append(resize)
-                    self._go_on(trial)
+                    self._ready.append(step.resize)
+                    self._go_on(step.trials[0])
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -257,7 +259,7 @@ class SimulatedBackend:
                     self._devices.vacate(trial)
                 left = tuple(lane for lane in trial.lanes if lane != lane_id and lane in parts)
                 if left and not trial.stopping:  # They stand still until the engine says how they go on.
-                    trial.lanes, trial.left, trial.work, trial.pausing = left, 0, 0.0, None
+                    trial.lanes, trial.left, trial.pausing = left, 0, None
                     continue
                 del self._trials[trial.trial_id]
                 ended.append(trial)
@@ -282,7 +284,8 @@ class SimulatedBackend:
         truth = self._truth(trial_id, {} if config is None else pickle.loads(config))
         self._trials[trial_id] = SimulatedTrial(trial_id, truth, command.lane_ids, done=done)
         self._parts[trial_id] = command.lane_ids
-        self._ready.append(TrialStarted(self.now(), trial_id, command.lane_ids[0], iteration=done, seconds=0.0))
+        rank0, now, key = command.lane_ids[0], self.now(), truth.fusion_key
+        self._ready.append(TrialStarted(now, trial_id, rank0, iteration=done, seconds=0.0, fusion_key=key))
         self._run(command)
 
     def _run(self, command: StartTrial | RunIteration) -> None:
@@ -297,8 +300,8 @@ class SimulatedBackend:
         trial = self._trials.get(command.trial_id)
         if trial is not None:
             trial.pausing = command.purpose
-            if not trial.busy:
-                self._answer(trial)
+            if trial.step is None:
+                self._rest(trial)
 
     def _stop(self, command: StopTrial) -> None:
         trial = self._trials.get(command.trial_id)
@@ -306,6 +309,8 @@ class SimulatedBackend:
             trial.keeping = command.keep
         if trial is not None and trial.busy and trial.lanes[0] in command.lane_ids:
             trial.stopping = command.lane_ids
+            if trial.step is None:
+                self._rest(trial)
         else:
             self._release(command.trial_id, command.lane_ids)
 
@@ -329,9 +334,8 @@ class SimulatedBackend:
 
     def _resize(self, command: Resize) -> None:
         trial = self._trials[command.trial_id]
-        trial.lanes, trial.left = command.lane_ids, command.iterations
-        self._parts[command.trial_id] = command.lane_ids
-        self.resizes += 1
+        trial.lanes = self._parts[command.trial_id] = command.lane_ids
+        trial.left, self.resizes = command.iterations, self.resizes + 1
         self._devices.occupy(trial)
         self._devices.begin_resize(trial, self._epsilon)
 
@@ -341,15 +345,16 @@ class SimulatedBackend:
 
     # -- what happens ----------------------------------------------------------------------------------------
 
-    def _end_iteration(self, trial: SimulatedTrial) -> None:
-        trial.done += 1
-        trial.left -= 1
-        trial.work = trial.rate = 0.0
-        lane_id, seconds = trial.lanes[0], self.now() - trial.began
-        self._ready.append(IterationDone(self.now(), trial.trial_id, lane_id, iteration=trial.done, seconds=seconds))
-        if self._saves:
-            self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, self._checkpoint(trial, lane_id)))
-        self._go_on(trial)
+    def _end_iteration(self, step: VirtualStep) -> None:
+        for trial in step.trials:
+            trial.done += 1
+            trial.left -= 1
+            self._ready.append(step.iteration_done(trial, self.now()))
+            if self._saves:
+                lane_id = trial.lanes[0]
+                self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, self._checkpoint(trial, lane_id)))
+        for trial in step.trials:
+            self._go_on(trial)
 
     def _checkpoint(self, trial: SimulatedTrial, lane_id: int, *, in_memory: bool = False) -> Checkpoint:
         return Checkpoint(trial.done, "", self._devices.host_of(lane_id), in_memory)
@@ -358,8 +363,13 @@ class SimulatedBackend:
         if trial.left > 0 and not (trial.pausing or trial.stopping):
             self._devices.begin_iteration(trial)
         else:
+            self._rest(trial)
+
+    def _rest(self, trial: SimulatedTrial) -> None:
+        """Takes a trial off its devices between two iterations, and answers what was asked of it."""
+        if trial.busy:
             self._devices.vacate(trial)
-            self._answer(trial)
+        self._answer(trial)
 
     def _answer(self, trial: SimulatedTrial) -> None:
         """Answers what was asked of a trial while it was busy."""
@@ -377,9 +387,8 @@ class SimulatedBackend:
             if lane in self._parts.get(trial_id, ()):
                 trial = self._trials.get(trial_id)
                 if trial is not None and trial.keeping and trial.lanes[0] == lane:
-                    self._ready.append(
-                        TrialSaved(self.now(), trial_id, lane, self._checkpoint(trial, lane), kept=Kept(0))
-                    )
+                    checkpoint = self._checkpoint(trial, lane)
+                    self._ready.append(TrialSaved(self.now(), trial_id, lane, checkpoint, kept=Kept(0)))
                 self._leave(trial_id, lane)
                 self._ready.append(TrialReleased(self.now(), trial_id, lane))
         if trial_id in self._trials and self._trials[trial_id].lanes[0] not in self._parts.get(trial_id, ()):

@@ -1,0 +1,160 @@
+"""Steps of virtual lanes: an iteration of one trial, or of several fused ones, and which trials take the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fluid.engine.events import IterationDone, PausePurpose, ResizeDone
+from fluid.planning.fused_rates import FusedRates
+
+
+@dataclass(frozen=True)
+class Truth:
+    """How a trial really behaves.
+
+    Attributes:
+        seconds: seconds per iteration at width 1, alone on a device of speed 1.
+        alpha, beta: its overheads.
+        row: its number in the recorded segments.
+        speeds: by device model, how fast it is there, beside the device's own speed; 1 for models left out.
+        fusion_key: equal for trials that a lane can train in one step; ``None`` if it cannot be fused.
+        fused: how long a step of several such trials takes; ``None`` if no less than one after another.
+
+    Example:
+        >>> from fluid.backends.simulated import Truth
+        >>> from fluid.planning.runtime_model import stretch_of
+        >>> truth = Truth(seconds=2.0, alpha=1.25)
+        >>> truth.seconds * stretch_of(truth.alpha, truth.beta, 0.5)  # An iteration, with two trials on the device.
+        2.5
+    """
+
+    seconds: float
+    alpha: float = 1.0
+    beta: float = 1.0
+    row: int = 0
+    speeds: Mapping[str | None, float] = field(default_factory=dict)
+    fusion_key: str | None = None
+    fused: FusedRates | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedTrial:
+    """A trial in its lanes.
+
+    Attributes:
+        lanes: where it runs, or ran last; rank 0 first.
+        done: iterations it has done.
+        left: iterations it still has to run.
+        busy: whether it holds its devices: it iterates, waits for its turn in a lane, or is being resized.
+        step: the step or resize in flight that it takes part in; ``None`` between two steps.
+        turn: the step of its lane in which it took part last.
+        pausing: why it is to pause at the end of the step; ``None`` if it is not.
+        stopping: lanes that it is to leave then.
+        keeping: whether it is saved for good before it leaves them.
+        opened: when it began to hold these devices, seconds.
+        pause: seconds of that time lost to a resize.
+        company: most trials that ran there at once since then.
+    """
+
+    trial_id: str
+    truth: Truth
+    lanes: tuple[int, ...]
+    done: int = 0
+    left: int = 0
+    busy: bool = False
+    step: VirtualStep | None = None
+    turn: int = 0
+    pausing: PausePurpose | None = None
+    stopping: tuple[int, ...] = ()
+    keeping: bool = False
+    opened: float = 0.0
+    pause: float = 0.0
+    company: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class VirtualStep:
+    """An iteration in flight, or a resize.
+
+    Attributes:
+        trials: one, or several fused ones.
+        version: changes whenever what was predicted for the step no longer holds; no number is used twice.
+        work: seconds of work left at width 1 and speed 1, as of ``since``; 0 for a resize.
+        rate: work done per second.
+        began: when it began, seconds.
+        rows: trials that began it.
+        settled: whether they are those of the lane's step before.
+        resize: what ends with it; ``None`` for an iteration.
+    """
+
+    trials: list[SimulatedTrial]
+    version: int = -1
+    work: float = 0.0
+    rate: float = 0.0
+    since: float = 0.0
+    began: float = 0.0
+    rows: int = 1
+    settled: bool = True
+    resize: ResizeDone | None = None
+
+    def iteration_done(self, trial: SimulatedTrial, now: float) -> IterationDone:
+        """What is reported of a trial of this step, which ends now."""
+        return IterationDone(
+            now,
+            trial.trial_id,
+            trial.lanes[0],
+            iteration=trial.done,
+            seconds=now - self.began,
+            rows=self.rows,
+            settled=self.settled,
+        )
+
+
+@dataclass(slots=True)
+class LaneRows:
+    """The trials that run in a lane, and how they take turns.
+
+    Attributes:
+        limit: most trials in one step; ``None`` for no limit.
+        trials: those that hold the lane's devices, by id.
+        steps: so far.
+        latest: ids of those in the latest step.
+    """
+
+    limit: int | None = None
+    trials: dict[str, SimulatedTrial] = field(default_factory=dict)
+    steps: int = 0
+    latest: frozenset[str] = frozenset()
+
+    def next_step(self) -> list[SimulatedTrial]:
+        """Returns the trials of the next step; none while a step is in flight, or where no trial has iterations left.
+
+        The trial comes first that has waited longest, with as many as may be of those that can be fused with it.
+        """
+        if any(trial.step is not None for trial in self.trials.values()):
+            return []
+        waiting = sorted((trial for trial in self.trials.values() if trial.left > 0), key=lambda trial: trial.turn)
+        if not waiting:
+            return []
+        first = waiting[0]
+        if first.truth.fusion_key is None or len(first.lanes) > 1:
+            return [first]
+        alike = [trial for trial in waiting if trial.truth.fusion_key == first.truth.fusion_key]
+        return [trial for trial in alike if len(trial.lanes) == 1][: self.limit]
+
+    def begin(self, trials: Sequence[SimulatedTrial]) -> bool:
+        """Counts a step of these trials; returns whether it is settled: none has come or gone since the last one."""
+        self.steps += 1
+        for trial in trials:
+            trial.turn = self.steps
+        before, self.latest = self.latest, frozenset(trial.trial_id for trial in trials)
+        return before == self.latest or max(len(before), len(trials)) < 2
+
+
+def work_of(trials: Sequence[SimulatedTrial]) -> float:
+    """Seconds of a step at width 1 and speed 1: those of its slowest trial alone, times T(k)/T(1) for k trials."""
+    slowest = max((trial.truth for trial in trials), key=lambda truth: truth.seconds)
+    if len(trials) == 1:
+        return slowest.seconds
+    return slowest.seconds * (len(trials) if slowest.fused is None else slowest.fused.stretch(len(trials)))
