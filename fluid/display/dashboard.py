@@ -238,14 +238,16 @@ class _DashboardLines:
     # -- measurements -------------------------------------------------------------------------------------
 
     def _key_lines(self) -> list[Text]:
-        """For each profile key, the largest measured packing and its overhead alpha."""
-        alpha = self._status.alpha
-        known = {key: c for key, c in self._status.packing.items() if c > 1}
-        names = shortened_apart(list(known), _LONGEST_NAME, self._glyphs.ellipsis)
-        parts = [
-            f"{name}: up to {c} a device, alpha {number(alpha.get(key, 1.0))}"
-            for name, (key, c) in zip(names, known.items(), strict=True)
-        ]
+        """For each profile key, the largest measured packing and its overhead alpha, and what fusing gains."""
+        facts: dict[str, str] = {}
+        for key, c in self._status.packing.items():
+            packed = f"up to {c} a device, alpha {number(self._status.alpha.get(key, 1.0))}" if c > 1 else ""
+            rows, gain = self._status.fused.get(key, (1, 1.0))
+            fused = f"{rows} fused do {number(gain)}x" if rows > 1 else ""
+            if packed or fused:
+                facts[key] = "; ".join(filter(None, (packed, fused)))
+        names = shortened_apart(list(facts), _LONGEST_NAME, self._glyphs.ellipsis)
+        parts = [f"{name}: {fact}" for name, fact in zip(names, facts.values(), strict=True)]
         if not parts or self._height < _ROOM_FOR_GAPS:
             return []
         return list(_wrapped("measured  ", parts, self._width, _MOST_KEYS))

@@ -112,26 +112,29 @@ class DeviceMap:
         return lines
 
     def _bar(self, device: DeviceStatus, width: int) -> Text:
-        """The trials on a device side by side, each as wide as its share of the device."""
-        total = max(1.0, sum(min(share, 1.0) for _, share in device.residents))
+        """The trials on a device side by side, each as wide as its share of the device; those of a pack as one."""
+        total = max(1.0, sum(min(share, 1.0) for _, share in device.parts))
         line, taken, at = Text(), 0.0, 0
-        for trial, share in device.residents:
+        for trials, share in device.parts:
             taken += min(share, 1.0) / total
             end = min(width, round(taken * width))
-            line.append_text(self._cell(trial, share, end - at))
+            line.append_text(self._cell(trials, share, end - at))
             at = max(at, end)
         return line.append(self._glyphs.idle * (width - at), style=_DIM)
 
-    def _cell(self, trial: str, share: float, width: int) -> Text:
-        """A trial as ``width`` characters of a bar."""
+    def _cell(self, trials: Sequence[str], share: float, width: int) -> Text:
+        """A trial, or a fused pack, as ``width`` characters of a bar."""
         if width < 1:
             return Text()
         # Without colours, trials need a border between them and a fill that differs from an idle device.
         border, fill = ("", " ") if self._coloured else ("[" if width > 2 else "", self._glyphs.fill)
         size = "" if share == 1.0 else fraction(share) if share < 1.0 else f"x{fraction(share)}"
         room = width - len(border) - (width > 4)
-        short = self._short.get(trial, trial)
-        for name in (f"{trial} {size}".rstrip(), f"{short} {size}".rstrip(), short):
+        trial, short = trials[0], self._short.get(trials[0], trials[0])
+        names = (f"{trial} {size}".rstrip(), f"{short} {size}".rstrip(), short)
+        if len(trials) > 1:
+            names = (f"{len(trials)} fused {size}".rstrip(), f"{len(trials)} fused", str(len(trials)))
+        for name in names:
             if cell_len(name) <= room:
                 break
         else:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import takewhile
 
 #: Units of time: name, seconds in it, and the longest time, in seconds, that is shown in it.
 _UNITS = (("s", 1.0, 300.0), ("min", 60.0, 3.0 * 3600.0), ("h", 3600.0, math.inf))
+#: Most parts of a device that a width is taken to be a share of.
+_MOST_PARTS = 1024
 #: Steps between the ticks of an axis, in units. Beyond them, steps are 1, 2 or 5 times a power of ten.
 _STEPS = {"s": (1, 2, 5, 10, 15, 30, 60), "min": (1, 2, 5, 10, 15, 30, 60), "h": (1, 2, 3, 6, 12, 24, 48)}
 
@@ -90,8 +93,8 @@ def times(ratio: float) -> str:
 
 
 def fraction(width: float) -> str:
-    """A width as a number: ``"1/2"``, ``"3"``."""
-    return f"1/{round(1.0 / width)}" if width < 1.0 else f"{round(width)}"
+    """A width, or the sum of those of several trials on a device, as a number: ``"1/2"``, ``"3/4"``, ``"3"``."""
+    return str(Fraction(width).limit_denominator(_MOST_PARTS)) if width < 1.0 else f"{round(width)}"
 
 
 def width_name(width: float) -> str:

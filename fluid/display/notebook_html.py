@@ -18,7 +18,7 @@ from fluid.session.status import DeviceStatus, GroupStatus, Status
 _MOST_GROUPS, _MOST_DEVICES = 20, 64
 _CELL = "padding:1px 10px 1px 0;text-align:left;white-space:nowrap"
 _DIM = "opacity:.65"
-_MOST_CONFIG = 100
+_MOST_CONFIG, _MOST_TRIALS = 100, 12
 
 
 def status_html(
@@ -112,13 +112,26 @@ def _devices(devices: Sequence[DeviceStatus], numbers: Mapping[str, int]) -> str
     boxes = []
     for device in devices:
         host = f"{device.host.split('.')[0]} " if several else ""
-        chips = "".join(_chip(trial, short[trial], numbers.get(trial, 0)) for trial, _ in device.residents)
+        chips = "".join(
+            _chip(
+                _all_of(trials),
+                f"{len(trials)} fused" if len(trials) > 1 else short[trials[0]],
+                numbers.get(trials[0], 0),
+            )
+            for trials, _ in device.parts
+        )
         idle = f"<span style='{_DIM}'>idle</span>"
         boxes.append(
             "<span style='display:inline-block;margin:2px 10px 2px 0'>"
             f"<span style='{_DIM}'>{escape(host)}{escape(device.kind)} {device.device_id}</span> {chips or idle}</span>"
         )
     return f"<div>{''.join(boxes)}</div>"
+
+
+def _all_of(trials: Sequence[str]) -> str:
+    """Trials for a tooltip: all, or the first ones."""
+    more = len(trials) - _MOST_TRIALS
+    return ", ".join(trials[:_MOST_TRIALS]) + (f" and {count(more, 'other')}" if more > 0 else "")
 
 
 def _chip(trial: str, name: str, number: int) -> str:

@@ -83,6 +83,18 @@ class SessionCollector:
             [((key,), alpha) for key, alpha in status.alpha.items()],
             "key",
         )
+        yield _metric(
+            "fluid_fused_rows",
+            "Trials that are fused at most, as measured, by profile key.",
+            [((key,), rows) for key, (rows, _) in status.fused.items()],
+            "key",
+        )
+        yield _metric(
+            "fluid_fused_gain",
+            "Iterations per second of so many fused trials, relative to one trial alone, by profile key.",
+            [((key,), gain) for key, (_, gain) in status.fused.items()],
+            "key",
+        )
         yield _metric("fluid_silent_trials", "Trials that have long given no result.", [((), len(status.silent))])
         yield _metric("fluid_unlogged_results", "Results that loggers were not told yet.", [((), self._backlog())])
 

@@ -57,6 +57,10 @@ class FusedRates:
         rows = sorted(table)
         return cls(tuple(rows), tuple(table[row] for row in rows))
 
+    def gain(self, rows: int) -> float:
+        """How many times the iterations per second of one trial alone that many fused trials do: rows / stretch."""
+        return rows / self.stretch(rows)
+
     def stretch(self, rows: int) -> float:
         """T(rows)/T(1), for any number of rows from 1 on.
 

@@ -38,7 +38,6 @@ with try_import("matplotlib", extra="plot") as _imports:
 
 if TYPE_CHECKING:
     from fluid.planning.planner import Plan
-    from fluid.planning.rollout import Segment
     from fluid.simulation.simulate import SimulationResult
 
 _WIDTH = 12.0  # inches, of every figure
@@ -224,16 +223,18 @@ class _Chart:
                 pause.set(hatch="//////", linewidth=0.0, zorder=2.5, gid="pause")
                 self._axes.add_artist(pause)
             if block is widest[block.segment]:
-                self._label(segment, corner[1] + tall / 2.0, tall * self._points_per_lane, ink(fill))
+                self._label(block.segment, corner[1] + tall / 2.0, tall * self._points_per_lane, ink(fill))
 
-    def _label(self, segment: Segment, middle: float, height: float, pen: str) -> None:
+    def _label(self, position: int, middle: float, height: float, pen: str) -> None:
         """Labels a block of ``height`` points with the trial and its width, as far as they fit."""
-        size = min(_LARGEST_TYPE, height / _LINE)
+        size, segment = min(_LARGEST_TYPE, height / _LINE), self._timeline.segments[position]
         if size < _LEAST_TYPE:
             return
         begin = segment.start + segment.pause
         room = (segment.end - begin) * self._points_per_second
         name, short = printable(self._timeline.trial_ids[segment.row]), printable(self._short[segment.row])
+        if pack := self._timeline.pack_name(position):
+            name, short = pack, pack.split()[0]
         share = "" if segment.width == 1.0 else width_name(segment.width)
         for text in (f"{name}  {share}".rstrip(), name, f"{short} {share}".rstrip(), short):
             if (len(text) + 1) * _CHARACTER * size <= room:

@@ -92,12 +92,23 @@ class Wait:
 
 
 class Measured(NamedTuple):
-    """Measurements of a profile key on a device model that changed how far its trials are packed."""
+    """Measurements of a profile key on a device model that changed how far its trials are packed.
+
+    Attributes:
+        at: when, seconds.
+        packing: c, the packing limit.
+        alpha: packing overhead.
+        model: the device model.
+        seconds: per iteration, alone on one device; ``None`` if unknown.
+        rows: most trials that are fused; 1 if none are.
+    """
 
     at: float
     packing: int
     alpha: float
     model: str | None
+    seconds: float | None = None
+    rows: int = 1
 
 
 class RunHistory:
@@ -230,6 +241,11 @@ class RunHistory:
                 break
         return found
 
+    def seconds_alone(self, trial: str, at: float) -> float | None:
+        """Seconds of an iteration of a trial's key alone on a device, as known at a time; ``None`` if unknown."""
+        of_key = self.measured.get(self.key_of.get(trial, ""), [])
+        return next((each.seconds for each in reversed(of_key) if each.at <= at and each.seconds is not None), None)
+
     def stay_at(self, trial: str, at: float) -> Stay | None:
         """The stay in which a trial was at a time; ``None`` if it held no device."""
         return next((stay for stay in self.stays.get(trial, ()) if stay.start <= at < stay.end), None)
@@ -322,7 +338,16 @@ class RunHistory:
 
     def _was_measured(self, entry: Entry) -> None:
         fields = entry.fields
-        found = Measured(entry.at, int(fields["packing"]), float(fields["alpha"]), fields.get("model"))
+        seconds = fields.get("seconds")
+        alone = float(seconds) if isinstance(seconds, (int, float)) and seconds > 0.0 else None
+        found = Measured(
+            entry.at,
+            int(fields["packing"]),
+            float(fields["alpha"]),
+            fields.get("model"),
+            alone,
+            int(fields.get("rows", 1)),
+        )
         self.measured.setdefault(str(fields["profile_key"]), []).append(found)
 
     def _ended(self, entry: Entry) -> None:

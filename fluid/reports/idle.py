@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fluid.reports.history import RunHistory, Stay, Wait
+from fluid.reports.history import Measured, RunHistory, Stay, Wait
 from fluid.reports.timeline import Timeline
 
 #: The figure that says that a device was idle without need.
@@ -133,8 +133,13 @@ def _ramp(history: RunHistory, stay: Stay) -> tuple[float, int]:
     measured = [each for each in of_key if each.model in (model, None)]
     if not measured:
         return -math.inf, 1
-    most = measured[-1].packing
-    return next(each.at for each in measured if each.packing >= most), most
+    most = _most(measured[-1])
+    return next(each.at for each in measured if _most(each) >= most), most
+
+
+def _most(measured: Measured) -> int:
+    """How many trials of a key may be on a device: in processes of their own, or fused."""
+    return max(measured.packing, measured.rows)
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> _Intervals:

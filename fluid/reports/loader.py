@@ -15,11 +15,10 @@ from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded
 from fluid.engine.journal import Recovered
 from fluid.lane.run_paths import trial_folder
-from fluid.planning.profile import Profile
 from fluid.planning.rollout import Segment
 from fluid.reports.history import RunHistory
 from fluid.reports.idle import idle_time
-from fluid.reports.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun
+from fluid.reports.run import GroupRun, RecordedRun, TrialRun, key_measurements
 from fluid.reports.segments import Resized, segments_of, with_pauses
 from fluid.reports.story import Storyteller
 from fluid.reports.story_words import StoryLine
@@ -27,7 +26,7 @@ from fluid.reports.timeline import DeviceChange, Timeline
 from fluid.resources import Device
 from fluid.results.folder_files import is_locked
 from fluid.results.iterations import FinishedIterations, ReportedIteration, ReportedLines, shown_iterations
-from fluid.results.json_lines import ReplacedError, without_surrogates
+from fluid.results.json_lines import ReplacedError
 from fluid.results.metrics import is_number
 from fluid.results.run_files import RunFiles, device_from
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
@@ -115,7 +114,7 @@ class _Content:
         files.notes.clear()
         self._session, self._journal, reported = files.session(), files.journal(), self._reported.new()
         self._entries = files.trials()
-        self._keys = _key_measurements(files.profile())
+        self._keys = key_measurements(files.profile())
         self._all_reported += reported
         had_times, stays = bool(self._done.by_trial), self._done.extend(reported)
         if not stays:
@@ -155,13 +154,15 @@ class _Content:
             for part in parts
         }
         changes, resized = _device_events(self._journal, done, row_of)
-        segments = with_pauses(segments_of([trial.finished for trial in trials]), resized)
+        recorded = segments_of([trial.finished for trial in trials])
+        segments = with_pauses(recorded.segments, resized)
         timeline = Timeline(
             _devices(self._session, self._journal, segments),
             tuple(segments),
             tuple(trial.trial_id for trial in trials),
             max((segment.end for segment in segments), default=0.0),
             changes=tuple(changes),
+            packs=recorded.packs,
         )
         self._run = RecordedRun(
             files.path,
@@ -368,28 +369,3 @@ def _devices(session: Mapping[str, Any], journal: Recovered, segments: Iterable[
     for index in {device for segment in segments for device in segment.devices} - devices.keys():
         devices[index] = Device(index, kind=kind)
     return tuple(devices[index] for index in sorted(devices))
-
-
-def _key_measurements(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
-    if profile is None:
-        return ()
-    found = []
-    keys = profile.keys()
-    for key in keys:
-        models = profile.models(key) or [None]
-        speeds = profile.speeds(key, models)
-        for model in models:
-            packing = profile.measured_packing(key, model)
-            found.append(
-                KeyMeasurements(
-                    without_surrogates(key),
-                    profile.seconds_per_iteration(key, model),
-                    profile.alpha(key, model),
-                    profile.beta(key),
-                    packing,
-                    profile.packing_limit(key, max(packing, 1), model),
-                    (model or "unknown model") if len(models) > 1 else None,
-                    speeds[model],
-                )
-            )
-    return tuple(found)

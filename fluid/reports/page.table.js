@@ -140,8 +140,8 @@ const tables = (() => {
     byId("groups-card").hidden = run.one_search || !run.groups.length;
     simple(byId("groups"), [["group"], ["trials", 1], ["states"], ["iterations", 1], ["makespan", 1]],
       run.groups.map((group) => [group.name, group.trials, group.states, group.iterations, format.duration(group.makespan)]));
-    simple(byId("keys"), [["profile key"], ["alone, per iteration", 1], ["alpha (packing)", 1], ["c (best packing)", 1], ["beta (scaling)", 1]],
-      run.keys.map((key) => [key.key, key.seconds === null ? "" : format.duration(key.seconds), key.packed ? none(key.alpha).toFixed(3) : "-", key.packed ? none(key.c) : "-", none(key.beta).toFixed(3)]),
+    simple(byId("keys"), [["profile key"], ["alone, per iteration", 1], ["alpha (packing)", 1], ["c (best packing)", 1], ["beta (scaling)", 1], ["fusing"]],
+      run.keys.map((key) => [key.key, key.seconds === null ? "" : format.duration(key.seconds), key.packed ? none(key.alpha).toFixed(3) : "-", key.packed ? none(key.c) : "-", none(key.beta).toFixed(3), key.fused.replace(/^, /, "") || "-"]),
       "No measurements: the profile is written when the session ends.");
   }
   function simple(owner, heads, rows, empty) {

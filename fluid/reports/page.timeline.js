@@ -9,6 +9,8 @@ const timeline = (() => {
   const run = () => now.runs[state.run];
   const range = () => (state.zoom ? state.zoom : [0, run().drawn || 1]);
   const trialOf = (row) => now.trials[run().first + row];
+  // The trials of a bar: one, or those of a fused pack.
+  const trialsOf = (segment) => (segment[5] || [segment[0]]).map(trialOf);
   const x = (seconds) => { const [from, to] = range(); return left + ((seconds - from) / (to - from)) * plot; };
   const secondsAt = (px) => { const [from, to] = range(); return from + ((px - left) / plot) * (to - from); };
   const laneName = (position) => {
@@ -69,11 +71,13 @@ const timeline = (() => {
     const labels = [], { segments, blocks, placements } = run(), chosen = model.chosen();
     const only = chosen && chosen.run === state.run ? chosen : null;
     for (const [position, first, lanes, slot, slots] of blocks) {
-      const [row, start, end, , pause] = segments[position];
+      const [, start, end, , pause] = segments[position];
       if (end < from || start > to) continue;
-      const trial = trialOf(row), tall = (lanes * lane - 2 * gap) / slots;
+      const trials = trialsOf(segments[position]), within = only && trials.includes(only);
+      const stands = (each) => now.shown[each.row] && (only ? only === each : !model.leadersOnly() || now.leaders.has(each.row));
+      const trial = within ? only : trials.find(stands) || trials[0], tall = (lanes * lane - 2 * gap) / slots;
       const a = x(start), b = x(end), top = TOP + first * lane + gap + slot * tall;
-      const faded = !now.shown[trial.row] || (only && only !== trial) || (!only && model.leadersOnly() && !now.leaders.has(trial.row));
+      const faded = !trials.some(stands);
       const wide = Math.max(0.4, b - a - Math.min(0.5, Math.max(0, (b - a) / 8)));
       const y = top + (slots > 1 ? 0.4 : 0), high = Math.max(0.5, tall - (slots > 1 ? 0.8 : 0));
       pen.globalAlpha = faded ? 0.13 : 1;
@@ -93,7 +97,8 @@ const timeline = (() => {
     for (const [a, b, middle, trial, position, tall] of labels) {
       const size = Math.min(11, tall - 1), room = (b - a - 6) / (size * 0.58), where = placements[segments[position][3]];
       const share = where.includes(" of ") ? "  " + where.split(" ")[0] : where.includes(":") ? "  x" + where.split(" ")[0] : "";
-      const name = [trial.id + share, trial.id, trial.short].find((text) => text.length <= room);
+      const pack = segments[position][5], fused = pack && pack.length + " fused";
+      const name = (pack ? [fused + share, fused, String(pack.length)] : [trial.id + share, trial.id, trial.short]).find((text) => text.length <= room);
       if (!name) continue;
       pen.font = font.replace("11px", size + "px");
       pen.fillStyle = inkOn(model.barColour(trial));
@@ -177,19 +182,26 @@ const timeline = (() => {
       if (kept[1] - kept[0] > 4) zoom(secondsAt(kept[0]), secondsAt(kept[1])); else draw.soon(drawGantt);
     } else if (event.target === gantt) {
       const position = hitAt(event);
-      page.choose(position < 0 ? null : trialOf(run().segments[position][0]));
+      page.choose(position < 0 ? null : trialAt(event, position));
     }
   });
   gantt.addEventListener("pointermove", (event) => {
     if (drag) return;
     const position = hitAt(event);
     if (position < 0) return draw.hideTooltip();
-    const [row, from, to, where, pause] = run().segments[position];
-    const lines = model.lines(trialOf(row)), host = new Set(run().hosts).size > 1 ? run().hosts[lanesOf(position)] + " " : "";
+    const [, from, to, where, pause, pack] = run().segments[position];
+    const lines = model.lines(trialAt(event, position)), host = new Set(run().hosts).size > 1 ? run().hosts[lanesOf(position)] + " " : "";
     lines.splice(1, 0, `${host}${run().placements[where]}: ${format.duration(from)} to ${format.duration(to)}, ${format.duration(to - from)}`);
     if (pause > 0) lines.splice(2, 0, `including a resize of ${format.duration(pause)}`);
+    if (pack) lines.splice(1, 0, `one of ${pack.length} fused trials, from top to bottom of the bar`);
     draw.showTooltip(event, lines.join("\n"));
   });
+  // The trial at a place of a bar: those of a fused pack lie one below the other, thinner than a line.
+  function trialAt(event, position) {
+    const trials = trialsOf(run().segments[position]), py = draw.place(gantt, event)[1];
+    const [, , top, bottom] = hits.find((hit) => hit[4] === position && py >= hit[2] && py <= hit[3]);
+    return trials[Math.min(trials.length - 1, Math.floor((trials.length * (py - top)) / Math.max(1e-9, bottom - top)))];
+  }
   const lanesOf = (position) => run().blocks.find((block) => block[0] === position)[1];
   gantt.addEventListener("pointerleave", draw.hideTooltip);
   gantt.addEventListener("dblclick", () => zoom(0, run().drawn || 1));

@@ -18,6 +18,7 @@ from fluid.errors import InvalidFieldError
 from fluid.reports.idle import WAITED
 from fluid.reports.page_trials import best_points, pareto_set, progress_data, rounded, trials_data
 from fluid.reports.run import RecordedRun, run_names
+from fluid.reports.run_table import fused_text
 from fluid.results.metrics import Goal, is_bookkeeping
 
 #: Most steps of the utilisation. A longer series is replaced by its means over this many equal parts of the run.
@@ -142,6 +143,7 @@ def run_summary(run: RecordedRun, name: str) -> dict[str, Any]:
                 "c": k.c,
                 "beta": k.beta,
                 "packed": k.packing > 1,
+                "fused": fused_text(k),
             }
             for k in run.keys
         ],
@@ -152,12 +154,13 @@ def _timeline_data(run: RecordedRun) -> dict[str, Any]:
     timeline = run.timeline
     kinds = {device.index: device.kind for device in timeline.devices}
     placements: dict[str, int] = {}
-    segments = []
-    for segment in timeline.segments:
+    segments: list[list[Any]] = []
+    for position, segment in enumerate(timeline.segments):
         found = {kinds[device] for device in segment.devices}
         kind = found.pop() if len(found) == 1 else "device"
         placement = placements.setdefault(placement_name(segment.width, segment.devices, kind), len(placements))
-        segments.append([segment.row, *map(rounded, (segment.start, segment.end)), placement, rounded(segment.pause)])
+        entry = [segment.row, *map(rounded, (segment.start, segment.end)), placement, rounded(segment.pause)]
+        segments.append([*entry, list(timeline.packs[position])] if position in timeline.packs else entry)
     lanes = {device.index: lane for lane, device in enumerate(timeline.devices)}
     return {
         "drawn": timeline.makespan,

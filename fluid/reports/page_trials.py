@@ -19,6 +19,8 @@ from fluid.trialgroup import TrialState
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400
 #: Lines of all stories together, the fewest and most of one, and most characters of a line.
 _STORY_LINES, _LEAST_LINES, _MOST_LINES, _LONGEST_LINE = 16_000, 8, 200, 600
+#: Widths of which the page says for how long each was held.
+_MOST_WIDTHS = 6
 #: Most characters of a value of a config, and of a metric.
 _LONGEST_VALUE, _LONGEST_METRIC = 2000, 60
 #: Failed trials whose output is shown, and the most characters of the end of it; most characters of a traceback.
@@ -220,8 +222,13 @@ def _extremes(trial: TrialRun, metric: str) -> list[float] | None:
 
 def _facts(trial: TrialRun) -> dict[str, str]:
     """What the page shows about a selected trial, besides its config, its metrics and what its columns show."""
+    many = len(trial.widths) > _MOST_WIDTHS  # A fused trial changes its width with each that comes or goes.
+    widths = (f"{width_name(width)} for {duration(seconds)}" for width, seconds in trial.widths.items())
+    most = trial.most_fused
     facts = {
-        "widths": ", ".join(f"{width_name(width)} for {duration(seconds)}" for width, seconds in trial.widths.items()),
+        "widths": widths_name(trial.widths) if many else ", ".join(widths),
+        "fused": f"with up to {count(most - 1, 'other')}" if most > 1 else "",
+        "device time": duration(trial.device_seconds) if most > 1 else "",
         "profile key": trial.key,
     }
     return {name: fact for name, fact in facts.items() if fact}

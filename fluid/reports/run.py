@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fluid.display.format import count, duration
+from fluid.planning.profile import Profile
 from fluid.reports.idle import IdleTime
 from fluid.reports.story_words import StoryLine
 from fluid.reports.timeline import Timeline
 from fluid.results.iterations import FinishedIteration
+from fluid.results.json_lines import without_surrogates
 from fluid.results.metrics import Goal, goals_of, is_bookkeeping, is_number, less_is_better
 from fluid.results.records import TrialFiles
 from fluid.trialgroup import Search
@@ -60,14 +62,24 @@ class TrialRun:
     @cached_property
     def seconds(self) -> float:
         """Total wall time of its iterations."""
-        return math.fsum(iteration.end - iteration.start for iteration in self.finished)
+        return math.fsum(iteration.seconds for iteration in self.finished)
+
+    @cached_property
+    def device_seconds(self) -> float:
+        """Seconds of devices that its iterations used; of those that were fused, its part."""
+        return math.fsum(iteration.device_seconds for iteration in self.finished)
+
+    @cached_property
+    def most_fused(self) -> int:
+        """The most trials with which it was fused in one step, itself included; 1 if it never was."""
+        return max((iteration.rows for iteration in self.finished), default=1)
 
     @cached_property
     def widths(self) -> Mapping[float, float]:
         """Seconds at each width; the widths in order of first use."""
         found: dict[float, float] = {}
         for iteration in self.finished:
-            found[iteration.width] = found.get(iteration.width, 0.0) + iteration.end - iteration.start
+            found[iteration.width] = found.get(iteration.width, 0.0) + iteration.seconds
         return found
 
     @cached_property
@@ -98,10 +110,12 @@ class TrialRun:
     def resizes(self) -> int:
         """Number of its resizes: changes of width between two iterations.
 
-        A change from 1/p to 1/q does not count, because only the number of co-resident trials changed.
+        A change from 1/p to 1/q does not count, because only the number of co-resident trials changed, nor does one
+        between 1 and 1/p of a fused trial.
         """
         return sum(
-            max(before.width, 1.0) != max(after.width, 1.0) or (before.width < 1.0) != (after.width < 1.0)
+            max(before.width, 1.0) != max(after.width, 1.0)
+            or ((before.width < 1.0) != (after.width < 1.0) and before.rows == after.rows == 1)
             for before, after in zip(self.finished, self.finished[1:], strict=False)
         )
 
@@ -152,6 +166,9 @@ class KeyMeasurements:
         alpha, beta: packing and scaling overhead.
         packing: the largest measured number of trials on one device.
         c: the packing limit that follows from the measurements.
+        rows: the largest measured number of fused trials; 1 if none were.
+        fused: the number of fused trials that is worth it, as the measurements say; 1 if fusing is not.
+        gain: how many times the iterations per second of one trial alone that many, or else two, do fused.
         model: the device model, ``"unknown model"`` for devices without one; ``None`` if the key ran on only one.
         speed: iterations per second alone on a device of that model, relative to the model that the key ran on first.
     """
@@ -164,6 +181,40 @@ class KeyMeasurements:
     c: int
     model: str | None = None
     speed: float = 1.0
+    rows: int = 1
+    fused: int = 1
+    gain: float = 1.0
+
+
+def key_measurements(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
+    """What a profile says of each of its keys; nothing without a profile."""
+    if profile is None:
+        return ()
+    found = []
+    keys = profile.keys()
+    for key in keys:
+        models = profile.models(key) or [None]
+        speeds = profile.speeds(key, models)
+        for model in models:
+            packing, rates = profile.measured_packing(key, model), profile.fused_rates(key, model)
+            rows = rates.rows[-1] if rates is not None else 1
+            fused = profile.fused_limit(key, rows, model)
+            found.append(
+                KeyMeasurements(
+                    without_surrogates(key),
+                    profile.seconds_per_iteration(key, model),
+                    profile.alpha(key, model),
+                    profile.beta(key),
+                    packing,
+                    profile.packing_limit(key, max(packing, 1), model),
+                    (model or "unknown model") if len(models) > 1 else None,
+                    speeds[model],
+                    rows,
+                    fused,
+                    1.0 if rates is None else rates.gain(fused if fused > 1 else 2),
+                )
+            )
+    return tuple(found)
 
 
 @dataclass(frozen=True)

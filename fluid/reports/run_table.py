@@ -120,6 +120,8 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
                 "alpha": k.alpha,
                 "beta": k.beta,
                 "c": k.c,
+                "fused_rows": k.fused,
+                "fused_gain": k.gain,
             }
             for k in run.keys
         ],
@@ -159,6 +161,8 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "iterations": trial.iterations,
         "budget": trial.budget,
         "seconds": trial.seconds,
+        "device_seconds": trial.device_seconds,
+        "fused_rows": trial.most_fused,
         "widths": [{"width": width, "seconds": seconds} for width, seconds in trial.widths.items()],
         "last": {name: _plain(value) for name, value in trial.last.items()},
         "least": {name: low for name, (low, _) in trial.ranges.items()},
@@ -243,7 +247,16 @@ def _measured(key: KeyMeasurements) -> str:
         text += f" {duration(key.seconds)} per iteration alone,"
     packing = f"alpha {key.alpha:.3f}, c {key.c}" if key.packing > 1 else "packing not measured"
     speed = "" if key.model is None else f", speed {key.speed:.2f}"
-    return f"{text} {packing}, beta {key.beta:.3f}{speed}"
+    return f"{text} {packing}, beta {key.beta:.3f}{fused_text(key)}{speed}"
+
+
+def fused_text(key: KeyMeasurements) -> str:
+    """What fusing trials of a key was measured to gain, as the end of a list; empty if it was not measured."""
+    if key.rows == 1:
+        return ""
+    if key.fused == 1:
+        return f", fusing does not pay (2 fused do {key.gain:.2f}x the iterations of one)"
+    return f", {key.fused} fused do {key.gain:.1f}x the iterations of one"
 
 
 def _left_out(total: int, rows: int, noun: str) -> list[RenderableType]:

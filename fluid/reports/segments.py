@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fluid.planning.rollout import Segment
@@ -31,26 +31,75 @@ class Resized(NamedTuple):
     devices: tuple[int, ...]
 
 
-def segments_of(trials: Sequence[Sequence[FinishedIteration]]) -> list[Segment]:
+@dataclass(frozen=True)
+class RecordedSegments:
+    """The segments of a run.
+
+    Attributes:
+        segments: by row, of trials by themselves, and of fused packs: all trials of one have one segment in common,
+            its row is the first one's.
+        packs: rows of the trials of each fused pack, by position of its segment.
+    """
+
+    segments: list[Segment]
+    packs: Mapping[int, tuple[int, ...]]
+
+
+class _TimedStep(NamedTuple):
+    """An iteration of a trial, or one that fused trials took together."""
+
+    rows: tuple[int, ...]
+    iteration: FinishedIteration
+
+
+def segments_of(trials: Sequence[Sequence[FinishedIteration]]) -> RecordedSegments:
     """The segments of all trials: consecutive iterations on the same devices at the same width are one segment.
 
     Args:
         trials: (rows,) iterations of each trial, in order.
     """
+    steps = _steps_of(trials)
     starts: dict[int, list[float]] = {}
-    for iteration in sorted((each for iterations in trials for each in iterations), key=lambda each: each.start):
+    for _, iteration in steps:
         for device in iteration.devices:
             starts.setdefault(device, []).append(iteration.start)
     found: list[Segment] = []
+    members: list[tuple[int, ...]] = []
+    #: The segment and the iteration in which each row was last.
+    latest: dict[int, tuple[int, FinishedIteration]] = {}
+    for rows, iteration in steps:
+        position, before = latest.get(rows[0], (-1, iteration))
+        if position >= 0 and members[position] == rows and _continues(before, iteration, starts):
+            found[position] = replace(found[position], end=iteration.end)
+        else:
+            position = len(found)
+            found.append(Segment(rows[0], iteration.start, iteration.end, iteration.devices, _width_of(iteration)))
+            members.append(rows)
+        latest.update(dict.fromkeys(rows, (position, iteration)))
+    order = sorted(range(len(found)), key=lambda position: (found[position].row, found[position].start))
+    packs = {place: members[position] for place, position in enumerate(order) if len(members[position]) > 1}
+    return RecordedSegments(_without_skew([found[position] for position in order]), packs)
+
+
+def _width_of(iteration: FinishedIteration) -> float:
+    """The share of a device of all trials that took an iteration, or its width."""
+    share = iteration.width * iteration.rows
+    return 1.0 if iteration.rows > 1 and share > 1.0 - 1e-9 else share
+
+
+def _steps_of(trials: Sequence[Sequence[FinishedIteration]]) -> list[_TimedStep]:
+    """The iterations in order of start; those of one fused step, which began and ended at once, are one."""
+    alone: list[_TimedStep] = []
+    fused: dict[tuple[object, ...], tuple[list[int], FinishedIteration]] = {}
     for row, iterations in enumerate(trials):
-        before: FinishedIteration | None = None
-        for iteration in iterations:
-            if before is not None and _continues(before, iteration, starts):
-                found[-1] = replace(found[-1], end=iteration.end)
+        for each in iterations:
+            if each.rows == 1:
+                alone.append(_TimedStep((row,), each))
             else:
-                found.append(Segment(row, iteration.start, iteration.end, iteration.devices, iteration.width))
-            before = iteration
-    return _without_skew(found)
+                step = each.start, each.end, each.devices, each.rows
+                fused.setdefault(step, ([], each))[0].append(row)
+    steps = [*alone, *(_TimedStep(tuple(rows), iteration) for rows, iteration in fused.values())]
+    return sorted(steps, key=lambda step: (step.iteration.start, step.rows))
 
 
 def with_pauses(segments: Sequence[Segment], resized: Iterable[Resized]) -> list[Segment]:

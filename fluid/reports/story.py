@@ -227,11 +227,7 @@ class _Story:
         runs: list[list[FinishedIteration]] = []
         for iteration in self._iterations:
             before = runs[-1][-1] if runs else None
-            if (
-                before is None
-                or (before.width, before.devices) != (iteration.width, iteration.devices)
-                or _cut_between(cuts, before, iteration)
-            ):
+            if before is None or _where(before) != _where(iteration) or _cut_between(cuts, before, iteration):
                 runs.append([iteration])
             else:
                 runs[-1].append(iteration)
@@ -243,7 +239,8 @@ class _Story:
             # The lane's clock and the driver's may differ slightly, and no trial runs before it was placed.
             middle = bisect.bisect_right(placed, (run[0].start + run[0].end) / 2.0)
             since = placed[middle - 1] if middle else -math.inf
-            found.append(ran_line(run, among, not_before=since, kinds=self._history.kinds))
+            alone = self._history.seconds_alone(self._trial, run[-1].end)
+            found.append(ran_line(run, among, not_before=since, kinds=self._history.kinds, alone=alone))
         return found
 
     # -- resizes, saves, preemptions -----------------------------------------------------------------------
@@ -381,6 +378,11 @@ class _Story:
         stays = self._history.stays.get(self._trial, [])
         held = f", and held {self._named(stays[-1].devices)}" if stays and math.isinf(stays[-1].end) else ""
         return StoryLine(at, "unfinished", f"had not ended when the journal was read{held}")
+
+
+def _where(iteration: FinishedIteration) -> tuple[object, ...]:
+    """What is equal of iterations that are told as one; that of fused ones changes with each that comes or goes."""
+    return (iteration.devices, 0.0 if iteration.rows > 1 else iteration.width)
 
 
 def _cut_between(cuts: Sequence[float], before: FinishedIteration, after: FinishedIteration) -> bool:

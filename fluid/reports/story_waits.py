@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fluid.display.format import count, duration
-from fluid.reports.history import Reason, RunHistory, Wait
+from fluid.reports.history import Measured, Reason, RunHistory, Wait
 from fluid.reports.story_words import StoryLine, bytes_name, devices_name
 
 #: Shorter waits, in seconds, are not told: the trial started at once.
@@ -52,16 +52,21 @@ class WaitTeller:
         return StoryLine(wait.start, "waited", text, {"seconds": seconds})
 
     def _ramp(self, wait: Wait) -> list[str]:
-        """How packing was measured meanwhile: trials wait until it is known to pay for one more."""
+        """How packing or fusing was measured meanwhile: trials wait until it is known to pay for more."""
         of_key = self.history.measured.get(self.history.key_of.get(wait.trial, ""), [])
         told = []
         for model in dict.fromkeys(each.model for each in of_key):
             measured = [each for each in of_key if each.model == model]
-            before = max((each.packing for each in measured if each.at <= wait.start), default=1)
-            rises = {each.packing: each.at for each in reversed(measured) if wait.start < each.at <= wait.end}
-            steps = [f"{packing} from {duration(at)} on" for packing, at in sorted(rises.items()) if packing > before]
             where = f" on {model}" if model is not None and len(set(self.history.models.values())) > 1 else ""
-            told += [f"packing was being measured{where}, up to {', '.join(steps)}"] if steps else []
+            ways: list[tuple[str, Callable[[Measured], int]]] = [
+                ("packing", lambda each: each.packing),
+                ("fusing", lambda each: each.rows),
+            ]
+            for way, most in ways:
+                before = max((most(each) for each in measured if each.at <= wait.start), default=1)
+                rises = {most(each): each.at for each in reversed(measured) if wait.start < each.at <= wait.end}
+                steps = [f"{number} from {duration(at)} on" for number, at in sorted(rises.items()) if number > before]
+                told += [f"{way} was being measured{where}, up to {', '.join(steps)}"] if steps else []
         return told
 
     def _why(self, reason: Reason, at: float) -> str:

@@ -33,16 +33,31 @@ class StoryLine:
 
 
 def ran_line(
-    run: Sequence[FinishedIteration], saves: Sequence[Entry], *, not_before: float, kinds: Mapping[int, str]
+    run: Sequence[FinishedIteration],
+    saves: Sequence[Entry],
+    *,
+    not_before: float,
+    kinds: Mapping[int, str],
+    alone: float | None = None,
 ) -> StoryLine:
-    """Iterations that ran one after the other, with what was saved meanwhile; the first began at that time or later."""
+    """Iterations that ran one after the other, with what was saved meanwhile.
+
+    Args:
+        run: the iterations, all of them fused, or none.
+        saves: saves of the trial on the way.
+        not_before: the first iteration began at that time or later.
+        kinds: the kind of each device.
+        alone: measured seconds of an iteration of such a trial alone; ``None`` if unknown.
+    """
     first, last = run[0], run[-1]
     seconds = math.fsum(one.end - one.start for one in run)
     numbers = f"iteration {first.number}" if len(run) == 1 else f"iterations {first.number} to {last.number}"
-    width = f"{fraction(first.width)} of " if first.width < 1.0 else ""
+    width = f"{fraction(first.width)} of " if first.width < 1.0 and first.rows == 1 else ""
     text = f"ran {numbers} on {width}{devices_name(first.devices, kinds)} in {duration(seconds)}"
     text += f", {duration(seconds / len(run))} each" if len(run) > 1 else ""
     facts: dict[str, Any] = {"first": first.number, "last": last.number, "seconds": seconds, "width": first.width}
+    if first.rows > 1:
+        text += _fused_with(run, alone, facts)
     if saves:
         checkpoint = saves[-1].fields["checkpoint"]
         took = statistics.median(float(save.fields["seconds"]) for save in saves)
@@ -51,6 +66,21 @@ def ran_line(
         text += f", to {medium_name(checkpoint)} in {duration(took)}"
         facts["saves"], facts["save_s"] = len(saves), took
     return StoryLine(max(first.start, not_before), "ran", text, facts)
+
+
+def _fused_with(run: Sequence[FinishedIteration], alone: float | None, facts: dict[str, Any]) -> str:
+    """With how many others iterations were fused, and what that gained; the figures are added to the facts."""
+    most, least = (pick(one.rows for one in run) for pick in (max, min))
+    text = f"; fused with {count(most - 1, 'other')}"
+    text += f", at the end with {run[-1].rows - 1}" if run[-1].rows == least < most else ""
+    text += f", at times with {least - 1}" if run[-1].rows != least else ""
+    facts["rows"] = most
+    facts["device_s"] = math.fsum(one.device_seconds for one in run)
+    seconds = math.fsum(one.seconds for one in run)
+    if alone is not None and seconds > 0.0:
+        gain = facts["fused_gain"] = alone * sum(one.rows for one in run) / seconds
+        text += f": {gain:.1f}x the iterations per second of one alone"
+    return text
 
 
 def after_iteration(iteration: int) -> str:

@@ -102,6 +102,7 @@ class _GanttLines:
         self._room = max(self._columns, width - self._margin)
         self._paused = False
         self._crowded = False
+        self._fused = False
 
     # -- devices ------------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class _GanttLines:
             first, last = self._column(bar.start), self._column(bar.end)
             if first == last:
                 too_short.append((min(first, self._columns - 1), trial))
-            for column, char in enumerate(self._fill(bar, trial, last - first), first):
+            for column, char in enumerate(self._fill(bar, last - first), first):
                 chars[column], owners[column] = char, trial
         # A bar shorter than a column is shown only if its column is otherwise free.
         for column, trial in too_short:
@@ -169,11 +170,20 @@ class _GanttLines:
                 chars[column], owners[column] = self._fit(mark(trial), 1), trial
         return chars, owners
 
-    def _fill(self, bar: Bar, trial: int, length: int) -> str:
+    def _fill(self, bar: Bar, length: int) -> str:
         pause = self._timeline.segments[bar.segment].pause
         paused = min(length, self._column(bar.start + pause) - self._column(bar.start))
         self._paused = self._paused or paused > 0
-        return self._glyphs.pause * paused + self._fit(mark(trial), length - paused)
+        return self._glyphs.pause * paused + self._fit_name(bar, length - paused)
+
+    def _fit_name(self, bar: Bar, length: int) -> str:
+        """A trial's letter or number, or the number of fused trials, over ``length`` cells."""
+        pack = self._timeline.pack_name(bar.segment)
+        if not pack:
+            return self._fit(mark(self._timeline.trials[bar.row]), length)
+        self._fused = True
+        number = pack.split()[0]
+        return self._fit(next((name for name in (f"{pack} ", f"{number}f") if len(name) <= length), "f"), length)
 
     def _fit(self, name: str, length: int) -> str:
         """A trial's letter or number over ``length`` cells."""
@@ -244,13 +254,15 @@ class _GanttLines:
     # -- legend -------------------------------------------------------------------------------------------
 
     def legend_lines(self, most: int) -> Iterator[Text]:
-        names = [printable(name) for name in self._timeline.names]
+        names = self._timeline.names
+        shown = sorted(self._timeline.named) if self._timeline.packs else list(range(len(names)))
         line, used = Text(), 0
-        for trial, name in enumerate(names):
+        for position, trial in enumerate(shown, 1):
+            name = printable(names[trial])
             short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + self._glyphs.ellipsis
-            more = f"+{len(names) - trial} more"
+            more = f"+{len(shown) - position + 1} more"
             # The last line keeps room for "+N more" unless this is the last entry.
-            reserve = len(more) + 2 if used + 1 >= most and trial + 1 < len(names) else 0
+            reserve = len(more) + 2 if used + 1 >= most and position < len(shown) else 0
             if line and len(line) + len(mark(trial)) + len(short) + 3 + reserve > self._width:
                 if used + 1 >= most:
                     yield line.append(more, style=_DIM)
@@ -266,6 +278,7 @@ class _GanttLines:
                 line.rstrip()
                 yield line
         notes = [(self._paused, f"{self._glyphs.pause} pause of a resize")]
+        notes += [(self._fused, "f trials fused into one model, as many as it says")]
         notes += [(bool(self._timeline.absences), f"{self._glyphs.absent} device absent")]
         notes += [(self._crowded, "# too short for its number")]
         texts = [note for needed, note in notes if needed]

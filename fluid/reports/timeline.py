@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,7 @@ class Timeline:
         makespan: seconds.
         lower_bound: seconds; 0 if unknown.
         changes: added and lost devices, in order of time.
+        packs: rows of the trials that trained as one fused pack, by position of its segment in ``segments``.
     """
 
     devices: tuple[Device, ...]
@@ -85,6 +86,7 @@ class Timeline:
     makespan: float
     lower_bound: float = 0.0
     changes: tuple[DeviceChange, ...] = ()
+    packs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Timeline:
@@ -119,6 +121,17 @@ class Timeline:
     def names(self) -> tuple[str, ...]:
         """The distinct names of the trials, in order of first appearance."""
         return tuple(dict.fromkeys(map(_trial_of, self.trial_ids)))
+
+    @cached_property
+    def named(self) -> frozenset[int]:
+        """The trials, by their position in :attr:`names`, that have a bar of their own; others were always fused."""
+        alone = (segment.row for position, segment in enumerate(self.segments) if position not in self.packs)
+        return frozenset(self.trials[row] for row in alone)
+
+    def pack_name(self, segment: int) -> str:
+        """What a bar says of a fused pack, ``"32 fused"``; empty for the segment of a trial by itself."""
+        rows = self.packs.get(segment)
+        return "" if rows is None else f"{len(rows)} fused"
 
     @cached_property
     def bars(self) -> Mapping[int, tuple[Bar, ...]]:

@@ -34,6 +34,7 @@ _LEAST_SHARE = 0.01
 _FACTS: dict[str, Callable[[Sequence[TrialRun]], list[str]]] = {
     "iterations": lambda trials: [iterations_text(trial) for trial in trials],
     "time": lambda trials: durations([trial.seconds for trial in trials]),
+    "device time": lambda trials: durations([trial.device_seconds for trial in trials]),
     "widths": lambda trials: [widths_name(trial.widths) for trial in trials],
 }
 
@@ -127,7 +128,10 @@ def trials_table(run: RecordedRun, goal: Goal | None, style: TableStyle) -> list
     parameters = [_parameter_column(name, [configs[row] for row in rows]) for name in names]
     # Figures of the engine are the last to be shown: a width of 1 says nothing.
     widths = any(width != 1.0 for trial in run.trials for width in trial.widths)
-    last = [_fact_column(name, trials) for name in ("time", "widths") if widths or name != "widths"]
+    fused = any(trial.most_fused > 1 for trial in run.trials)
+    # The wall times of fused trials add up to many times the run's.
+    facts = ["device time" if fused else "time", *(["widths"] if widths else [])]
+    last = [_fact_column(name, trials) for name in facts]
     fitting = _fitting(style.width, rows, trials, first, parameters)
     shown = [*first, *parameters[:fitting]]
     if fitting == len(parameters):

@@ -26,6 +26,7 @@ class ReportedIteration(NamedTuple):
         width: ``1/p``, 1 or a number of devices.
         devices: indices of its devices.
         metrics: as JSON has them.
+        rows: trials that took it together in one fused step, this one included; 1 if it was not fused.
     """
 
     trial_id: str
@@ -36,19 +37,20 @@ class ReportedIteration(NamedTuple):
     width: float
     devices: tuple[int, ...]
     metrics: Any
+    rows: int = 1
 
 
 def read_reported(entry: Mapping[str, Any]) -> ReportedIteration | None:
     """Reads a line of ``results.jsonl``; ``None`` if it is no finished iteration."""
     try:
         seconds, at, width = float(entry["seconds"]), float(entry["at"]), float(entry["width"])
-        devices = tuple(map(int, entry["devices"]))
-        if not (math.isfinite(seconds + at) and seconds >= 0.0 and 0.0 < width < math.inf and devices):
+        devices, rows = tuple(map(int, entry["devices"])), int(entry.get("rows", 1))
+        if not (math.isfinite(seconds + at) and seconds >= 0.0 and 0.0 < width < math.inf and devices and rows >= 1):
             return None
         trial_id, group_id, number = str(entry["trial"]), str(entry.get("group", "")), int(entry["iteration"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return ReportedIteration(trial_id, group_id, number, seconds, at, width, devices, entry.get("metrics"))
+    return ReportedIteration(trial_id, group_id, number, seconds, at, width, devices, entry.get("metrics"), rows)
 
 
 def reported_lines(files: RunFiles) -> list[ReportedIteration]:
@@ -84,6 +86,7 @@ class FinishedIteration:
         width: ``1/p``, 1 or a number of devices.
         devices: indices of its devices.
         metrics: the reported metrics, nested names joined by ``/``.
+        rows: trials that took it together in one fused step, itself included; 1 if it was not fused.
     """
 
     number: int
@@ -92,6 +95,17 @@ class FinishedIteration:
     width: float
     devices: tuple[int, ...]
     metrics: Mapping[str, Any]
+    rows: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Its wall time."""
+        return self.end - self.start
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of devices that it used: of a fused step, the trial's part; of a packed iteration, all of it."""
+        return self.seconds * len(self.devices) / self.rows
 
 
 class _Timed(Protocol):
@@ -150,7 +164,7 @@ class FinishedIterations:
             return False
         for one, start, end in timed:
             iteration = FinishedIteration(
-                one.number, start - self.origin, end - self.origin, one.width, one.devices, flat(one.metrics)
+                one.number, start - self.origin, end - self.origin, one.width, one.devices, flat(one.metrics), one.rows
             )
             known = self.by_trial.setdefault(one.trial_id, [])
             if known and known[-1].number >= one.number:

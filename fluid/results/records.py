@@ -42,6 +42,7 @@ class Result:
         width: width at which it ran: ``1/p`` as one of p trials on a device, 1, or a number of devices.
         device_ids: devices on which it ran.
         config: the trial's hyperparameters.
+        rows: trials that took this iteration together in one fused step, itself included; 1 if it was not fused.
     """
 
     trial_id: str
@@ -51,6 +52,7 @@ class Result:
     width: float
     device_ids: tuple[int, ...]
     config: Mapping[str, Any]
+    rows: int = 1
 
 
 def short_text(value: object, longest: int = 200) -> str:

@@ -25,6 +25,7 @@ def result_of(reported: ReportedIteration, trial: SubmittedTrial) -> Result:
         seconds=reported.seconds,
         width=reported.width,
         device_ids=reported.devices,
+        rows=reported.rows,
         config=trial.config,
     )
 

@@ -63,6 +63,7 @@ class GroupResults:
                 seconds=reported.seconds,
                 width=reported.width,
                 device_ids=reported.devices,
+                rows=reported.rows,
                 config=config,
             )
 

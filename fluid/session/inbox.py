@@ -43,10 +43,9 @@ class GroupInbox:
         self.group_id = group_id
         self.group = group
         self.listener = listener
-        self._lock = threading.Lock()
+        self._lock, self._waiting = threading.Lock(), 0
         #: Only while threads wait for a change: a session may have thousands of groups.
         self._changed: threading.Condition | None = None
-        self._waiting = 0
         self._results: list[Result] = []
         self._states: dict[str, TrialState] = {}
         self._failures: dict[str, Failure] = {}
@@ -294,6 +293,7 @@ class GroupInbox:
             seconds=report.seconds,
             width=report.width,
             device_ids=report.device_ids,
+            rows=report.rows,
             config={} if trial is None else trial.config,
         )
         with self._lock:

@@ -276,6 +276,7 @@ def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:
 
 
 def _result(report: Report) -> dict[str, Any]:
+    fused = {"rows": report.rows} if report.rows > 1 else {}
     return {
         "group": report.group_id,
         "trial": report.trial_id,
@@ -285,6 +286,7 @@ def _result(report: Report) -> dict[str, Any]:
         "width": report.width,
         "devices": report.device_ids,
         "at": report.at,
+        **fused,
     }
 
 

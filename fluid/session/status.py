@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluid.engine.state import EngineState
 from fluid.engine.view import GroupView, TrialView
+from fluid.planning.profile import Profile
 from fluid.session.best import BestSoFar
 from fluid.session.progress import LiveLength, forecast
 from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
@@ -69,13 +70,29 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
-    """One device: the trials that run there, each with its width, and the number of its lanes."""
+    """One device.
+
+    Attributes:
+        device_id, kind, host: the device.
+        residents: the trials that run there, each with its width.
+        lanes: the number of its lanes.
+        packs: trials that are fused, by pack.
+    """
 
     device_id: int
     kind: str
     host: str
     residents: tuple[tuple[str, float], ...]
     lanes: int
+    packs: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[tuple[str, ...], float], ...]:
+        """The residents, those of a fused pack together: the trials and the width of each part, in order."""
+        width = dict(self.residents)
+        pack_of = {trial: pack for pack in self.packs for trial in pack}
+        parts = dict.fromkeys(pack_of.get(trial, (trial,)) for trial, _ in self.residents)
+        return tuple((part, _whole(sum(width[trial] for trial in part if trial in width))) for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +109,8 @@ class Status:
         alpha, packing: measured packing overhead and c by profile key, or, where the session has several device models,
             by key and model: ``"net on NVIDIA H200"``.
         run_dir: the run folder; ``None`` if unknown.
+        fused: how many fused trials are worth it, and how many times the iterations per second of one trial alone they
+            do, by the same names as ``alpha``; only where fusing was measured.
     """
 
     at: float
@@ -103,6 +122,20 @@ class Status:
     asked: int = 0
     given_up: tuple[tuple[int, str], ...] = ()
     run_dir: Path | None = None
+    fused: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
+def _whole(share: float) -> float:
+    """A sum of shares of a device; 1 if it is that but for rounding."""
+    return 1.0 if abs(share - 1.0) < 1e-9 else share
+
+
+def _fused(profile: Profile, key: str, model: str | None) -> tuple[int, float] | None:
+    rates = profile.fused_rates(key, model)
+    if rates is None:
+        return None
+    rows = profile.fused_limit(key, rates.rows[-1], model)
+    return rows, rates.gain(rows)
 
 
 def _measured_keys(state: EngineState) -> dict[str, tuple[str, str | None]]:
@@ -156,11 +189,13 @@ def status_of(
                 host=seen.device.host,
                 residents=seen.residents,
                 lanes=seen.lanes,
+                packs=seen.packs,
             )
             for seen in view.devices
         ),
         alpha={name: state.profile.alpha(key, model) for name, (key, model) in measured.items()},
         packing={name: state.profile.measured_packing(key, model) for name, (key, model) in measured.items()},
+        fused={name: found for name, at_key in measured.items() if (found := _fused(state.profile, *at_key))},
         asked=asked,
         silent=tuple(silent),
         given_up=view.given_up,

@@ -84,6 +84,13 @@ class Session:
             fields.update(seconds=end - start, width=width, devices=devices, at=ZERO + end)
             self._write("results", fields)
 
+    def step(self, trials: Sequence[str], iteration: int, start: float, end: float, device: int = 0) -> None:
+        """Writes an iteration that fused trials did in one step, alone on their device."""
+        for trial in trials:
+            fields = {"group": self.group_of[trial], "trial": trial, "iteration": iteration, "metrics": {"loss": 1.0}}
+            fields.update(seconds=end - start, width=1.0 / len(trials), devices=[device], at=ZERO + end)
+            self._write("results", {**fields, "rows": len(trials)})
+
     def end(self, trial: str, state: str = "DONE", iteration: int = 1, failure: Failure | None = None) -> None:
         """Writes that a trial ended."""
         self.happened(ReportEnd(trial, self.group_of[trial], state=state, iteration=iteration, at=0.0, failure=failure))
