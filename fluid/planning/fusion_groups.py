@@ -216,10 +216,13 @@ def _is_float(text: str) -> bool:
 
 
 def _texts(config: Config) -> dict[str, str]:
-    return {name: _text(value) for name, value in config}
+    return {name: text_of(value) for name, value in config}
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """The text by which a value of a config is compared with others; of a text, itself."""
+    if isinstance(value, str):
+        return value
     try:
         return repr(value.item() if isinstance(value, np.generic) else value)
     except Exception as error:  # of the user's class

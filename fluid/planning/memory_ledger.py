@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fluid.planning.sharing_groups import SharingGroups
 from fluid.resources import MemoryNeed
 
 
@@ -17,17 +18,23 @@ class MemoryLedger:
         watermark: share of a device's memory that trials may fill.
         residents: device index -> rows on it, as :class:`~fluid.planning.occupancy.Occupancy` keeps it.
         held: row -> devices that it holds, likewise.
+        groups: tell which trials run in one lane.
 
     Attributes:
         has_freed: whether a trial that holds devices turned out to need less, so that others may fit.
     """
 
     def __init__(
-        self, watermark: float, residents: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
+        self,
+        watermark: float,
+        residents: Mapping[int, Sequence[int]],
+        held: Mapping[int, Sequence[int]],
+        groups: SharingGroups | None = None,
     ) -> None:
         self.watermark = watermark
         self._residents = residents
         self._held = held
+        self._groups = groups or SharingGroups(residents)
         self.has_freed = False
         #: device index -> bytes that trials may fill there; ``None`` where memory does not bound packing.
         self._usable: dict[int, float | None] = {}
@@ -121,7 +128,7 @@ class MemoryLedger:
     def set_lanes(self, index: int, count: int, memory: float, each: float) -> None:
         """Books what the lanes of a device take for themselves, such as for CUDA contexts.
 
-        Every trial runs in a lane of its own. Room for one of them is beyond the watermark; the others count.
+        Trials run in a lane each, or fused in one. Room for one lane is beyond the watermark; the others count.
 
         Args:
             index: the device.
@@ -136,7 +143,7 @@ class MemoryLedger:
     def lane_bytes(self, index: int, trials: int) -> float:
         """Bytes that lanes take on a device if so many trials run there, but for the one beyond the watermark."""
         count, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
-        return max(0.0, memory + each * (max(count, trials) - count - 1))
+        return max(0.0, memory + each * (max(count, self._groups.lanes(index, trials)) - count - 1))
 
     # -- sums per device -----------------------------------------------------------------------------------
 

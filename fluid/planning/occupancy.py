@@ -14,6 +14,7 @@ from fluid.planning.idle_devices import IdleDevices, SpeedOf
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.open_devices import OpenDevices
 from fluid.planning.runtime_model import residents_at
+from fluid.planning.sharing_groups import SharingGroups
 from fluid.resources import DEFAULT_MEMORY_WATERMARK, Cluster, Device, MemoryNeed
 
 #: Says which devices have room for a trial; ``None`` if all that are idle have.
@@ -31,6 +32,7 @@ class Occupancy:
         watermark: share of a device's memory that trials may fill, if no cluster is given.
 
     Attributes:
+        groups: which trials share a device only with their like.
         now: when what is changed next happens, seconds; only :attr:`idle_since` depends on it.
     """
 
@@ -49,10 +51,10 @@ class Occupancy:
         self._tolerates: dict[int, int] = {}
         #: device index -> most trials there, whatever they tolerate; only for devices with such a cap, while not idle.
         self.caps: dict[int, int] = {}
+        self.groups = SharingGroups(self.residents)
         #: What the trials, kept states and lanes take of each device's memory.
-        self.memory = MemoryLedger(
-            cluster.memory_watermark if cluster is not None else watermark, self.residents, self.held
-        )
+        watermark = cluster.memory_watermark if cluster is not None else watermark
+        self.memory = MemoryLedger(watermark, self.residents, self.held, self.groups)
         self._idle = IdleDevices()
         self.now = 0.0
         #: host -> its devices
@@ -177,8 +179,7 @@ class Occupancy:
             need: device memory, where it is known.
             near: device to prefer for a width of at most 1.
             only: whether no other device will do.
-            own_state: bytes that are reserved for the trial's own state, which its need includes: on ``near``, or, if
-                that is ``None``, on each device allowed.
+            own_state: bytes reserved for the trial's own state, which its need includes: on ``near``, else everywhere.
             host: to prefer among hosts with equally idle and fast devices.
             allowed: the only devices that will do; ``None`` for all.
             one_host: whether all have to be of one host.
@@ -186,10 +187,10 @@ class Occupancy:
         """
         chosen: tuple[int, ...] | None = None
         can_be_near = near is not None and width <= 1.0 and (allowed is None or near in allowed)
-        if near is not None and can_be_near and self._admits(near, width, need, own_state, by_model):
+        if near is not None and can_be_near and self._admits(row, near, width, need, own_state, by_model):
             chosen = (near,)
         elif not only and width < 1.0:
-            device = self._open_device(residents_at(width), need, host=host, allowed=allowed, by_model=by_model)
+            device = self._open_device(row, residents_at(width), need, host=host, allowed=allowed, by_model=by_model)
             chosen = None if device is None else (device,)
         elif not only:
             own = own_state if near is None else 0.0
@@ -257,8 +258,7 @@ class Occupancy:
         """Gives the row these devices, as :meth:`devices_for` or :meth:`fastest_idle` chose them just before.
 
         Args:
-            row, devices, width: the trial, its new devices, and its new width.
-            need: device memory, where it is known.
+            row, devices, width, need: the trial, its new devices and width, and device memory, where it is known.
             old_devices_row: row that keeps the devices it leaves until that row is released; ``None`` frees them now.
         """
         left = tuple(index for index in self.held[row] if index not in devices)
@@ -280,8 +280,7 @@ class Occupancy:
         """The devices that :meth:`move` can give a row for another width; changes nothing.
 
         A trial alone on its devices keeps them, unless another host can hold it whole and its own ones cannot; one
-        that leaves a shared device moves. A width below 1 takes an open slot beside others, or opens a device that the
-        trial has to others.
+        that leaves a shared device moves. A width below 1 takes an open slot, or opens the trial's device to others.
 
         Args:
             row, width: a row that holds devices, and its new width.
@@ -294,7 +293,7 @@ class Occupancy:
         host, speed_of = self._devices[before[0]].host, self._speed_of(by_model)
         if width < 1.0:
             slot = self._open_device(
-                residents_at(width), need, avoid=before, shared_only=True, host=host, allowed=allowed, by_model=by_model
+                row, residents_at(width), need, before, shared_only=True, host=host, allowed=allowed, by_model=by_model
             )
             if slot is None and len(self.residents[before[0]]) > residents_at(width):
                 return None
@@ -318,10 +317,10 @@ class Occupancy:
     # -- choices ------------------------------------------------------------------------------------------
 
     def _admits(
-        self, index: int, width: float, need: MemoryNeed | None, own_state: float, by_model: ByModel | None
+        self, row: int, index: int, width: float, need: MemoryNeed | None, own_state: float, by_model: ByModel | None
     ) -> bool:
         """Whether a trial of a width of at most 1 fits on this device now."""
-        if index not in self._devices:
+        if index not in self._devices or not self.groups.agree(row, index):
             return False
         if not self.memory.fits(index, self._need_on(index, need, by_model), own_state=own_state):
             return False
@@ -329,10 +328,11 @@ class Occupancy:
 
     def _open_device(
         self,
+        row: int,
         tolerates: int,
         need: MemoryNeed | None,
-        *,
         avoid: tuple[int, ...] = (),
+        *,
         shared_only: bool = False,
         host: str | None = None,
         allowed: Set[int] | None = None,
@@ -345,7 +345,7 @@ class Occupancy:
                 return idle
 
         def takes(index: int) -> bool:
-            may = index not in avoid and (allowed is None or index in allowed)
+            may = index not in avoid and (allowed is None or index in allowed) and self.groups.agree(row, index)
             return may and self.memory.fits(index, self._need_on(index, need, by_model))
 
         return self._open.find(tolerates, takes, host, self._on_host.get(host or "", ()), by_model)

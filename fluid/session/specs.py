@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fluid.engine.trial_spec import TrialSpec
+from fluid.planning.fusion_groups import text_of
 from fluid.trainables.trainable import can_save, is_elastic, is_fusible
 from fluid.trialgroup import Trial
 
@@ -20,7 +21,7 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
     """
     elastic = is_elastic(trial.trainable)
     shares = trial.devices is not None and trial.devices < 1.0
-    fusible = is_fusible(trial.trainable) and trial.devices is None
+    fusible = is_fusible(trial.trainable)
     gang = not elastic and trial.devices is not None and trial.devices >= 2
     return TrialSpec(
         trial_id=trial.id,
@@ -42,10 +43,10 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
     )
 
 
-def _values(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """The values of a config by dotted name, nested dicts resolved."""
+def _values(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The values of a config as texts, by dotted name, nested dicts resolved."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _values(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
+            yield f"{prefix}{name}", text_of(value)
