@@ -78,6 +78,7 @@ class Allocations:
             Whether it fits now.
         """
         need, width, by_model = self._estimates.need(trial), trial.placement.width, self._estimates.by_model(trial)
+        self.update_group(trial)
         placed = self._occupancy.place(
             trial.row,
             width,
@@ -99,7 +100,17 @@ class Allocations:
 
     def hold(self, trial: TrialRecord, devices: tuple[int, ...]) -> None:
         """Gives a trial that holds nothing these devices, whether or not there is room."""
+        self.update_group(trial)
         self._occupancy.hold(trial.row, devices, trial.placement.width, self._estimates.need(trial))
+
+    def update_group(self, trial: TrialRecord) -> None:
+        """Books with which trials alone a trial shares a device."""
+        groups, move = self._occupancy.groups.of, trial.placement.move
+        for row in (trial.row,) if move is None else (trial.row, move.old_devices_row):
+            if trial.fusion_group is not None:
+                groups[row] = trial.fusion_group
+            else:
+                groups.pop(row, None)
 
     def set_width(self, trial: TrialRecord, width: float) -> None:
         """Changes the width of a trial that waits, or that keeps its devices."""
@@ -131,6 +142,8 @@ class Allocations:
             need: device memory, where it is known.
             old_devices_row: row that keeps the devices it leaves until :meth:`release_old_devices`.
         """
+        if old_devices_row is not None and trial.fusion_group is not None:
+            self._occupancy.groups.of[old_devices_row] = trial.fusion_group
         self._occupancy.move(trial.row, devices, width, need, old_devices_row=old_devices_row)
         trial.placement.width = width
         self._table.remove(trial.row)
@@ -148,6 +161,7 @@ class Allocations:
         """Frees the devices that a moved trial has left."""
         if move.old_devices_row in self._occupancy.held:
             self._occupancy.release(move.old_devices_row)
+        self._occupancy.groups.of.pop(move.old_devices_row, None)
 
     def mark_running(self, trial: TrialRecord) -> None:
         """Adds a trial to those that planners may resize: it runs, or is about to, on the devices it holds."""
@@ -161,6 +175,16 @@ class Allocations:
             model=self._estimates.of_key(trial).model,
         )
 
+    def rekey(self, trial: TrialRecord) -> None:
+        """Books the estimates of another profile key for a trial."""
+        if trial.row in self._table:
+            self._table.remove(trial.row)
+            self.mark_running(trial)
+        if trial.row in self._occupancy.held:
+            self.update_need(trial)
+        if trial.row in self.work.by_row:
+            self.update_work(trial)
+
     def release(self, trial: TrialRecord) -> None:
         """Frees everything that a trial holds."""
         self._table.remove(trial.row)
@@ -168,6 +192,7 @@ class Allocations:
         self.work.forget(trial.row)
         if trial.row in self._occupancy.held:
             self._occupancy.release(trial.row)
+        self._occupancy.groups.of.pop(trial.row, None)
         if trial.placement.move is not None:
             self.release_old_devices(trial.placement.move)
 

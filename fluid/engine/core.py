@@ -20,6 +20,7 @@ from fluid.engine.device_strikes import DeviceStrikes
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.feasibility import Feasibility
+from fluid.engine.fusion import Fusing
 from fluid.engine.iteration_timing import IterationTiming
 from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
@@ -27,16 +28,13 @@ from fluid.engine.notices import NotePaused, NotePlaced, NoteQueued, NoteTrial
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import NO_LANES, NO_REQUESTS, GroupRecord, Move, Stage, TrialRecord
 from fluid.engine.retention import newest_to_keep
-from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.transitions import LEGAL
 from fluid.engine.trials import Trials
 from fluid.engine.watching import Watching
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.planning.arrangement import KeepWidths
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.planning.occupancy import Occupancy
-from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.start_queue import StartQueue
 from fluid.trialgroup import TrialState
@@ -95,6 +93,7 @@ class SessionState:
     deadlines: Deadlines
     watching: Watching
     feasibility: Feasibility
+    fusing: Fusing
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     arrivals: dict[int, TrialRecord] = field(default_factory=dict)
@@ -173,9 +172,9 @@ class SessionState:
         """Takes a trial off its devices and lanes."""
         self.timing.invalidate(trial)
         place = trial.placement
-        self.lanes.release(place.lanes)
+        self.lanes.release(trial.trial_id, place.lanes)
         if place.move is not None:
-            self.lanes.release(place.move.old_lanes)
+            self.lanes.release(trial.trial_id, place.move.old_lanes)
         self.allocations.release(trial)
         self.watching.released(trial)
         self.resizing.pop(trial.row, None)
@@ -220,6 +219,12 @@ class SessionState:
             return
         self._set_queued(trial, why, kind)
         self.arrivals[trial.row] = trial
+
+    def plan_again(self, trial: TrialRecord) -> None:
+        """Gives a queued trial another width and place at this instant, as it is not what it was taken for."""
+        if trial.row in self.queue:
+            self.unqueue(trial)
+            self.arrivals[trial.row] = trial
 
     def queue_again(self, trial: TrialRecord, why: str) -> None:
         """Queues a preempted trial at the width it has, before trials like it."""
@@ -361,33 +366,3 @@ class SessionState:
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)
         trial.calls.clear()
-
-
-def make_session_state(
-    planner: Planner, profile: Profile, *, max_packing: int, max_width: int, resident_limit: int, watermark: float
-) -> SessionState:
-    """The state of a session without devices and trials (arguments: see :class:`fluid.engine.state.EngineState`)."""
-    deadlines = Deadlines()
-    trials, queue, table, occupancy = Trials(), StartQueue(), RunningTable(), Occupancy(watermark=watermark)
-    lanes = Lanes(resident_limit, occupancy.memory)
-    estimates = Estimates(profile, occupancy, table, max_packing=max_packing, max_width=max_width)
-    allocations = Allocations(trials, occupancy, estimates, table)
-    moves = not isinstance(planner.replanner(), KeepWidths)
-    rebalancing = Rebalancing(trials, queue, occupancy, estimates, table, allocations, moves=moves)
-    return SessionState(
-        profile=profile,
-        trials=trials,
-        queue=queue,
-        lanes=lanes,
-        occupancy=occupancy,
-        memory=occupancy.memory,
-        estimates=estimates,
-        allocations=allocations,
-        rebalancing=rebalancing,
-        measuring=Measuring(trials, profile, occupancy, estimates, allocations, rebalancing),
-        timing=IterationTiming(trials, occupancy),
-        scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations),
-        deadlines=deadlines,
-        watching=Watching(deadlines, estimates, lanes),
-        feasibility=Feasibility(occupancy),
-    )

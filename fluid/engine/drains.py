@@ -164,7 +164,7 @@ class Drains:
         lost = [name for name, (_, lane_id) in drain.asked.items() if lane_id not in core.lanes]
         for name in lost:
             del drain.asked[name]
-        busy = any(core.lanes[lane_id].trial_id is not None for _, lane_id in drain.asked.values())
+        busy = any(core.lanes[lane_id].holders for _, lane_id in drain.asked.values())
         if lost or busy or core.changed or not drain.looked or not (drain.unsaved or drain.asked):
             drain.looked = True
             self._copy_checkpoints(drain, devices)
@@ -238,7 +238,7 @@ class Drains:
             if trial.trial_id in drain.asked:
                 # The trial in the lane that was asked may hang; one that has fallen idle since copies at once.
                 _, asked = drain.asked[trial.trial_id]
-                if core.lanes[asked].trial_id is None or checkpoint.host not in idle:
+                if not core.lanes[asked].holders or checkpoint.host not in idle:
                     continue
             # A trial that is about to be saved in its own lane waits for an idle one.
             at_rest = not trial.state.holds_devices and trial.residence.lane is None
@@ -256,8 +256,8 @@ class Drains:
         idle: dict[str, LaneRecord] = {}
         busy: dict[str, LaneRecord] = {}
         for lane in core.lanes:
-            if lane.usable and (lane.trial_id is None or not core.trials[lane.trial_id].spec.can_save):
-                (idle if lane.trial_id is None else busy).setdefault(core.occupancy.device(lane.device_id).host, lane)
+            if lane.usable and not any(core.trials[trial_id].spec.can_save for trial_id in lane.holders):
+                (busy if lane.holders else idle).setdefault(core.occupancy.device(lane.device_id).host, lane)
         return idle, busy
 
 

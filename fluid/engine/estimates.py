@@ -15,7 +15,7 @@ from fluid.engine.running_table import RunningTable
 from fluid.planning.device_models import ByModel, OnModel, Speeds, speeds_of_all
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import TOLERANCE, stretch_of
+from fluid.planning.runtime_model import TOLERANCE
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
@@ -27,18 +27,32 @@ class Estimates:
         profile: what was measured.
         occupancy: which trial holds which device.
         table: has a copy of every key's estimate.
-        max_packing: most trials on one device, whatever the profile says; 1 switches packing off.
+        max_packing: most processes on one device, whatever the profile says; 1 switches packing them off.
+        max_fused: most trials fused on one device; 1 switches fusing off.
+        insists_on_fusing: whether trials that can be fused are, though it was not measured to pay.
         max_width: most devices for one trial.
     """
 
     def __init__(
-        self, profile: Profile, occupancy: Occupancy, table: RunningTable, *, max_packing: int, max_width: int
+        self,
+        profile: Profile,
+        occupancy: Occupancy,
+        table: RunningTable,
+        *,
+        max_packing: int,
+        max_width: int,
+        max_fused: int = 1,
+        insists_on_fusing: bool = False,
     ) -> None:
         self._profile = profile
         self._occupancy = occupancy
         self._table = table
         self._max_packing = max_packing
         self._max_width = max_width
+        self._max_fused = max_fused
+        self._insists_on_fusing = insists_on_fusing
+        #: Keys of which a trial has come that can be fused.
+        self._fusible: set[str] = set()
         self._speeds = ModelSpeeds(profile, occupancy)
         #: By profile key, then by device model.
         self._by_key: dict[str, dict[str | None, KeyEstimate]] = {}
@@ -62,9 +76,27 @@ class Estimates:
         if estimate is None:
             known = self._profile.measured_packing(key, model) > 0
             estimate = KeyEstimate(key, self._max_packing, self._max_width, model, busy_known=known)
+            if key in self._fusible:
+                estimate.fusing.begin(self._max_fused, insists=self._insists_on_fusing)
+                estimate.packing = estimate.fusing.rows
             by_model[model] = estimate
             self.update(estimate)
         return estimate
+
+    @property
+    def fuses(self) -> bool:
+        """Whether trials may be fused."""
+        return self._max_fused > 1
+
+    def mark_fusible(self, key: str) -> None:
+        """Lets the trials of a profile key be fused."""
+        if key not in self._fusible:
+            self._fusible.add(key)
+            self._by_key.pop(key, None)
+
+    def fusing_is_over(self, key: str) -> bool:
+        """Whether the trials of a key are fused on no device model, so that each has a lane of its own."""
+        return all(self.on_model(key, model).fusing.is_over for model in self._occupancy.models or (None,))
 
     def _to_plan(self, key: str) -> KeyEstimate:
         """The estimate by which trials are planned: of the device model on which most of them can be packed."""
@@ -184,7 +216,7 @@ class Estimates:
         if trial.spec.gang:
             return self.height(trial)
         estimate = self.of_key(trial)
-        return self.height(trial) * stretch_of(estimate.alpha, estimate.beta, trial.placement.width)
+        return self.height(trial) * estimate.stretch(trial.placement.width)
 
     def stretch(self, trial: TrialRecord) -> float:
         """h(w)/h(1) at the trial's present width and co-residency, device speed included."""
@@ -195,7 +227,7 @@ class Estimates:
         elif trial.spec.gang:
             width = 1.0  # its runtime is measured as it is, on all of its devices
         estimate = self.of_key(trial)
-        return stretch_of(estimate.alpha, estimate.beta, width) / self.speed(trial, devices)
+        return estimate.stretch(width) / self.speed(trial, devices)
 
     def seconds_gained(self, trial: TrialRecord, width: float, devices: Sequence[int] | None = None) -> float:
         """Predicted seconds by which a running trial ends earlier at another width of at least 1, after a resize.
@@ -210,7 +242,7 @@ class Estimates:
         estimate = self.of_key(trial)
         speed = self.speed(trial, self._occupancy.held[trial.row] if devices is None else devices)
         after = self._height_after_iteration(trial)
-        moved = self.epsilon + after * stretch_of(estimate.alpha, estimate.beta, width) / speed
+        moved = self.epsilon + after * estimate.stretch(width) / speed
         return after * self.stretch(trial) - moved
 
     def seconds_gained_on(self, trial: TrialRecord, device: int) -> float:

@@ -11,6 +11,7 @@ from fluid.engine.calls import Calls
 from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
+from fluid.engine.lane_losses import LaneLosses
 from fluid.engine.lane_record import Killing, LaneRecord
 from fluid.engine.lane_starts import LaneStarts
 from fluid.engine.lifecycle import Lifecycle
@@ -47,6 +48,7 @@ class Failures:
         self._residency = residency
         self._resizing = resizing
         self._max_failures = max_failures
+        self._losses = LaneLosses(core, calls, residency, resizing, max_failures, self._count)
         self.starts = LaneStarts(core)
         #: Why no lane starts, if that cost the session its last device; ``None`` otherwise.
         self._why_nothing_starts: str | None = None
@@ -101,7 +103,8 @@ class Failures:
             self._count(trial, failure)
         elif neighbours > 1:
             # The trial runs again with fewer neighbours, and this does not count as a failure.
-            trial.limits.packing_cap = neighbours - 1
+            fused = trial.fusion_group is not None
+            trial.limits.packing_cap = neighbours // 2 if fused else neighbours - 1
             core.enqueue(trial, f"out of memory beside {neighbours - 1} others", kind=failure.kind)
         elif self._others_leave(devices):
             self._count(trial, failure)
@@ -198,17 +201,18 @@ class Failures:
         if event.lane_id not in core.lanes:
             return
         lane = core.lanes.lose(event.lane_id)
+        lane.pack_size = len(lane.holders)
         core.changed = True
         if lane.killing is not None:
-            self._evacuate(lane, event.reason, culprit=lane.killing.trial_id, failure=lane.killing.failure)
+            self._losses.evacuate(lane, event.reason, culprit=lane.killing.trial_id, failure=lane.killing.failure)
             self._replace(lane)
             return
         if lane.ready or event.blameless:
-            self._evacuate(lane, event.reason, culprit=event.culprit, blameless=event.blameless)
+            self._losses.evacuate(lane, event.reason, culprit=event.culprit, blameless=event.blameless)
             self._replace(lane)
             return
         device = lane.device_ids[event.failed_position or 0]
-        self._evacuate(lane, event.reason, blameless=True)
+        self._losses.evacuate(lane, event.reason, blameless=True)
         if event.failed_position is not None and any(other.ready for other in core.lanes.on(device)):
             # The device works, and takes no further process: its memory is full, or MPS or its compute mode refuse it.
             if core.occupancy.residents[device]:
@@ -240,106 +244,6 @@ class Failures:
             trial.limits.failure = Failure("lane_lost", f"no lane could be started on any device: {reason}")
             core.end(trial, TrialState.FAILED, trial.limits.failure.message)
 
-    def _evacuate(
-        self,
-        lane: LaneRecord,
-        reason: str,
-        *,
-        culprit: str | None = None,
-        blameless: bool = False,
-        failure: Failure | None = None,
-    ) -> None:
-        """Sets the trials of a lost lane back to their newest checkpoint.
-
-        Args:
-            lane: a lane that was removed.
-            reason: why it is gone.
-            culprit: the trial whose code killed it, if known.
-            blameless: whether no trial is to blame.
-            failure: what the culprit is to blame for; ``None`` for the loss of the lane.
-        """
-        core = self._core
-        for trial_id in list(lane.residents):
-            trial = core.trials[trial_id]
-            if not blameless and culprit in (None, trial_id):
-                self._calls.blame(trial, reason, self._max_failures)
-            self._residency.lose_state(trial, reason)
-            if trial.state is TrialState.STARTING:  # here or elsewhere, and waits for its state
-                core.release(trial)
-                core.enqueue(trial, reason)
-        if lane.trial_id is None or not core.trials[lane.trial_id].state.holds_devices:
-            return
-        trial = core.trials[lane.trial_id]
-        if trial.state is TrialState.STOPPING:
-            self._stopped_by_loss(trial, lane.lane_id, reason)
-        elif not trial.placement.launched:
-            core.release(trial)
-            core.enqueue(trial, reason)
-        elif lane.lane_id not in trial.placement.hosts:
-            self._resizing.call_off(trial, f"a lane that it was to go to is gone: {reason}")
-            core.top_up(trial)
-        elif (
-            trial.fixed_width is None
-            and self._resizing.survivors(trial, lane.lane_id)
-            and self._may_go_on(trial, reason, culprit, blameless)
-        ):
-            self._resizing.go_on_without(trial, lane.lane_id, reason)
-        else:
-            self._killed(trial, lane.lane_id, reason, culprit=culprit, blameless=blameless, failure=failure)
-
-    def _may_go_on(self, trial: TrialRecord, reason: str, culprit: str | None, blameless: bool) -> bool:
-        """Counts the loss of one of a trial's lanes as a failure; returns whether the trial may still go on."""
-        if blameless or culprit not in (None, trial.trial_id):
-            return True
-        if trial.limits.failures >= self._max_failures:
-            return False
-        trial.limits.add_failure(Failure("lane_lost", reason))
-        self._calls.blame(trial, reason, self._max_failures)
-        return True
-
-    def _stopped_by_loss(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
-        """STOPPING -> STOPPED: the other lanes may hang waiting for the lost one, and are drained."""
-        others = tuple(lane for lane in trial.placement.stopping_lanes if lane != lane_id and lane in self._core.lanes)
-        self._core.release(trial)
-        self._core.drain(trial, others, told=True)
-        self._core.end(trial, TrialState.STOPPED, reason)
-
-    def _killed(
-        self,
-        trial: TrialRecord,
-        lane_id: int,
-        reason: str,
-        *,
-        culprit: str | None,
-        blameless: bool,
-        failure: Failure | None,
-    ) -> None:
-        core = self._core
-        others = tuple(host for host in trial.placement.stays_in if host != lane_id and host in core.lanes)
-        core.release(trial)
-        core.drain(trial, others)
-        blameless = blameless or culprit not in (None, trial.trial_id)
-        if not blameless:
-            self._calls.blame(trial, reason, self._max_failures)
-        self._residency.lose_state(trial, reason)
-        if blameless:
-            core.enqueue(trial, reason)
-        elif failure is not None:
-            self._timed_out(trial, failure)
-        else:
-            if culprit is not None:
-                trial.limits.packing_cap = 1  # a trial that kills its lane may kill those of its neighbours
-            self._count(trial, Failure("lane_lost", reason))
-
-    def _timed_out(self, trial: TrialRecord, failure: Failure) -> None:
-        """Queues a trial again whose lanes were killed because it gave no result; the second time it has failed."""
-        trial.limits.timeouts += 1
-        trial.limits.failure = failure
-        if trial.limits.timeouts > tuning.MOST_TIMEOUTS:
-            self._core.end(trial, TrialState.FAILED, failure.message)
-        else:
-            self._core.enqueue(trial, f"timed out: {failure.message}", kind=failure.kind)
-
     # -- devices -------------------------------------------------------------------------------------------
 
     def check_device(self, event: DeviceAdded, claims: Claims) -> None:
@@ -364,7 +268,7 @@ class Failures:
         if event.device_id not in core.occupancy.residents:
             return
         for lane in core.lanes.stop_device(event.device_id, core.commands):
-            self._evacuate(lane, "its device was lost", blameless=True)
+            self._losses.evacuate(lane, "its device was lost", blameless=True)
         device = core.occupancy.device(event.device_id)
         core.scheduling.remove_device(event.device_id)
         core.allocations.update_speeds()

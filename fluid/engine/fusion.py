@@ -1,10 +1,23 @@
-"""Fused trials: several trials of one shape that train in one step, in one lane."""
+"""Fused trials: trials of one group share a lane, which trains them in one step.
+
+Trials are of a group if their fusion keys are expected to be equal, by their profile key and those fields of the config
+that were seen to decide (:class:`fluid.planning.fusion_groups.FusionGroups`). The group becomes the trial's profile
+key, as trials of another shape take other times.
+"""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
-from fluid.engine.events import Event
+from fluid.engine.allocations import Allocations
+from fluid.engine.commands import Command, LimitRows
+from fluid.engine.estimates import Estimates
+from fluid.engine.events import Event, IterationDone, TrialStarted
+from fluid.engine.lanes import Lanes
+from fluid.engine.measuring import Measuring
+from fluid.engine.records import TrialRecord
+from fluid.engine.trials import Trials
+from fluid.planning.fusion_groups import FusionGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +34,131 @@ class FusionLimited(Event):
     _: KW_ONLY
     rows: int
     reason: str
+
+
+class Fusing:
+    """Decides which trials share a lane, and tells lanes how many to fuse in one step.
+
+    Args:
+        trials: the trials of the session.
+        lanes: which trials share a lane.
+        estimates: how many trials are to be fused.
+        allocations: keeps trials of different groups on different devices.
+        measuring: learns from steps.
+    """
+
+    def __init__(
+        self, trials: Trials, lanes: Lanes, estimates: Estimates, allocations: Allocations, measuring: Measuring
+    ) -> None:
+        self._all = trials
+        self._lanes = lanes
+        self._estimates = estimates
+        self._allocations = allocations
+        self._measuring = measuring
+        self._groups = FusionGroups()
+        #: submitted profile key -> row -> trial that can be fused.
+        self._trials: dict[str, dict[int, TrialRecord]] = {}
+        #: row -> the profile key with which it was submitted.
+        self._submitted: dict[int, str] = {}
+
+    # -- groups --------------------------------------------------------------------------------------------
+
+    def admit(self, trial: TrialRecord) -> None:
+        """Finds the group of a new trial, if it can be fused; one that asks for a share of a device has that alone."""
+        if not trial.spec.fusible or trial.spec.devices is not None or not self._estimates.fuses:
+            return
+        key = self._submitted[trial.row] = trial.spec.profile_key
+        self._trials.setdefault(key, {})[trial.row] = trial
+        self._set_group(trial)
+
+    def forget(self, trial: TrialRecord) -> None:
+        """Drops a trial that was forgotten."""
+        key = self._submitted.pop(trial.row, None)
+        if key is not None:
+            del self._trials[key][trial.row]
+
+    def started(self, trial: TrialRecord, event: TrialStarted) -> list[TrialRecord]:
+        """Learns the fusion key of a trial that a lane has set up alone.
+
+        Returns:
+            Trials that have another group now.
+        """
+        key = self._submitted.get(trial.row)
+        if key is None or len(trial.placement.lanes) != 1:
+            return []
+        if event.fusion_key is None:
+            self.limit(trial, 1)
+            return []
+        if not self._groups.learn(key, trial.spec.config, event.fusion_key):
+            return []
+        return [other for other in self._trials[key].values() if self._set_group(other)]
+
+    def _set_group(self, trial: TrialRecord) -> bool:
+        """Gives a trial its group as it is expected to be now; returns whether that is another one."""
+        name = self._groups.name(self._submitted[trial.row], trial.spec.config)
+        self._estimates.mark_fusible(name)
+        changed = name != trial.spec.profile_key
+        if changed:
+            trial.spec = replace(trial.spec, profile_key=name)
+            self._allocations.rekey(trial)
+        self._book(trial)
+        return changed
+
+    def _book(self, trial: TrialRecord) -> None:
+        """Books with which trials a trial shares a lane: with those of its group, until fusing them is over."""
+        key = trial.spec.profile_key
+        trial.fusion_group = None if self._estimates.fusing_is_over(key) else key
+        if not trial.state.holds_devices:
+            return
+        self._allocations.update_group(trial)
+        for lane_id in trial.placement.lanes:
+            lane = self._lanes.get(lane_id)
+            if lane is not None and len(lane.holders) == 1:
+                lane.fusion_group = trial.fusion_group
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    def limit(self, trial: TrialRecord, rows: int) -> None:
+        """Bounds the rows of a trial's group on the device model that the trial holds."""
+        estimate = self._estimates.of_key(trial)
+        if rows < estimate.fusing.most:
+            estimate.fusing.limit(rows)
+            self._measuring.fusing_changed(estimate)
+
+    def update(self, keys: set[str]) -> None:
+        """Books what was learnt about fusing the trials of these profile keys."""
+        for trials in self._trials.values():
+            for trial in trials.values():
+                if trial.spec.profile_key in keys:
+                    self._book(trial)
+                    self._lanes.rows_due.update(trial.placement.lanes)
+
+    def tell_rows(self, commands: list[Command]) -> None:
+        """Tells lanes that other trials hold, or of whose trials more was learnt, how many to train in one step."""
+        due = self._lanes.rows_due
+        for lane_id in sorted(due):
+            lane = self._lanes.get(lane_id)
+            if lane is not None and not lane.ready:
+                continue
+            due.discard(lane_id)
+            if lane is None or not lane.holders:
+                continue
+            trial = self._all[next(iter(lane.holders))]
+            rows = self._estimates.of_key(trial).fusing.rows
+            if lane.rows != rows and (trial.fusion_group is not None or lane.rows is not None):
+                lane.rows = rows
+                commands.append(LimitRows(lane_id, rows))
+
+    # -- measuring -----------------------------------------------------------------------------------------
+
+    def observe(self, trial: TrialRecord, event: IterationDone) -> bool:
+        """Learns from an iteration of a trial that shares its lane; returns whether it does.
+
+        All rows of a step report the same seconds: the profile learns from the first of them.
+        """
+        lane = self._lanes.get(event.lane_id)
+        if lane is None or (event.rows == 1 and len(lane.holders) <= 1):
+            return False
+        is_first, lane.step_at = event.at != lane.step_at, event.at
+        self._measuring.observe_step(trial, event, is_first=is_first)
+        return True

@@ -59,7 +59,7 @@ class HungTrials:
     def look_at_drain(self, deadline: DrainDeadline) -> None:
         """Kills a lane that a trial was told to leave and has not left."""
         core, lane_id = self._core, deadline.lane_id
-        if lane_id in core.lanes and core.lanes[lane_id].draining == deadline.trial_id:
+        if lane_id in core.lanes and deadline.trial_id in core.lanes[lane_id].draining:
             reason = f"was killed: trial {deadline.trial_id!r} did not leave it"
             core.commands += core.watching.kill(deadline.trial_id, (lane_id,), reason, core.now)
 

@@ -44,9 +44,10 @@ class IterationTiming:
 
         A lane waits for the MPS daemon of its GPU, for instance, once in a session: that says nothing of later starts.
         """
-        trial = self._trials.get(lane.trial_id) if lane.trial_id is not None else None
-        if trial is not None and trial.pace.placed_at is not None:
-            trial.pace.placed_at = max(trial.pace.placed_at, at)
+        for trial_id in lane.holders:
+            trial = self._trials.get(trial_id)
+            if trial is not None and trial.pace.placed_at is not None:
+                trial.pace.placed_at = max(trial.pace.placed_at, at)
 
     def started(self, trial: TrialRecord) -> None:
         """Marks the iterations in flight beside a trial that begins to iterate."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from fluid.engine import tuning
+from fluid.engine.fusing_estimates import FusingEstimate
 from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import residents_at, stretch_of
 from fluid.resources import MemoryNeed
 
 
@@ -26,6 +28,7 @@ class KeyEstimate:
         packing: c, the packing limit. Rises from 1 by one co-resident after each that was measured to pay.
         width: d, the width limit. Doubles from 1 after each measured width while beta allows.
         tried: the widest measured width.
+        fusing: how far its trials are fused.
         memory: device memory; ``None`` until measured.
         starts: seconds of its trials' latest starts, afresh or from a checkpoint.
         warm_ups: seconds that its trials' latest starts in unused lanes took in all: the lane's start, set-up, and what
@@ -58,6 +61,7 @@ class KeyEstimate:
     packing: int = 1
     width: int = 1
     tried: int = 1
+    fusing: FusingEstimate = field(default_factory=FusingEstimate)
     memory: MemoryNeed | None = None
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     warm_ups: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
@@ -152,10 +156,20 @@ class KeyEstimate:
             return False
         self.pace, self.is_rough = seconds * self.speed, False
         self.alpha, self.beta = profile.alpha(self.key, self.model), profile.beta(self.key, self.scaling_model)
-        before = self.packing, self.width
-        self.packing = self._packing(profile, seconds, trying_pays)
+        before = self.packing, self.width, self.fusing.rows
+        self.fusing.update(profile, self.key, self.model, trying_pays=trying_pays)
+        if self.fusing.is_over:
+            self.packing = self._packing(profile, seconds, trying_pays)
+        else:
+            self.packing = self.fusing.rows
         self.width = self._width(profile)
-        return before != (self.packing, self.width)
+        return before != (self.packing, self.width, self.fusing.rows)
+
+    def stretch(self, width: float) -> float:
+        """h(w)/h(1): by the measured table where trials are fused (docs/theory.md, section 10), else by eq. 3.2."""
+        if width < 1.0 and self.fusing.rows > 1 and self.fusing.rates is not None:
+            return self.fusing.rates.stretch(residents_at(width))
+        return stretch_of(self.alpha, self.beta, width)
 
     def update_memory(self, profile: Profile) -> None:
         """Copies the memory from the profile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -54,14 +55,18 @@ class LaneRecord:
         others: further devices of a gang's lane, of the same host.
         ready: whether the lane has reported that it is warm.
         used: whether a trial was placed in it.
-        trial_id: the trial that holds the lane; ``None`` while it is idle.
-        draining: trial that was told to leave and may still run here; no other trial runs here until it has left.
+        holders: the trials that hold the lane, in order of arrival: one, or several fused ones; empty while it is idle.
+        fusion_group: the group of fused trials that others may join here; ``None`` where it has at most one holder.
+        rows: how many of its trials it was told to train in one step; ``None`` if nothing.
+        step_at: when fused trials last reported a step, seconds.
+        draining: trials that were told to leave and may still run here; no other trial is set up here until they have.
         dismissed: trials whose state the lane was told to drop, and has not reported to have dropped.
         residents: trials whose state the lane keeps though they do not run, least recently used first.
         reserved: bytes of device memory by trial, for residents and for trials about to leave.
         own_bytes: device memory that the lane takes for itself, such as for a CUDA context; what other lanes take where
             it was not measured.
         is_measured: whether that was measured.
+        pack_size: how many trials held the lane when it was lost.
         killing: set once the lane is known to end soon; ``None`` otherwise.
     """
 
@@ -70,13 +75,17 @@ class LaneRecord:
     others: tuple[int, ...] = ()
     ready: bool = False
     used: bool = False
-    trial_id: str | None = None
-    draining: str | None = None
+    holders: dict[str, None] = field(default_factory=dict)
+    fusion_group: str | None = None
+    rows: int | None = None
+    step_at: float = -math.inf
+    draining: set[str] = field(default_factory=set)
     dismissed: set[str] = field(default_factory=set)
     residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
     reserved: dict[str, float] = field(default_factory=dict)
     own_bytes: float = 0.0
     is_measured: bool = False
+    pack_size: int = 1
     killing: Killing | None = None
 
     @property
@@ -86,10 +95,10 @@ class LaneRecord:
 
     @property
     def usable(self) -> bool:
-        """Whether the trial that holds the lane can be told to run."""
-        return self.ready and self.draining is None and self.killing is None
+        """Whether the trials that hold the lane can be told to run."""
+        return self.ready and not self.draining and self.killing is None
 
     @property
     def is_empty(self) -> bool:
         """Whether the lane holds nothing that would be lost with it."""
-        return self.trial_id is None and self.draining is None and not self.residents and not self.reserved
+        return not (self.holders or self.draining or self.residents or self.reserved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.lane_record import LaneRecord
@@ -32,12 +32,18 @@ class Lanes:
         self._has_freed = False
         #: Devices on which lanes were ended to make room, which takes them a moment.
         self._retired: set[int] = set()
+        #: Lanes that have to be told, or may have to, how many trials they train in one step.
+        self.rows_due: set[int] = set()
         self._lanes: dict[int, LaneRecord] = {}
         self._by_device: dict[int, dict[int, LaneRecord]] = {}
         self._next = 0
 
     def __getitem__(self, lane_id: int) -> LaneRecord:
         return self._lanes[lane_id]
+
+    def get(self, lane_id: int) -> LaneRecord | None:
+        """The lane of that id; ``None`` if there is none."""
+        return self._lanes.get(lane_id)
 
     def __contains__(self, lane_id: object) -> bool:
         return lane_id in self._lanes
@@ -156,47 +162,58 @@ class Lanes:
 
     # -- which trial runs where --------------------------------------------------------------------------
 
-    def acquire(self, device_id: int, trial_id: str, commands: list[Command]) -> LaneRecord:
+    def acquire(
+        self, device_id: int, trial_id: str, commands: list[Command], fusion_group: str | None = None
+    ) -> LaneRecord:
         """Gives a trial an idle lane of a device: the one that keeps its state, else a warm one, else a new one.
 
         A lane that another trial is about to leave comes before other warm ones: then no more trials run on the device
-        than hold it. Lanes of gangs that hold nothing are ended there.
+        than hold it. Lanes of gangs that hold nothing are ended there. A trial that may be fused joins the lane in
+        which trials of its group run, if there is one.
         """
         best: LaneRecord | None = None
-        best_rank: tuple[bool, bool, bool, int] | None = None
+        best_rank: tuple[bool, bool, bool, bool, int] | None = None
         gangs = False
         for lane in self._by_device.get(device_id, {}).values():
             if lane.others:
                 gangs = True
-            elif lane.trial_id is None:
+            elif not lane.holders or (fusion_group is not None and lane.fusion_group == fusion_group):
                 keeps = trial_id in lane.residents
-                rank = (not keeps, lane.draining is None, not lane.ready, len(lane.residents))
+                rank = (not lane.holders, not keeps, not lane.draining, not lane.ready, len(lane.residents))
                 if best_rank is None or rank < best_rank:
                     best, best_rank = lane, rank
         if gangs:
             self._end_idle_gangs((device_id,), commands)
         if best is None:
             best = self.start(device_id, commands)
-        best.trial_id = trial_id
+        best.holders[trial_id] = None
+        best.fusion_group = fusion_group
+        self.rows_due.add(best.lane_id)
         return best
 
     def acquire_all(
-        self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command], *, gang: bool
+        self,
+        device_ids: Sequence[int],
+        trial_id: str,
+        commands: list[Command],
+        *,
+        gang: bool,
+        fusion_group: str | None = None,
     ) -> list[LaneRecord]:
         """Gives a trial lanes of its devices: one on each, or for a gang one of them all."""
         if gang:
-            return [self._acquire_gang(device_ids, trial_id, commands)]
-        return [self.acquire(device_id, trial_id, commands) for device_id in device_ids]
+            return [self._acquire_gang(tuple(device_ids), trial_id, commands)]
+        return [self.acquire(device_id, trial_id, commands, fusion_group) for device_id in device_ids]
 
     def _acquire_gang(self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command]) -> LaneRecord:
         """Gives a gang an idle lane of exactly these devices; those of other sets that hold nothing are ended."""
         wanted = set(device_ids)
-        idle = [lane for lane in self.on(device_ids[0]) if lane.trial_id is None and set(lane.device_ids) == wanted]
-        best = max(idle, key=lambda lane: (trial_id in lane.residents, lane.draining is None, lane.ready), default=None)
+        idle = [lane for lane in self.on(device_ids[0]) if not lane.holders and set(lane.device_ids) == wanted]
+        best = max(idle, key=lambda lane: (trial_id in lane.residents, not lane.draining, lane.ready), default=None)
         self._end_idle_gangs(device_ids, commands, but=best)
         if best is None:
             best = self.start(device_ids[0], commands, device_ids[1:])
-        best.trial_id = trial_id
+        best.holders[trial_id] = None
         return best
 
     def _end_idle_gangs(
@@ -224,16 +241,19 @@ class Lanes:
         freed, self._has_freed = self._has_freed, False
         return freed
 
-    def release(self, lane_ids: Iterable[int]) -> None:
-        """Makes lanes idle; lost ones are ignored."""
+    def release(self, trial_id: str, lane_ids: Iterable[int]) -> None:
+        """Takes a trial off lanes that it holds; lost ones are ignored."""
         for lane_id in lane_ids:
-            if lane_id in self._lanes:
-                self._lanes[lane_id].trial_id = None
+            lane = self._lanes.get(lane_id)
+            if lane is not None:
+                lane.holders.pop(trial_id, None)
+                if not lane.holders:
+                    lane.fusion_group = None
 
     def drain(self, lane_id: int, trial_id: str, memory: float) -> None:
         """Marks a lane as draining: the trial that may run there was told to leave, and holds memory until it has."""
         lane = self._lanes[lane_id]
-        lane.draining = trial_id
+        lane.draining.add(trial_id)
         self._hold_memory(lane, trial_id, memory)
 
     def drained(self, lane_id: int, trial_id: str) -> bool:
@@ -242,9 +262,9 @@ class Lanes:
         if lane is None:
             return False
         lane.dismissed.discard(trial_id)  # A trial that has failed has dropped that, too.
-        if lane.draining != trial_id:
+        if trial_id not in lane.draining:
             return False
-        lane.draining = None
+        lane.draining.remove(trial_id)
         self._free_memory(lane, trial_id)
         return True
 
@@ -262,7 +282,7 @@ class Lanes:
         if lane is not None:
             lane.residents.pop(trial_id, None)
             lane.dismissed.discard(trial_id)
-            if lane.draining != trial_id:
+            if trial_id not in lane.draining:
                 self._free_memory(lane, trial_id)
 
     def dismiss(self, lane_id: int, trial_id: str) -> None:

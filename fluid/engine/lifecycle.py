@@ -15,6 +15,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.fusion import FusionLimited
 from fluid.engine.lane_record import LaneMeasured
 from fluid.engine.notices import NotePreempted
 from fluid.engine.records import NO_LANES, PendingPreemption, Stage, TrialRecord
@@ -43,7 +44,9 @@ class Lifecycle:
         """QUEUED -> STARTING: takes lanes for a trial that was just placed."""
         core = self._core
         devices = core.occupancy.held[trial.row]
-        lanes = core.lanes.acquire_all(devices, trial.trial_id, core.commands, gang=trial.spec.gang)
+        lanes = core.lanes.acquire_all(
+            devices, trial.trial_id, core.commands, gang=trial.spec.gang, fusion_group=trial.fusion_group
+        )
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.timing.placed(trial, lanes, core.now)
         core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
@@ -108,6 +111,8 @@ class Lifecycle:
         core.watching.launched(trial, core.now, iterates=True)
         self._residency.restored(trial, event.iteration)
         progress.restart(event.iteration)
+        for other in core.fusing.started(trial, event):
+            core.plan_again(other)
         if trial.state is TrialState.STOPPING:
             return
         core.set_state(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
@@ -118,6 +123,13 @@ class Lifecycle:
         else:
             self._calls.deliver(trial)
             core.top_up(trial)
+
+    def fusion_limited(self, event: FusionLimited) -> None:
+        """Fuses no more trials like this one in one step than its lane can."""
+        trial = self._core.holder(event.trial_id, event.lane_id)
+        if trial is not None:
+            self._core.fusing.limit(trial, event.rows)
+            self._core.note(trial, f"at most {event.rows} like it in one step: {event.reason}")
 
     def set_back(self, event: TrialSetBack) -> None:
         """Sets a trial back to the state that its lane could restore, before the lane reports that it has started.
@@ -214,6 +226,9 @@ class Lifecycle:
         if pace.settled_after is not None:
             core.measuring.observe_warm_up(trial, pace.settled_after - event.seconds)
             pace.settled_after = None
+        if core.fusing.observe(trial, event):
+            pace.settled, pace.disturbed = True, False
+            return
         co_residents = None if pace.disturbed or trial.placement.move is not None else core.timing.co_residents(trial)
         if co_residents is not None:
             core.measuring.observe(trial, co_residents, event.seconds, event.memory, event.busy)
@@ -244,6 +259,7 @@ class Lifecycle:
                 width=width,
                 device_ids=devices,
                 at=event.at,
+                rows=event.rows,
             )
         )
 
@@ -341,20 +357,6 @@ class Lifecycle:
         when = _WHEN_STOPPED.get(trial.state, "before it started")
         core.end(trial, TrialState.STOPPED, f"stopped {when}")
 
-    def forget(self, trial: TrialRecord) -> None:
-        """Drops the record of a trial that has ended; later events of its lane are ignored."""
-        core = self._core
-        self._residency.drop(trial)
-        core.refuse_calls(trial)
-        core.trials.remove(trial)
-        group = core.groups[trial.group_id]
-        del group.trial_ids[trial.trial_id]
-        group.past_iterations += trial.progress.done
-        if trial.outcome is not TrialState.PAUSED:  # a paused one is counted when it comes back
-            group.past[(trial.outcome or trial.state).value] += 1
-            group.past_lengths[trial.progress.done] += 1
-        core.forgotten.add(trial.trial_id)
-
     def released(self, event: TrialReleased) -> None:
         """A trial has left a lane."""
         core = self._core
@@ -387,10 +389,9 @@ class Lifecycle:
             self._core.changed |= bool(self._core.queue)
 
     def lane_usable(self, lane_id: int) -> None:
-        """Continues the trial that waits for a lane, which can run it now."""
-        holder = self._core.lanes[lane_id].trial_id
-        if holder is not None:
-            trial = self._core.trials[holder]
+        """Continues the trials that wait for a lane, which can run them now."""
+        for trial_id in list(self._core.lanes[lane_id].holders):
+            trial = self._core.trials[trial_id]
             if trial.state is TrialState.RESIZING:
                 self._resizing.pause_when_ready(trial)
             else:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fluid.engine import tuning
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
+from fluid.engine.events import IterationDone
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.notices import NoteMeasured
 from fluid.engine.rebalancing import Rebalancing
@@ -89,6 +90,40 @@ class Measuring:
             trial.pace.solo = _smooth(trial.pace.solo, seconds * speed)
         trial.pace.seconds = _smooth(trial.pace.seconds, seconds / self._estimates.stretch(trial))
         trial.pace.model = estimate.model
+
+    def observe_step(self, trial: TrialRecord, event: IterationDone, *, is_first: bool) -> None:
+        """Learns from a step of fused trials, or of one that takes turns with others in its lane.
+
+        Args:
+            trial: one of them.
+            event: its iteration.
+            is_first: whether it is the first that reports this step.
+        """
+        estimate, rows = self._estimates.of_key(trial), event.rows
+        if event.memory is not None:
+            self.observe_memory(trial, event.memory)
+        if event.seconds <= 0.0:
+            return
+        fusing, seconds = estimate.fusing, event.seconds * self._occupancy.speed(self._occupancy.held[trial.row])
+        if not event.settled:
+            if is_first:
+                fusing.prepared(seconds, rows, estimate.pace)
+            return
+        if is_first and fusing.worth_observing(rows):
+            self._profile.observe(estimate.key, seconds, model=estimate.model, rows=rows)
+            self._update(trial, estimate, event.seconds)
+            if rows == 1:
+                self._update_other_models(estimate, alone=True)
+        known = rows == 1 or (fusing.rates is not None and rows in fusing.rates.rows)
+        if known:
+            stretch = 1.0 if rows == 1 or fusing.rates is None else fusing.rates.stretch(rows)
+            trial.pace.seconds = _smooth(trial.pace.seconds, seconds / stretch)
+            trial.pace.model = estimate.model
+
+    def fusing_changed(self, estimate: KeyEstimate) -> None:
+        """Brings an estimate up to date of which a lane has found how far its trials can be fused."""
+        self._estimates.update(estimate, trying_pays=self._trying_pays(estimate))
+        self._note_change(estimate)
 
     def _learn(
         self,
@@ -189,8 +224,9 @@ class Measuring:
         self.ramp_changes[estimate.key, estimate.model] = estimate
 
     def _trying_pays(self, estimate: KeyEstimate) -> bool:
-        """Whether the work left repays trying one more co-resident, for which a lane is started."""
-        return self._allocations.work.total >= estimate.worth_trying * len(self._occupancy)
+        """Whether the work left repays trying one more co-resident, for which a lane is started, or more fused rows."""
+        worth_trying = estimate.worth_trying if estimate.fusing.is_over else estimate.fusing.worth_trying
+        return self._allocations.work.total >= worth_trying * len(self._occupancy)
 
 
 def _as_typical(trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> float:
@@ -226,6 +262,8 @@ def notes_of(keys: list[KeyEstimate], now: float) -> list[NoteMeasured]:
             width=key.width,
             alpha=key.alpha,
             beta=key.beta,
+            rows=key.fusing.rows,
+            fused_gain=key.fusing.gain,
         )
         for key in keys
     ]

@@ -119,7 +119,7 @@ class Placing:
 
     def lane_is_busy(self, trial: TrialRecord) -> bool:
         """Whether another trial runs in the lane that keeps a trial's state."""
-        return trial.residence.lane is not None and self._lanes[trial.residence.lane].trial_id is not None
+        return trial.residence.lane is not None and bool(self._lanes[trial.residence.lane].holders)
 
     def _place(self, row: int) -> bool:
         trial = self._trials.by_row[row]

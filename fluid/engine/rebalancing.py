@@ -161,6 +161,11 @@ class Rebalancing:
         return found
 
     def _packing_hurts(self, trial: TrialRecord, residents: int) -> bool:
-        """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p."""
+        """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p.
+
+        Trials in one lane take turns if too many of them are fused: that costs nothing.
+        """
         estimate = self._estimates.of_key(trial)
+        if trial.fusion_group is not None:
+            return False
         return residents > max(1, estimate.packing) and estimate.alpha * (residents - 1) > residents

@@ -298,14 +298,14 @@ class TrialRecord:
         residence: the trial's state while it does not run, written by :mod:`fluid.engine.residency`; an iteration or an
             answered call makes its checkpoint outdated.
         limits: written when something fails.
-        pace: written when iterations are observed.
-        state: written by :meth:`fluid.engine.core.SessionState.set_state` alone.
+        pace: written when iterations are observed; ``state`` by :meth:`SessionState.set_state` alone.
         calls: calls of its methods, in the order requested; those that a lane was told to make come first.
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
-        held: whether the user paused the trial by hand, so that it does not run until it is resumed.
+        held: whether the user paused it by hand, so that it does not run until it is resumed.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         story: the latest transitions, for error messages.
         constraint: what the trial asks of its devices; ``None`` if nothing.
+        fusion_group: the trials with which it shares a lane and devices; ``None`` if it has a lane of its own.
     """
 
     spec: TrialSpec
@@ -323,6 +323,7 @@ class TrialRecord:
     outcome: TrialState | None = None
     story: list[tuple[float, str]] = field(default_factory=list)
     constraint: Constraint | None = field(init=False)
+    fusion_group: str | None = None
 
     def __post_init__(self) -> None:
         self.constraint = self.spec.constraint()
@@ -388,8 +389,7 @@ class GroupRecord:
         trial_ids: its trials in order of arrival, as keys.
         open: trials that have not ended.
         past: number of trials that were forgotten, by outcome.
-        past_iterations: iterations done by those.
-        past_lengths: number of those, but for paused ones, by their iterations.
+        past_iterations: iterations done by those; ``past_lengths`` counts them by these, but for paused ones.
     """
 
     group_id: str

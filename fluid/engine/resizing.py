@@ -64,10 +64,10 @@ class Resizing:
         move = Move(place.lanes, old_devices, place.width, old_devices_row, old_need, begun_at=core.now, gain=gain)
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
-        place.lanes = tuple(
-            lane_of[device] if device in lane_of else core.lanes.acquire(device, trial.trial_id, core.commands).lane_id
-            for device in devices
-        )
+        new = [device for device in devices if device not in lane_of]
+        lanes = core.lanes.acquire_all(new, trial.trial_id, core.commands, gang=False, fusion_group=trial.fusion_group)
+        lane_of.update(zip(new, [lane.lane_id for lane in lanes], strict=True))
+        place.lanes = tuple(lane_of[device] for device in devices)
         place.move = move
         core.resizing[trial.row] = trial
         why = f"from devices {list(old_devices)} to width {width:g} on {list(devices)}"
@@ -124,7 +124,7 @@ class Resizing:
         core.watching.launched(trial, core.now, iterates=True)
         core.timing.invalidate(trial)
         core.allocations.release_old_devices(move)
-        core.lanes.release(lane_id for lane_id in move.old_lanes if lane_id not in place.lanes)
+        core.lanes.release(trial.trial_id, [lane_id for lane_id in move.old_lanes if lane_id not in place.lanes])
         place.move = None
         del core.resizing[trial.row]
         core.timing.invalidate(trial)
@@ -230,7 +230,8 @@ class Resizing:
 
     def _give_back(self, trial: TrialRecord, move: Move) -> None:
         """Gives a trial that has not moved the lanes and devices that it had."""
-        self._core.lanes.release(lane_id for lane_id in trial.placement.lanes if lane_id not in move.old_lanes)
+        lanes = [lane_id for lane_id in trial.placement.lanes if lane_id not in move.old_lanes]
+        self._core.lanes.release(trial.trial_id, lanes)
         self._core.allocations.move_back(trial, move)
         trial.placement.lanes = move.old_lanes
         move.called_off = True

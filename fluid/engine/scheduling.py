@@ -298,7 +298,11 @@ class Scheduling:
         if trial.limits.avoids is not None:
             return trial.row
         need, bounded, unlike = trial.spec.memory, self._occupancy.memory.is_bounded, len(self._occupancy.models) > 1
-        kind = (need, trial.spec.profile_key) if unlike else need or (trial.spec.profile_key if bounded else None)
+        kind: Hashable = (
+            (need, trial.spec.profile_key) if unlike else need or (trial.spec.profile_key if bounded else None)
+        )
+        if trial.fusion_group is not None:
+            kind = (kind, trial.fusion_group)
         return kind if trial.constraint is None else (kind, trial.constraint)
 
     def withdraw(self, trial: TrialRecord) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Command
-from fluid.engine.core import Claims, EngineError, make_session_state
+from fluid.engine.core import Claims, EngineError
 from fluid.engine.demand import DeviceDemand
 from fluid.engine.drains import DrainEnd, Drains
 from fluid.engine.events import (
@@ -45,12 +45,12 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.failures import Failures
+from fluid.engine.fusion import FusionLimited
 from fluid.engine.holds import Holds
 from fluid.engine.hung_trials import HungTrials
 from fluid.engine.lane_record import LaneMeasured, StateMeasured
 from fluid.engine.lane_starts import CapDeadline
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.measuring import notes_of
 from fluid.engine.preemption import Preemptions
 from fluid.engine.records import TrialRecord
 from fluid.engine.requests import RequestAnswered, Requests, TrialAsked
@@ -58,7 +58,9 @@ from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import Savability, SavabilityChanged
+from fluid.engine.session_parts import make_session_state
 from fluid.engine.set_back import TrialSetBack
+from fluid.engine.settling import Settling
 from fluid.engine.submissions import Submissions
 from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.engine.waits import Waits
@@ -68,7 +70,6 @@ from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
 from fluid.resources import DEFAULT_MEMORY_WATERMARK, Device
-from fluid.trialgroup import TrialState
 
 DEFAULT_MAX_FAILURES = 2
 DEFAULT_RESIDENT_LIMIT = 8
@@ -87,9 +88,9 @@ class EngineState:
     Args:
         planner: plans widths, placements and resizes.
         profile: measurements of trials; it learns from what lanes report.
-        max_packing: most trials on one device; 1 switches packing off.
-        max_fused: most trials in one fused pack; 1 switches fusing off.
-        insists_on_fusing: whether trials that can be fused are, even before it is measured to pay.
+        max_packing: most processes on one device; 1 switches packing them off.
+        max_fused: most trials that one process trains in one step; 1 switches fusing off.
+        insists_on_fusing: whether trials that can be fused are, though it was not measured to pay.
         max_width: most devices for one trial; ``None`` for the planner's ``d``.
         max_failures: times a trial is queued again after it failed.
         resident_limit: states of trials at rest that a device keeps, of those whose bytes do not bound packing.
@@ -109,11 +110,12 @@ class EngineState:
         resident_limit: int = DEFAULT_RESIDENT_LIMIT,
         watermark: float = DEFAULT_MEMORY_WATERMARK,
     ) -> None:
-        require_integer("max_fused", max_fused, at_least=1)
         self._core = core = make_session_state(
             planner,
             profile if profile is not None else Profile(),
             max_packing=require_integer("max_packing", max_packing, at_least=1),
+            max_fused=require_integer("max_fused", max_fused, at_least=1),
+            insists_on_fusing=insists_on_fusing,
             max_width=planner.d if max_width is None else require_integer("max_width", max_width, at_least=1),
             resident_limit=require_integer("resident_limit", resident_limit, at_least=0),
             watermark=watermark,
@@ -123,21 +125,22 @@ class EngineState:
         self.lanes, self.occupancy, self.memory, self.clearing = core.lanes, core.occupancy, core.memory, core.clearing
         self.estimates, self.allocations, self.deadlines = core.estimates, core.allocations, core.deadlines
         self.demand = DeviceDemand(core)
-        #: Whether a Tick is due, once the submitter has had time to answer what ended.
-        self.wants_tick = False
-        #: When that was last found, seconds.
-        self.changed_at = 0.0
-        self._calls, self._requests = Calls(core), Requests(core)
-        self._residency, self._resizing = Residency(core, self._calls), Resizing(core, self._calls)
+        self._calls = Calls(self._core)
+        self._requests = Requests(self._core)
+        self._residency = Residency(self._core, self._calls)
+        self._resizing = Resizing(self._core, self._calls)
         self._lifecycle = Lifecycle(self._core, self._calls, self._residency, self._resizing)
         most = require_integer("max_failures", max_failures, at_least=0)
         self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
-        self._savability = Savability(core, self._calls, self._resizing)
-        self._submissions = Submissions(core, self._lifecycle)
+        self._savability = Savability(self._core, self._calls, self._resizing)
+        self._submissions = Submissions(self._core, self._lifecycle, self._residency)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
         self._holds = Holds(core, self._lifecycle, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
-        self._hung, self._waits, self._ticked = HungTrials(core), Waits(core), False
+        self._hung, self._waits = HungTrials(core), Waits(core)
+        self._settling = Settling(
+            core, self._lifecycle, self._residency, self._resizing, self._failures, self._preemptions
+        )
         self._table = self._event_table()
         #: What handles a deadline, by the type of its key.
         self._due: dict[type, _Handler] = {
@@ -171,6 +174,7 @@ class EngineState:
             TrialSetBack: (None, lifecycle.set_back),
             SavabilityChanged: (None, self._savability.changed),
             TrialStarted: (None, lifecycle.started),
+            FusionLimited: (None, lifecycle.fusion_limited),
             IterationDone: (None, lifecycle.iteration_done),
             TrialPaused: (None, self._trial_paused),
             TrialSaved: (None, self._trial_saved),
@@ -189,6 +193,16 @@ class EngineState:
     def alarm_at(self) -> float | None:
         """By when the engine wants an :class:`~fluid.engine.events.Alarm`, seconds; ``None`` for no alarm."""
         return self._core.deadlines.earliest
+
+    @property
+    def wants_tick(self) -> bool:
+        """Whether a Tick is due, once the submitter has had time to answer what ended."""
+        return self._settling.wants_tick
+
+    @property
+    def changed_at(self) -> float:
+        """When that was last found, seconds."""
+        return self._settling.changed_at
 
     @property
     def arrivals(self) -> list[TrialRecord]:
@@ -281,14 +295,15 @@ class EngineState:
             if part.under_way:
                 part.advance()
         # 3. If devices or trials came or went, or need less memory, or a tick came: plan, start, preempt and resize.
-        if core.changed or core.arrivals or self._ticked or core.measuring.ramp_changes or self.memory.has_freed:
-            self._settle()
+        if self._settling.is_due:
+            self._settling.settle()
             self._waits.note()
         # 8. Ask for a tick if a waiting trial may have become urgent.
-        self.wants_tick |= self._preemptions.is_due()
+        self._settling.wants_tick |= self._preemptions.is_due()
         # 9. Evict kept states from devices whose known bytes do not fit any more; see whether capped ones have room.
         self._residency.evict_excess()
         self._failures.starts.ease()
+        core.fusing.tell_rows(core.commands)
         # 10. Return what the backend is to do and what the submitter is told, in order.
         return core.commands
 
@@ -317,7 +332,7 @@ class EngineState:
             self._residency.answered(trial)
 
     def _tick(self, event: Tick) -> None:
-        self._ticked = True
+        self._settling.ticked = True
 
     def _alarm(self, event: Alarm) -> None:
         """Hands each deadline that has come to the part whose it is; unlike a tick, it rebalances nothing."""
@@ -326,75 +341,3 @@ class EngineState:
             self._hung.begin_anew()
         for key in deadlines.pop_due(event.at):
             self._due[type(key)](key)
-
-    # -- after each instant --------------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """Plans what arrived and starts what fits; on a tick, preempts and resizes where that pays.
-
-        Resizes wait for a tick so that the submitter can first answer what ended: a device that falls idle should go
-        to the submitter's next trial before it widens another.
-        """
-        core, scheduling = self._core, self._core.scheduling
-        if not self.occupancy:
-            self._failures.fail_what_waits()
-            self._ticked = self.wants_tick = False
-            return
-        ramped, freed = core.measuring.pop_ramp_changes(), core.memory.pop_freed()
-        if core.changed or core.arrivals or ramped or freed:
-            # 4. Fail what no device can hold; give what arrived, or is to be planned again, widths in the queue.
-            self._failures.end_misfits()
-            core.commands += notes_of(ramped, core.now)
-            if ramped or freed:
-                scheduling.plan_queue_again()
-            arrived, core.arrivals = list(core.arrivals.values()), {}
-            scheduling.arrive(arrived)
-            # 5. Start what fits, calling off widenings and evicting kept states for it.
-            self._dispatch()
-            clearing = list(core.clearing.values())
-            for trial in clearing:
-                self._lifecycle.launch_when_ready(trial)
-            if any(trial.state.ended for trial in clearing):  # One that was restored for a call left at once.
-                self._dispatch()
-            core.changed, self.wants_tick, self.changed_at = False, True, core.now
-        if self._ticked:
-            self._ticked = False
-            if self.wants_tick:
-                self._rebalance()
-
-    def _rebalance(self) -> None:
-        core = self._core
-        self.wants_tick = False
-        # 6. On a tick, leave devices that too many share, and go to the widths that the planner wants now.
-        for trial in core.rebalancing.overpacked():
-            self._lifecycle.preempt(trial)
-        for resize in core.rebalancing.rebalance(core.scheduling.replanner):
-            self._resizing.begin(*resize)
-        if self.queue:
-            self._dispatch()
-        # 7. Preempt running trials for waiting ones, if all end earlier that way.
-        for leaving, coming in self._preemptions.choose():
-            self._lifecycle.preempt(leaving, coming)
-        core.changed = False
-
-    def _dispatch(self) -> None:
-        self._start_what_fits()
-        while self.queue and self._resizing.give_way():
-            self._start_what_fits()
-        if self.queue:
-            lanes = len(self.lanes)
-            for trial in self._residency.make_room():
-                if self._core.scheduling.start_where_kept(trial):
-                    self._lifecycle.start(trial)
-            if len(self.lanes) < lanes or self.lanes.pop_freed():  # empty ones were ended, which made room
-                self._start_what_fits()
-
-    def _start_what_fits(self) -> None:
-        again = True
-        while again:
-            started = self._core.scheduling.dispatch()
-            for trial in started:
-                if trial.state is TrialState.QUEUED:
-                    self._lifecycle.start(trial)
-            # A start may end a gang's idle lane, which frees memory; a trial restored for a call may leave at once.
-            again = self.lanes.pop_freed() or any(trial.state.ended for trial in started)

@@ -15,6 +15,7 @@ from fluid.engine.events import (
 )
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import GroupRecord, Progress, TrialRecord
+from fluid.engine.residency import Residency
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.trialgroup import TrialState, require_devices, require_timeout
@@ -30,9 +31,10 @@ class NothingLeftError(InvalidFieldError):
 class Submissions:
     """Checks and carries out requests of submitters."""
 
-    def __init__(self, core: SessionState, lifecycle: Lifecycle) -> None:
+    def __init__(self, core: SessionState, lifecycle: Lifecycle, residency: Residency) -> None:
         self._core = core
         self._lifecycle = lifecycle
+        self._residency = residency
 
     # -- groups --------------------------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class Submissions:
         progress = Progress(spec.budget, follow_up_iterations=spec.follow_up_iterations)
         trial = TrialRecord(spec, core.trials.new_row(), group_id, progress, state)
         core.trials.add(trial)
+        core.fusing.admit(trial)
         group = core.groups[group_id]
         group.trial_ids[spec.trial_id] = None
         group.open += 1
@@ -188,4 +191,19 @@ class Submissions:
         trial = self._core.trials[event.trial_id]
         if not trial.state.ended:  # an earlier event of this very call has queued it again
             self._lifecycle.stop(trial)
-        self._lifecycle.forget(trial)
+        self._forget(trial)
+
+    def _forget(self, trial: TrialRecord) -> None:
+        """Drops the record of a trial that has ended; later events of its lane are ignored."""
+        core = self._core
+        self._residency.drop(trial)
+        core.refuse_calls(trial)
+        core.fusing.forget(trial)
+        core.trials.remove(trial)
+        group = core.groups[trial.group_id]
+        del group.trial_ids[trial.trial_id]
+        group.past_iterations += trial.progress.done
+        if trial.outcome is not TrialState.PAUSED:  # a paused one is counted when it comes back
+            group.past[(trial.outcome or trial.state).value] += 1
+            group.past_lengths[trial.progress.done] += 1
+        core.forgotten.add(trial.trial_id)

@@ -29,7 +29,7 @@ class TrialSpec:
         gang: whether one lane holds all of these.
         keep_last: whether its newest checkpoint is to outlive the run.
         fusible: whether it can be fused with others like it.
-        config: values of its config by dotted name, if it can: they tell which trials may be like it.
+        config: texts of the values of its config by dotted name, if it can: they tell which trials may be like it.
     """
 
     trial_id: str
@@ -48,7 +48,7 @@ class TrialSpec:
     gang: bool = False
     keep_last: bool = False
     fusible: bool = False
-    config: tuple[tuple[str, object], ...] = ()
+    config: tuple[tuple[str, str], ...] = ()
 
     def constraint(self) -> Constraint | None:
         """What the trial asks of its devices; ``None`` if nothing."""

@@ -180,7 +180,7 @@ def _could_start(state: EngineState, trial: TrialRecord, device: int) -> bool:
     """Whether memory, and the lane of a trial that cannot be saved, let it start on an idle device."""
     residence = trial.residence
     lane = None if residence.lane is None else state.lanes[residence.lane]
-    if trial.pinned and lane is not None and (device not in lane.device_ids or lane.trial_id is not None):
+    if trial.pinned and lane is not None and (device not in lane.device_ids or lane.holders):
         return False
     own_state = 0.0
     stays = trial.placement.width <= 1.0 or trial.spec.gang
@@ -219,10 +219,10 @@ def _copies(state: EngineState) -> Iterator[str]:
 def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
     if not state.occupancy.residents.keys() >= set(lane.device_ids):
         yield f"is on devices {lane.device_ids}, of which some are gone"
-    if lane.trial_id is not None:
-        place = state.trials[lane.trial_id].placement
+    for trial_id in lane.holders:
+        place = state.trials[trial_id].placement
         if lane.lane_id not in place.lanes and (place.move is None or lane.lane_id not in place.move.old_lanes):
-            yield f"is held by {lane.trial_id!r}, which runs elsewhere"
+            yield f"is held by {trial_id!r}, which runs elsewhere"
     if not lane.ready and (lane.residents or lane.draining or lane.reserved):
         yield "keeps something though it is not warm"
     for trial_id in lane.residents:
@@ -339,9 +339,10 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     lanes = [state.lanes[lane_id] for lane_id in place.lanes]
     if sorted(device for lane in lanes for device in lane.device_ids) != sorted(held):
         yield f"runs in lanes {place.lanes} and holds devices {held}"
-    if any(lane.trial_id != trial.trial_id for lane in lanes):
+    if any(trial.trial_id not in lane.holders for lane in lanes):
         yield f"runs in lanes {place.lanes}, which others hold"
-    if place.launched and place.move is None and not all(lane.ready and lane.draining is None for lane in lanes):
+    usable = all(lane.ready and (not lane.draining or trial.fusion_group) for lane in lanes)
+    if place.launched and place.move is None and not usable:
         yield f"runs in lanes {place.lanes}, of which some are not usable"
     yield from _watched(state, trial)
     if trial.row in state.clearing and (place.launched or trial.state is not TrialState.STARTING):

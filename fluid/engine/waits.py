@@ -110,7 +110,7 @@ class Waits:
         if trial.pinned:
             lane_id = trial.residence.lane
             assert lane_id is not None
-            return WaitReason.LANE if core.lanes[lane_id].trial_id is not None else WaitReason.MEMORY
+            return WaitReason.LANE if core.lanes[lane_id].holders else WaitReason.MEMORY
         is_open = core.occupancy.has_open(trial.placement.width, core.estimates.by_model(trial))
         return WaitReason.MEMORY if is_open else WaitReason.DEVICES
 

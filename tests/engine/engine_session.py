@@ -223,7 +223,7 @@ class Session:
         longest = 100 if self.moves else 30 if self.sparse else 15 if self.undivided else 8
         gang = max_width == 1 and devices is not None and devices >= 2
         fusible = bool(self.shapes) and not gang and rng.random() < 0.8
-        shape = (("lr", rng.random()), ("width", rng.choice(self.shapes))) if fusible else ()
+        shape = (("lr", str(rng.random())), ("width", str(rng.choice(self.shapes)))) if fusible else ()
         spec = TrialSpec(
             f"t{self._next_trial}",
             budget=rng.randint(1, longest),

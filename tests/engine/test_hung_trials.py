@@ -267,7 +267,7 @@ def test_a_lane_that_a_trial_does_not_leave_is_killed_in_the_end(limit: Any) -> 
     hand = running("a", devices=2, iteration_timeout_s=limit, max_width=2, options={"profile": Known(packing=1)})
     first, second = hand.trial("a").placement.lanes
     hand.failed("a", first)
-    assert hand.state.lanes[second].draining == "a"
+    assert hand.state.lanes[second].draining == {"a"}
     commands = hand.alarms_until(hand.now + 600.0)
     assert [command.lane_id for command in commands if isinstance(command, KillLane)].count(second) == 1
     hand.lose(second)

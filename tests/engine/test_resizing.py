@@ -79,7 +79,7 @@ def test_the_last_iteration_ends_a_trial_that_waits_for_new_lanes() -> None:
     hand.tick()
     hand.iterate("a", 2)
     assert hand.end("a") == "DONE"
-    assert hand.state.lanes[lane].trial_id is None
+    assert not hand.state.lanes[lane].holders
 
 
 def test_the_last_iteration_ends_a_paused_trial_once_it_has_answered() -> None:

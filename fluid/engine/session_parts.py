@@ -1,0 +1,71 @@
+"""Puts the parts of a session's state together."""
+
+from __future__ import annotations
+
+from fluid.engine.allocations import Allocations
+from fluid.engine.core import SessionState
+from fluid.engine.deadlines import Deadlines
+from fluid.engine.estimates import Estimates
+from fluid.engine.feasibility import Feasibility
+from fluid.engine.fusion import Fusing
+from fluid.engine.iteration_timing import IterationTiming
+from fluid.engine.lanes import Lanes
+from fluid.engine.measuring import Measuring
+from fluid.engine.rebalancing import Rebalancing
+from fluid.engine.running_table import RunningTable
+from fluid.engine.scheduling import Scheduling
+from fluid.engine.trials import Trials
+from fluid.engine.watching import Watching
+from fluid.planning.arrangement import KeepWidths
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.planner import Planner
+from fluid.planning.profile import Profile
+from fluid.planning.start_queue import StartQueue
+
+
+def make_session_state(
+    planner: Planner,
+    profile: Profile,
+    *,
+    max_packing: int,
+    max_fused: int,
+    insists_on_fusing: bool,
+    max_width: int,
+    resident_limit: int,
+    watermark: float,
+) -> SessionState:
+    """The state of a session without devices and trials (arguments: see :class:`fluid.engine.state.EngineState`)."""
+    deadlines = Deadlines()
+    trials, queue, table, occupancy = Trials(), StartQueue(), RunningTable(), Occupancy(watermark=watermark)
+    lanes = Lanes(resident_limit, occupancy.memory)
+    estimates = Estimates(
+        profile,
+        occupancy,
+        table,
+        max_packing=max_packing,
+        max_width=max_width,
+        max_fused=max_fused,
+        insists_on_fusing=insists_on_fusing,
+    )
+    allocations = Allocations(trials, occupancy, estimates, table)
+    moves = not isinstance(planner.replanner(), KeepWidths)
+    rebalancing = Rebalancing(trials, queue, occupancy, estimates, table, allocations, moves=moves)
+    measuring = Measuring(trials, profile, occupancy, estimates, allocations, rebalancing)
+    return SessionState(
+        profile=profile,
+        trials=trials,
+        queue=queue,
+        lanes=lanes,
+        occupancy=occupancy,
+        memory=occupancy.memory,
+        estimates=estimates,
+        allocations=allocations,
+        rebalancing=rebalancing,
+        measuring=measuring,
+        timing=IterationTiming(trials, occupancy),
+        scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations),
+        deadlines=deadlines,
+        watching=Watching(deadlines, estimates, lanes),
+        feasibility=Feasibility(occupancy),
+        fusing=Fusing(trials, lanes, estimates, allocations, measuring),
+    )

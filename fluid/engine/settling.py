@@ -1,0 +1,119 @@
+"""After each instant: what arrived is planned, what fits is started, and what runs is resized where that pays."""
+
+from __future__ import annotations
+
+from fluid.engine.core import SessionState
+from fluid.engine.failures import Failures
+from fluid.engine.lifecycle import Lifecycle
+from fluid.engine.measuring import notes_of
+from fluid.engine.preemption import Preemptions
+from fluid.engine.residency import Residency
+from fluid.engine.resizing import Resizing
+from fluid.trialgroup import TrialState
+
+
+class Settling:
+    """Plans, starts, preempts and resizes once all events of an instant have changed the records.
+
+    Attributes:
+        ticked: whether a Tick has come that was not handled yet.
+        wants_tick: whether a Tick is due, once the submitter has had time to answer what ended.
+        changed_at: when that was last found, seconds.
+    """
+
+    def __init__(
+        self,
+        core: SessionState,
+        lifecycle: Lifecycle,
+        residency: Residency,
+        resizing: Resizing,
+        failures: Failures,
+        preemptions: Preemptions,
+    ) -> None:
+        self.ticked = self.wants_tick = False
+        self.changed_at = 0.0
+        self._core = core
+        self._lifecycle = lifecycle
+        self._residency = residency
+        self._resizing = resizing
+        self._failures = failures
+        self._preemptions = preemptions
+
+    @property
+    def is_due(self) -> bool:
+        """Whether devices or trials came or went, or need less memory, or a tick has come."""
+        core = self._core
+        return bool(
+            core.changed or core.arrivals or self.ticked or core.measuring.ramp_changes or core.memory.has_freed
+        )
+
+    def settle(self) -> None:
+        """Plans what arrived and starts what fits; on a tick, preempts and resizes where that pays.
+
+        Resizes wait for a tick so that the submitter can first answer what ended: a device that falls idle should go
+        to the submitter's next trial before it widens another.
+        """
+        core, scheduling = self._core, self._core.scheduling
+        if not core.occupancy:
+            self._failures.fail_what_waits()
+            self.ticked = self.wants_tick = False
+            return
+        ramped, freed = core.measuring.pop_ramp_changes(), core.memory.pop_freed()
+        if core.changed or core.arrivals or ramped or freed:
+            # 4. Fail what no device can hold; give what arrived, or is to be planned again, widths in the queue.
+            self._failures.end_misfits()
+            core.commands += notes_of(ramped, core.now)
+            core.fusing.update({estimate.key for estimate in ramped})
+            if ramped or freed:
+                scheduling.plan_queue_again()
+            arrived, core.arrivals = list(core.arrivals.values()), {}
+            scheduling.arrive(arrived)
+            # 5. Start what fits, calling off widenings and evicting kept states for it.
+            self._dispatch()
+            clearing = list(core.clearing.values())
+            for trial in clearing:
+                self._lifecycle.launch_when_ready(trial)
+            if any(trial.state.ended for trial in clearing):  # One that was restored for a call left at once.
+                self._dispatch()
+            core.changed, self.wants_tick, self.changed_at = False, True, core.now
+        if self.ticked:
+            self.ticked = False
+            if self.wants_tick:
+                self._rebalance()
+
+    def _rebalance(self) -> None:
+        core = self._core
+        self.wants_tick = False
+        # 6. On a tick, leave devices that too many share, and go to the widths that the planner wants now.
+        for trial in core.rebalancing.overpacked():
+            self._lifecycle.preempt(trial)
+        for resize in core.rebalancing.rebalance(core.scheduling.replanner):
+            self._resizing.begin(*resize)
+        if self._core.queue:
+            self._dispatch()
+        # 7. Preempt running trials for waiting ones, if all end earlier that way.
+        for leaving, coming in self._preemptions.choose():
+            self._lifecycle.preempt(leaving, coming)
+        core.changed = False
+
+    def _dispatch(self) -> None:
+        self._start_what_fits()
+        while self._core.queue and self._resizing.give_way():
+            self._start_what_fits()
+        if self._core.queue:
+            lanes = len(self._core.lanes)
+            for trial in self._residency.make_room():
+                if self._core.scheduling.start_where_kept(trial):
+                    self._lifecycle.start(trial)
+            if len(self._core.lanes) < lanes or self._core.lanes.pop_freed():  # empty ones were ended, which made room
+                self._start_what_fits()
+
+    def _start_what_fits(self) -> None:
+        again = True
+        while again:
+            started = self._core.scheduling.dispatch()
+            for trial in started:
+                if trial.state is TrialState.QUEUED:
+                    self._lifecycle.start(trial)
+            # A start may end a gang's idle lane, which frees memory; a trial restored for a call may leave at once.
+            again = self._core.lanes.pop_freed() or any(trial.state.ended for trial in started)
