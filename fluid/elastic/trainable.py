@@ -16,7 +16,8 @@ from fluid.elastic.shard import Shard
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.errors import FluidError
 
-_FILE = "elastic.pt"
+#: The file in a checkpoint's folder.
+STATE_FILE = "elastic.pt"
 
 
 class ElasticTrainable:
@@ -213,12 +214,13 @@ class ElasticTrainable:
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes the state into a folder; a trainable of any width can load it."""
-        torch.save(self.elastic_state(), os.path.join(checkpoint_dir, _FILE))
+        torch.save(self.elastic_state(), os.path.join(checkpoint_dir, STATE_FILE))
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """Reads what :meth:`save_checkpoint` wrote into a folder."""
         # The trial's own file, with the picklable objects that extra_state() returned.
-        self.load_elastic_state(torch.load(os.path.join(checkpoint, _FILE), map_location="cpu", weights_only=False))
+        file = os.path.join(checkpoint, STATE_FILE)
+        self.load_elastic_state(torch.load(file, map_location="cpu", weights_only=False))
 
     def cleanup(self) -> None:
         """Releases its resources; called once, at the end. A class that overrides it must call this one too."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from fluid.fused.data import Data, TensorData
     from fluid.fused.dropout import Dropout
     from fluid.fused.key import FusionKey, fusion_key
+    from fluid.fused.lora import LoraTrainable
+    from fluid.fused.lora_files import load_adapter, save_adapter
+    from fluid.fused.lora_layers import LoraSpec
     from fluid.fused.optimizers import SGD, Adam, AdamW, OptimizerSpec
     from fluid.fused.pack import FusedPack
     from fluid.fused.refusal import FusionError
@@ -29,9 +32,13 @@ _HOME = {
     "FusedTrainable": "fluid.fused.trainable",
     "FusionError": "fluid.fused.refusal",
     "FusionKey": "fluid.fused.key",
+    "LoraSpec": "fluid.fused.lora_layers",
+    "LoraTrainable": "fluid.fused.lora",
     "OptimizerSpec": "fluid.fused.optimizers",
     "TensorData": "fluid.fused.data",
     "fusion_key": "fluid.fused.key",
+    "load_adapter": "fluid.fused.lora_files",
+    "save_adapter": "fluid.fused.lora_files",
     "why_not_fused": "fluid.fused.check",
 }
 
@@ -45,9 +52,13 @@ __all__ = [
     "FusedTrainable",
     "FusionError",
     "FusionKey",
+    "LoraSpec",
+    "LoraTrainable",
     "OptimizerSpec",
     "TensorData",
     "fusion_key",
+    "load_adapter",
+    "save_adapter",
     "why_not_fused",
 ]
 

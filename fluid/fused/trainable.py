@@ -153,8 +153,8 @@ class FusedTrainable(ElasticTrainable):
         state = super().elastic_state()
         if self._fused.pack is not None:
             parts = state["parts"]
-            for name, tensor in parts["model"].items():  # Not a new dict: this one holds versions of modules, too.
-                parts["model"][name] = tensor.clone()
+            for name, value in parts["model"].items():  # Not a new dict: this one holds versions of modules, too.
+                parts["model"][name] = map_batch(torch.clone, value)
             optimizer = parts["torch_optimizer"]
             optimizer["state"] = {
                 number: map_batch(torch.clone, of_parameter) for number, of_parameter in optimizer["state"].items()
