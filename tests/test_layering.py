@@ -49,7 +49,7 @@ LAYERS = (
     layer(2, "search", "numpy optuna"),
     layer(3, "gpu", "pynvml"),
     layer(4, "mps"),
-    layer(4, "fused", "numpy torch cloudpickle"),
+    layer(4, "fused", "numpy torch cloudpickle safetensors"),
     layer(3, "elastic", "numpy cloudpickle torch horovod ray"),
     layer(3, "planning", "numpy cattrs"),
     layer(5, "lane", "numpy torch"),
