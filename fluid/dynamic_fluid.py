@@ -10,7 +10,7 @@ from fluid.planning.arrangement import Arrangement, Replanner, Running, WidthCha
 from fluid.planning.instance import Instance
 from fluid.planning.planner import Planner
 from fluid.planning.proportional_share import make_room, static_widths
-from fluid.planning.runtime_model import TOLERANCE, FloatArray, stretch_of
+from fluid.planning.runtime_model import TOLERANCE, FloatArray, packed_stretch, stretch_of
 from fluid.static_fluid import StaticFluid
 
 
@@ -66,13 +66,14 @@ class ReallocateByShare:
     @staticmethod
     def _stretch_now(running: Running) -> FloatArray:
         """h(w)/h(1) at the actual co-residency and speed."""
-        packed = running.alpha ** (running.residents - 1.0)
+        packed = packed_stretch(running.alpha, running.residents - 1.0, running.fused)
         wide = running.beta ** np.maximum(running.widths - 1.0, 0.0) / np.maximum(running.widths, 1.0)
         return np.where(running.widths < 1.0, packed, wide) / running.speed
 
     @staticmethod
     def _height(running: Running, i: int, width: float) -> float:
-        stretch = stretch_of(float(running.alpha[i]), float(running.beta[i]), width)
+        fused = None if running.fused is None else running.fused[i]
+        stretch = stretch_of(float(running.alpha[i]), float(running.beta[i]), width, fused)
         return float(running.remaining[i]) * stretch / float(running.speed[i])
 
 

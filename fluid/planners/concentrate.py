@@ -23,13 +23,14 @@ def efficient_widths(model: RuntimeModel) -> FloatArray:
     It is the next corner of the envelope after 1/c; of equal gains, the widest.
     """
     best = np.ones(len(model))
-    for alpha, beta, c, d, rows in distinct_kinds(model, np.ceil):
-        width = np.arange(1.0, d + 1.0)
-        rate, narrowest, rate_there = width / beta ** (width - 1.0), 0.0, 0.0
-        if c > 1:
-            narrowest, rate_there = 1.0 / c, alpha ** (1.0 - c)
+    for kind in distinct_kinds(model, np.ceil):
+        width = np.arange(1.0, kind.d + 1.0)
+        rate, narrowest, rate_there = width / kind.beta ** (width - 1.0), 0.0, 0.0
+        if kind.c > 1:
+            narrowest = 1.0 / kind.c
+            rate_there = kind.alpha ** (1.0 - kind.c) if kind.fused is None else 1.0 / kind.fused.stretch(kind.c)
         gain = (rate - rate_there) / (width - narrowest)
-        best[rows] = width[np.flatnonzero(gain >= gain.max() - TOLERANCE)[-1]]
+        best[kind.rows] = width[np.flatnonzero(gain >= gain.max() - TOLERANCE)[-1]]
     return best
 
 
@@ -60,7 +61,8 @@ class Concentrate:
         shared = np.flatnonzero(running.residents > 1)
         if not len(shared):
             return self._water_fill.replan(running)
-        model = RuntimeModel(running.alpha[shared], running.beta[shared], running.c[shared], running.d[shared])
+        columns = (running.alpha[shared], running.beta[shared], running.c[shared], running.d[shared])
+        model = RuntimeModel(*columns, None if running.fused is None else running.fused.take(shared))
         wide = efficient_widths(model)
         residents: dict[int, int] = {}
         for device in running.device[shared].tolist():
@@ -88,4 +90,6 @@ def _sooner(running: Running, i: int, width: float, residents: int) -> bool:
     """Whether the trial ends sooner at that width, with epsilon, than with its present co-residents."""
     work = float(running.remaining[i] / running.speed[i])
     moved = running.epsilon + work * float(running.beta[i]) ** (width - 1.0) / width
-    return bool(moved < work * float(running.alpha[i]) ** (residents - 1.0))
+    fused = None if running.fused is None else running.fused[i]
+    shared = float(running.alpha[i]) ** (residents - 1.0) if fused is None else fused.stretch(residents)
+    return bool(moved < work * shared)

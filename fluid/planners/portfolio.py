@@ -49,6 +49,7 @@ class Portfolio(Planner):
         d: most devices for one trial.
         simulate_up_to: most trials of a group whose candidates are rolled out. Larger groups are compared by
             :func:`nominal_makespan`, which takes milliseconds but does not guarantee a plan no worse than the paper's.
+            In fused packs of more than four rows, a trial counts as one for each four rows of its pack.
     """
 
     name = "portfolio"
@@ -66,7 +67,7 @@ class Portfolio(Planner):
 
     def arrange(self, instance: Instance) -> Arrangement:
         """Returns the best candidate; ties go to the one listed first."""
-        if len(instance) > self.simulate_up_to:
+        if _rollout_size(instance) > self.simulate_up_to:
             return min(candidates(instance), key=lambda candidate: nominal_makespan(instance, candidate))
         best: Arrangement | None = None
         shortest = math.inf
@@ -113,6 +114,20 @@ def candidates(instance: Instance) -> Iterator[Arrangement]:
 
 def nominal_makespan(instance: Instance, arrangement: Arrangement) -> float:
     """An estimate of the makespan from the widths alone, seconds: the tallest trial or the mean load per device."""
-    heights = instance.model.heights(instance.heights, arrangement.widths)
-    load = float((heights * np.minimum(arrangement.widths, instance.n)).sum()) / instance.n
+    model, widths = instance.model, arrangement.widths
+    if model.fused is not None:
+        # A pack may have dozens of rows, but has no more than there are trials for each device.
+        fewest = 1.0 / math.ceil(len(instance) / instance.n)
+        widths = np.where(model.fused.fuses & (widths < 1.0), np.maximum(widths, fewest), widths)
+    heights = model.heights(instance.heights, widths)
+    load = float((heights * np.minimum(widths, instance.n)).sum()) / instance.n
     return max(float(heights.max()), load)
+
+
+def _rollout_size(instance: Instance) -> float:
+    """The trials, weighted by how long it takes to roll out one: a departure changes the rates of all co-residents."""
+    k = len(instance)
+    if instance.model.fused is None:
+        return k
+    residents = min(float(instance.model.c.max()), k / instance.n)
+    return k * max(1.0, residents / DEFAULT_MAX_PACKING)

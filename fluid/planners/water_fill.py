@@ -90,12 +90,23 @@ def _predicted_finish(running: Running) -> tuple[FloatArray, IntArray]:
     rank = np.arange(len(shared)) - first[np.cumsum(begins) - 1]
     held[shared[rank > 0]] = 0
     remaining, alpha = running.remaining[shared], running.alpha[shared]
-    # finish of rank r = sum over l <= r of (remaining_l - remaining_(l-1)) * alpha^(residents left - 1)
+    fused = None if running.fused is None else running.fused.take(shared)
+    # finish of rank r = sum over l <= r of (remaining_l - remaining_(l-1)) * stretch with the residents left then
     ends = np.zeros(len(shared))
-    for lag in range(int(rank.max()) + 1):
-        at = np.flatnonzero(rank >= lag)
+    processes = np.arange(len(shared)) if fused is None else np.flatnonzero(~fused.fuses)
+    for lag in range(int(rank[processes].max(initial=-1)) + 1):
+        at = processes[rank[processes] >= lag]
         before = np.where(rank[at] > lag, remaining[at - np.minimum(lag + 1, rank[at])], 0.0)
         ends[at] += (remaining[at - lag] - before) * alpha[at] ** lag
+    if fused is not None:
+        # The same for many residents: row d of `steps` has the differences of device d, and column r of the upper
+        # triangular matrix the stretches with r + 1, r, ..., 1 residents left.
+        number, most = np.cumsum(begins) - 1, int(rank.max()) + 1
+        steps, lags = np.zeros((len(first), most)), np.subtract.outer(np.arange(most), np.arange(most))
+        steps[number, rank] = np.diff(remaining, prepend=0.0)
+        steps[:, 0] = remaining[first]
+        for rates, rows in fused.parts():
+            ends[rows] = (steps @ np.triu(rates.table(most)[np.abs(lags)]))[number[rows], rank[rows]]
     finish[shared] = ends / running.speed[shared]
     return finish, held
 

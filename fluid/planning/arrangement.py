@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from fluid.planning.fused_rates import FusedColumn
 from fluid.planning.runtime_model import FloatArray, IntArray
 
 
@@ -32,6 +33,8 @@ class Running:
         free: number of idle devices.
         n: number of devices.
         epsilon: seconds one resize costs.
+        fused: (m,) rates of the trials whose co-residents are rows of one fused pack, in place of alpha; ``None`` if
+            there are none. A table that has rates by profile key passes ``FusedColumn(rates_of_keys, key_of_trials)``.
     """
 
     rows: IntArray
@@ -47,6 +50,7 @@ class Running:
     free: int
     n: int
     epsilon: float
+    fused: FusedColumn | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fluid.planning.fused_rates import FusedRates
 from fluid.planning.instance import Instance
 from fluid.planning.narrowest_widths import NarrowestWidths, distinct_kinds
 from fluid.planning.runtime_model import FloatArray, stretch_of
@@ -28,8 +29,8 @@ def malleable_lower_bound(instance: Instance) -> float:
     capacity = sum(speeds) / fastest
     # Rounding many kinds down keeps the bound valid, only a little looser.
     kinds = [
-        (*envelope(alpha, beta, c, d), instance.heights[rows] / fastest)
-        for alpha, beta, c, d, rows in distinct_kinds(instance.model, np.floor)
+        (*envelope(kind.alpha, kind.beta, kind.c, kind.d, kind.fused), instance.heights[kind.rows] / fastest)
+        for kind in distinct_kinds(instance.model, np.floor)
     ]
     # No trial beats its greatest rate, and the least area per work is the width per rate of the first corner.
     low = max(float(heights.max() / rates[-1]) for rates, _, heights in kinds)
@@ -56,10 +57,12 @@ def fixed_width_lower_bound(instance: Instance) -> float:
     return NarrowestWidths(instance, np.floor).fixed_width_bound()
 
 
-def envelope(alpha: float, beta: float, c: int, d: int) -> tuple[FloatArray, FloatArray]:
+def envelope(
+    alpha: float, beta: float, c: int, d: int, fused: FusedRates | None = None
+) -> tuple[FloatArray, FloatArray]:
     """Corners (rate, width) of the lower convex envelope over ``{1/c..1/2, 1..d}`` and (0, 0)."""
     widths = [1.0 / p for p in range(c, 1, -1)] + [float(w) for w in range(1, d + 1)]
-    points = sorted((1.0 / stretch_of(alpha, beta, width), width) for width in widths)
+    points = sorted((1.0 / stretch_of(alpha, beta, width, fused), width) for width in widths)
     hull: list[tuple[float, float]] = [(0.0, 0.0)]
     for rate, width in points:
         if hull[-1][0] == rate:  # alpha = 1: the narrowest of the widths of one rate is listed first

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from fluid.errors import InvalidFieldError, require_number
 from fluid.planning.constraints import Constraint
+from fluid.planning.fused_rates import DEFAULT_MAX_FUSED, FusedRates
 from fluid.planning.instance_input import InstanceInput, TrialInput, add_measured
 from fluid.planning.json_input import cluster_from_json, read_json_object, read_record
 from fluid.planning.measured_keys import MeasuredKeys
@@ -82,6 +83,7 @@ class Instance:
         beta: ArrayLike = 1.0,
         c: ArrayLike = DEFAULT_MAX_PACKING,
         d: ArrayLike = DEFAULT_MAX_WIDTH,
+        fused: Sequence[FusedRates | None] | None = None,
         epsilon: float = 0.0,
         threshold: float = DEFAULT_BENEFIT_THRESHOLD,
         trial_ids: Sequence[str] | None = None,
@@ -91,7 +93,8 @@ class Instance:
         """Makes an instance from runtimes at width 1, in seconds.
 
         ``alpha``, ``beta``, ``c``, ``d`` and ``priority`` are one number for all trials or one per trial; ``c`` and
-        ``d`` are upper bounds (:meth:`RuntimeModel.build`).
+        ``d`` are upper bounds (:meth:`RuntimeModel.build`). ``fused`` has an entry per trial: the rates of those whose
+        co-residents are rows of one fused pack.
 
         Raises:
             InvalidFieldError: a value cannot be used; the message names the field and the value.
@@ -117,7 +120,9 @@ class Instance:
         instance = cls(
             trial_ids=ids,
             heights=runtimes,
-            model=RuntimeModel.build(k, n=len(machines), alpha=alpha, beta=beta, c=c, d=d, threshold=threshold),
+            model=RuntimeModel.build(
+                k, n=len(machines), alpha=alpha, beta=beta, c=c, d=d, fused=fused, threshold=threshold
+            ),
             cluster=machines,
             epsilon=require_number("epsilon", epsilon, at_least=0.0),
             priority=np.broadcast_to(priorities, (k,)),
@@ -148,8 +153,12 @@ class Instance:
         *,
         c: int = DEFAULT_MAX_PACKING,
         d: int = DEFAULT_MAX_WIDTH,
+        max_fused: int = DEFAULT_MAX_FUSED,
     ) -> Instance:
         """Makes the instance of a group's active trials: ``h_i(1) = budget x seconds per iteration``.
+
+        Trials of a key of which fused packs were measured, and do more than processes, are planned as rows of packs, of
+        up to ``max_fused``; ``c`` bounds the others.
 
         A profile key without measurements gets the median pace of the measured keys, or 1 s if there is none: widths
         depend only on ratios of runtimes, and the engine plans again once it has measured. Devices of several models,
@@ -162,10 +171,11 @@ class Instance:
         known = profile or Profile()
         # One query per key, not per trial: groups are large and keys are few.
         keys = {trial.key: None for trial in trials}
-        measured = MeasuredKeys(known, cluster, keys, c)
+        measured = MeasuredKeys(known, cluster, keys, c, max_fused)
         alpha = {key: measured.alpha(key) for key in keys}
         beta = {key: measured.beta(key) for key in keys}
         packing = {key: measured.packing(key) for key in keys}
+        fused = {key: measured.fused(key) for key in keys}
         memory = {key: measured.memory(key) for key in keys}
         heights = [trial.budget * measured.seconds[trial.key] for trial in trials]
         work = dict.fromkeys(keys, 0.0)
@@ -178,6 +188,7 @@ class Instance:
             beta=[beta[trial.key] for trial in trials],
             c=[packing[trial.key] for trial in trials],
             d=[min(d, trial.max_width or d) for trial in trials],
+            fused=[fused[trial.key] for trial in trials],
             epsilon=known.epsilon,
             threshold=-math.inf,  # c is measured; alpha must not lower it again
             trial_ids=[trial.id for trial in trials],

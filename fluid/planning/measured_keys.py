@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from fluid.planning.device_models import Speeds, at_speeds, speeds_of_all
+from fluid.planning.fused_rates import DEFAULT_MAX_FUSED, FusedRates
 from fluid.planning.profile import Profile
 from fluid.resources import Cluster, MemoryNeed
 
@@ -22,18 +23,23 @@ class MeasuredKeys:
         profile: what was measured.
         cluster: the devices.
         keys: the profile keys.
-        c: most trials on one device.
+        c: most processes on one device.
+        max_fused: most rows of a fused pack.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster, keys: Iterable[str], c: int) -> None:
+    def __init__(
+        self, profile: Profile, cluster: Cluster, keys: Iterable[str], c: int, max_fused: int = DEFAULT_MAX_FUSED
+    ) -> None:
         self._profile = profile
         self._cluster = cluster
         self._c = c
+        self._max_fused = max_fused
         models = list(dict.fromkeys(device.model for device in cluster.devices))
         is_unlike = len(models) > 1 and all(device.speed == 1.0 for device in cluster.devices)
         #: Of each key; empty where the devices' own speeds hold.
         self._speeds: dict[str, Speeds] = {key: profile.speeds(key, models) for key in keys} if is_unlike else {}
         self._model = {key: self._to_plan(key, models) for key in keys}
+        self._fused = {key: self._fused_of(key, model) for key, model in self._model.items()}
         paces = {key: self._measured_seconds(key) for key in keys}
         known = [seconds for seconds in paces.values() if seconds is not None]
         usual = float(np.median(known)) if known else 1.0
@@ -49,8 +55,12 @@ class MeasuredKeys:
         return self._profile.beta(key, self._model[key])
 
     def packing(self, key: str) -> int:
-        """c of a key."""
-        return self._profile.packing_limit(key, self._c, self._model[key])
+        """c of a key: processes, or rows if its trials are planned as rows of fused packs."""
+        return self._packing(key, self._model[key])
+
+    def fused(self, key: str) -> FusedRates | None:
+        """Rates of fused packs of a key; ``None`` if none was measured, or processes get more done."""
+        return self._fused[key]
 
     def memory(self, key: str) -> MemoryNeed | None:
         """Device memory of a key's trials; ``None`` if unknown."""
@@ -67,7 +77,23 @@ class MeasuredKeys:
     def _to_plan(self, key: str, models: list[str | None]) -> str | None:
         """The model by whose figures a key is planned; if it was measured on none of these, ``None`` stands for any."""
         known = [model for model in models if self._profile.seconds_per_iteration(key, model) is not None]
-        return max(known, key=lambda model: self._profile.packing_limit(key, self._c, model), default=None)
+        return max(known, key=lambda model: self._packing(key, model), default=None)
+
+    def _packing(self, key: str, model: str | None) -> int:
+        rates = self._fused_of(key, model)
+        if rates is not None:
+            return rates.limit(self._max_fused, self._profile.threshold)
+        return self._profile.packing_limit(key, self._c, model)
+
+    def _fused_of(self, key: str, model: str | None) -> FusedRates | None:
+        """The rates on a model, if packs of rows that pay do more there than as many processes as were measured."""
+        rates, profile = self._profile.fused_rates(key, model), self._profile
+        rows = 1 if rates is None else rates.limit(self._max_fused, profile.threshold)
+        if rates is None or rows == 1:
+            return None
+        processes = profile.packing_limit(key, max(1, min(self._c, profile.measured_packing(key, model))), model)
+        beside = processes / profile.alpha(key, model) ** (processes - 1)
+        return rates if rows / rates.stretch(rows) >= beside else None
 
     def _measured_seconds(self, key: str) -> float | None:
         model = self._model[key]

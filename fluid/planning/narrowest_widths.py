@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from fluid.planning.fused_rates import FusedRates
 from fluid.planning.instance import Instance
 from fluid.planning.runtime_model import TOLERANCE, FloatArray, IntArray, RuntimeModel, stretch_of
 
@@ -23,11 +25,13 @@ _BISECTIONS = 40
 _MAX_KINDS = 64
 #: Finer than overheads are measured.
 _GRID = 0.01
+#: Packs of up to so many rows are planned in all sizes.
+_SMALL_PACK = 8
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Trials of one alpha, beta, c and d."""
+    """Trials of one alpha, beta, c, d and table of fused rates."""
 
     rows: IntArray  # by ascending height
     heights: FloatArray  # ascending
@@ -53,7 +57,7 @@ class NarrowestWidths:
     def __init__(self, instance: Instance, rounding: Callable[[FloatArray], FloatArray] = np.ceil) -> None:
         self._n = instance.n
         self._k = len(instance)
-        self._kinds = [_make_kind(*kind, instance.heights) for kind in distinct_kinds(instance.model, rounding)]
+        self._kinds = [_make_kind(kind, instance.heights) for kind in distinct_kinds(instance.model, rounding)]
         #: Seconds of the longest trial at its fastest width.
         self.shortest = max(float(kind.heights[-1] * kind.stretch[-1]) for kind in self._kinds)
 
@@ -127,32 +131,57 @@ class NarrowestWidths:
         return high
 
 
-def distinct_kinds(
-    model: RuntimeModel, rounding: Callable[[FloatArray], FloatArray]
-) -> list[tuple[float, float, int, int, IntArray]]:
-    """The distinct (alpha, beta, c, d) of a model, each with its rows.
+class OverheadKind(NamedTuple):
+    """Trials of equal overheads and limits.
+
+    Attributes:
+        alpha, beta, c, d: theirs.
+        fused: their rates as rows of a fused pack, in place of alpha; ``None`` for others.
+        rows: their rows in the model.
+    """
+
+    alpha: float
+    beta: float
+    c: int
+    d: int
+    fused: FusedRates | None
+    rows: IntArray
+
+    def stretch(self, width: float) -> float:
+        """h(w)/h(1)."""
+        return stretch_of(self.alpha, self.beta, width, self.fused)
+
+
+def distinct_kinds(model: RuntimeModel, rounding: Callable[[FloatArray], FloatArray]) -> list[OverheadKind]:
+    """The distinct overheads and limits of a model, each with its rows.
 
     If there are more than _MAX_KINDS, ``rounding`` first brings alpha and beta to a grid.
     """
-    columns = np.column_stack([model.alpha, model.beta, model.c, model.d])
+    tables = (None,) if model.fused is None else model.fused.rates
+    table = np.zeros(len(model), dtype=np.int64) if model.fused is None else model.fused.kind
+    columns = np.column_stack([model.alpha, model.beta, model.c, model.d, table])
     if (columns == columns[0]).all():
-        a, b, c, d = columns[0].tolist()
-        return [(a, b, int(c), int(d), np.arange(len(model)))]
+        a, b, c, d, t = columns[0].tolist()
+        return [OverheadKind(a, b, int(c), int(d), tables[int(t)], np.arange(len(model)))]
     distinct, kind = np.unique(columns, axis=0, return_inverse=True)
     if len(distinct) > _MAX_KINDS:
         columns[:, :2] = np.maximum(1.0, rounding(columns[:, :2] / _GRID) * _GRID)
         distinct, kind = np.unique(columns, axis=0, return_inverse=True)
     by_kind = np.argsort(kind.ravel(), kind="stable")
     parts = np.split(by_kind, np.cumsum(np.bincount(kind.ravel()))[:-1])
-    return [(a, b, int(c), int(d), rows) for (a, b, c, d), rows in zip(distinct.tolist(), parts, strict=True)]
+    return [
+        OverheadKind(a, b, int(c), int(d), tables[int(t)], rows)
+        for (a, b, c, d, t), rows in zip(distinct.tolist(), parts, strict=True)
+    ]
 
 
-def _make_kind(alpha: float, beta: float, c: int, d: int, rows: IntArray, heights: FloatArray) -> _Kind:
-    residents = [*range(c, 1, -1), *([1] * d)]
-    widths = [1.0 / p for p in range(c, 1, -1)] + [float(w) for w in range(1, d + 1)]
-    ascending = rows[np.argsort(heights[rows], kind="stable")]
+def _make_kind(kind: OverheadKind, heights: FloatArray) -> _Kind:
+    packed = range(kind.c, 1, -1) if kind.fused is None else _packs(kind.c)
+    residents = [*packed, *([1] * kind.d)]
+    widths = [1.0 / p for p in packed] + [float(w) for w in range(1, kind.d + 1)]
+    ascending = kind.rows[np.argsort(heights[kind.rows], kind="stable")]
     # Rounding beta up may make the widest widths useless; heights must not rise again with the width.
-    stretch = np.minimum.accumulate([stretch_of(alpha, beta, width) for width in widths])
+    stretch = np.minimum.accumulate([kind.stretch(width) for width in widths])
     return _Kind(
         rows=ascending,
         heights=heights[ascending],
@@ -161,3 +190,11 @@ def _make_kind(alpha: float, beta: float, c: int, d: int, rows: IntArray, height
         stretch=stretch,
         residents=np.array(residents, dtype=np.int64),
     )
+
+
+def _packs(c: int) -> list[int]:
+    """Sizes of packs to plan with, descending: all small ones, and of the others c and the powers of two below it.
+
+    Planning with hundreds would take long and gain little: 33 rows take about as long as 32.
+    """
+    return sorted({*range(2, min(c, _SMALL_PACK) + 1), *(2**step for step in range(1, c.bit_length())), c} - {1})[::-1]

@@ -1,9 +1,10 @@
 """The rollout: a plan carried out by the runtime model, to predict its makespan.
 
 Planners compare candidates by it, and ``fluid plan`` shows it. Trials are continuous work: a packed trial advances at
-the rate that its co-residents at the time allow, ``alpha^-(p(t)-1)``, a wide one at ``w / beta^(w-1)``
-(docs/theory.md, section 3). ``fluid simulate`` runs the engine on :mod:`fluid.backends.simulated` instead, iteration by
-iteration; tests/simulation/test_models_agree.py compares the two. Pure: time is an argument.
+the rate that its co-residents at the time allow, ``alpha^-(p(t)-1)`` or that of a fused pack of so many rows, a wide
+one at ``w / beta^(w-1)`` (docs/theory.md, sections 3 and 10). ``fluid simulate`` runs the engine on
+:mod:`fluid.backends.simulated` instead, iteration by iteration; tests/simulation/test_models_agree.py compares the two.
+Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import numpy as np
 
 from fluid.planning.arrangement import Arrangement, Running, WidthChange
 from fluid.planning.constraints import Constraint
+from fluid.planning.fused_rates import FusedColumn, FusedRates
 from fluid.planning.instance import Instance
 from fluid.planning.occupancy import Occupancy
-from fluid.planning.runtime_model import TOLERANCE, stretch_of
+from fluid.planning.runtime_model import TOLERANCE, IntArray, stretch_of
 from fluid.planning.start_queue import StartQueue
 from fluid.resources import Cluster, MemoryNeed
 
@@ -73,6 +75,9 @@ class Rollout:
         self._remaining: list[float] = []
         self._alpha: list[float] = []
         self._beta: list[float] = []
+        self._kind: list[int] = []
+        #: Distinct rates of fused packs, by kind; ``None`` for rows that are not fused.
+        self._rates: list[FusedRates | None] = [None]
         self._c: list[int] = []
         self._d: list[int] = []
         self._needs: list[MemoryNeed | None] = []
@@ -138,6 +143,7 @@ class Rollout:
             free=self.occupancy.free_count,
             n=n,
             epsilon=self.epsilon if epsilon is None else epsilon,
+            fused=None if len(self._rates) == 1 else FusedColumn(tuple(self._rates), self._kinds_of(rows)),
         )
 
     # -- changes ------------------------------------------------------------------------------------------
@@ -153,6 +159,12 @@ class Rollout:
         self._remaining += instance.heights.tolist()
         self._alpha += model.alpha.tolist()
         self._beta += model.beta.tolist()
+        if model.fused is None:
+            self._kind += [0] * k
+        else:
+            self._rates += [rates for rates in model.fused.rates if rates not in self._rates]
+            kinds = [self._rates.index(rates) for rates in model.fused.rates]
+            self._kind += [kinds[kind] for kind in model.fused.kind.tolist()]
         self._c += model.c.tolist()
         self._d += model.d.tolist()
         self._needs += instance.needs
@@ -194,9 +206,12 @@ class Rollout:
             row = heapq.heappop(self._ends)[1]
             self._version[row] += 1
             ended.append(row)
+        left = {other for row in ended for other in self._neighbours(row)}
         for row in ended:
             self._leave(row)
             self._remaining[row] = 0.0
+        for row in left & self.running:
+            self._pace(row)
         return ended
 
     def resize(self, row: int, width: float) -> bool:
@@ -250,7 +265,6 @@ class Rollout:
         self._rate[row] = 0.0
 
     def _leave(self, row: int) -> None:
-        neighbours = self._neighbours(row)
         self._settle(row)
         self._version[row] += 1
         self._close(row, self.occupancy.held[row])
@@ -258,9 +272,6 @@ class Rollout:
         self.running.discard(row)
         self._rate[row] = 0.0
         self.finished[row] = self.now
-        for other in neighbours:
-            if other in self.running:
-                self._pace(other)
 
     def _neighbours(self, row: int) -> list[int]:
         if self._width[row] >= 1.0:
@@ -281,13 +292,19 @@ class Rollout:
         width = self._width[row]
         if width < 1.0:
             width = 1.0 / len(self.occupancy.residents[devices[0]])
-        rate = self.occupancy.speed(devices) / stretch_of(self._alpha[row], self._beta[row], width)
+        rate = self.occupancy.speed(devices) / self._stretch(row, width)
         self._rate[row] = rate
         self._version[row] += 1
         heapq.heappush(self._ends, (self._since[row] + self._remaining[row] / rate, row, self._version[row]))
 
+    def _stretch(self, row: int, width: float) -> float:
+        return stretch_of(self._alpha[row], self._beta[row], width, self._rates[self._kind[row]])
+
+    def _kinds_of(self, rows: list[int]) -> IntArray:
+        return np.array([self._kind[row] for row in rows], dtype=np.int64)
+
     def _is_slower(self, row: int, devices: tuple[int, ...], width: float) -> bool:
-        rate = self.occupancy.speed(devices) / stretch_of(self._alpha[row], self._beta[row], width)
+        rate = self.occupancy.speed(devices) / self._stretch(row, width)
         return rate < self._rate[row] * (1.0 - TOLERANCE)
 
     def _close(self, row: int, devices: tuple[int, ...]) -> None:

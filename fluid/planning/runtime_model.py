@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.planning.fused_rates import FusedColumn, FusedRates
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -100,6 +102,8 @@ class RuntimeModel:
         beta: (k,) scaling overhead per extra device, at least 1.
         c: (k,) most co-resident trials on a device, at least 1.
         d: (k,) most devices the trial may span, at least 1.
+        fused: (k,) rates of the trials whose co-residents are the rows of one fused pack; they stand in for alpha.
+            ``None`` if no trial is fused.
 
     Raises:
         InvalidFieldError: from :meth:`build`, for a value below 1 or NaN.
@@ -109,6 +113,7 @@ class RuntimeModel:
     beta: FloatArray
     c: IntArray
     d: IntArray
+    fused: FusedColumn | None = None
 
     @classmethod
     def build(
@@ -120,23 +125,29 @@ class RuntimeModel:
         beta: ArrayLike = 1.0,
         c: ArrayLike = DEFAULT_MAX_PACKING,
         d: ArrayLike = DEFAULT_MAX_WIDTH,
+        fused: Sequence[FusedRates | None] | None = None,
         threshold: float = DEFAULT_BENEFIT_THRESHOLD,
     ) -> RuntimeModel:
         """Makes the model of ``k`` trials on ``n`` devices; every argument is one number or one per trial.
 
         ``c`` and ``d`` are upper bounds. They are lowered to what ``alpha`` and ``beta`` allow
-        (:func:`packing_limit`, :func:`width_limit`), which keeps alpha in [1, c/(c-1)) and beta in [1, d/(d-1)).
+        (:func:`packing_limit`, :func:`width_limit`), which keeps alpha in [1, c/(c-1)) and beta in [1, d/(d-1)). The c
+        of a trial with rates in ``fused``, which has an entry per trial, stays: it is the rows that were found to pay.
         """
+        if fused is not None and len(fused) != k:
+            raise InvalidFieldError("fused", fused, f"must be one for each of the {k} trials")
+        column = None if fused is None else FusedColumn.of(fused)
         alphas, betas = _column("alpha", alpha, k), _column("beta", beta, k)
         c_max, d_max = _column("c", c, k), _column("d", d, k)
-        pairs = {(a, m): packing_limit(a, c_max=m, threshold=threshold) for a, m in _distinct(alphas, c_max)}
+        packs = np.ones(k, dtype=bool) if column is None else ~column.fuses
+        pairs = {
+            (a, m): packing_limit(a, c_max=m, threshold=threshold) for a, m in _distinct(alphas[packs], c_max[packs])
+        }
         limits = {(b, m): width_limit(b, n=n, d_max=m) for b, m in _distinct(betas, d_max)}
-        return cls(
-            alphas,
-            betas,
-            np.array([pairs[a, m] for a, m in zip(alphas.tolist(), c_max.tolist(), strict=True)], dtype=np.int64),
-            np.array([limits[b, m] for b, m in zip(betas.tolist(), d_max.tolist(), strict=True)], dtype=np.int64),
-        )
+        c_found = c_max.astype(np.int64)
+        c_found[packs] = [pairs[a, m] for a, m in zip(alphas[packs].tolist(), c_max[packs].tolist(), strict=True)]
+        d_found = np.array([limits[b, m] for b, m in zip(betas.tolist(), d_max.tolist(), strict=True)], dtype=np.int64)
+        return cls(alphas, betas, c_found, d_found, column)
 
     def __len__(self) -> int:
         return len(self.alpha)
@@ -144,15 +155,16 @@ class RuntimeModel:
     def take(self, rows: ArrayLike) -> RuntimeModel:
         """Returns the model of the trials ``rows``."""
         index = np.asarray(rows, dtype=np.int64)
-        return RuntimeModel(self.alpha[index], self.beta[index], self.c[index], self.d[index])
+        fused = None if self.fused is None else self.fused.take(index)
+        return RuntimeModel(self.alpha[index], self.beta[index], self.c[index], self.d[index], fused)
 
     def stretch(self, widths: ArrayLike) -> FloatArray:
-        """h(w)/h(1) for one width per trial, (k,) (eq. 3.2)."""
+        """h(w)/h(1) for one width per trial, (k,) (eq. 3.2, or the rates of fused packs)."""
         w = np.asarray(widths, dtype=np.float64)
         packed = w < 1.0
         return np.where(
             packed,
-            self.alpha ** np.where(packed, 1.0 / w - 1.0, 0.0),
+            packed_stretch(self.alpha, np.where(packed, 1.0 / w - 1.0, 0.0), self.fused),
             self.beta ** np.where(packed, 0.0, w - 1.0) / np.maximum(w, 1.0),
         )
 
@@ -161,9 +173,27 @@ class RuntimeModel:
         return np.asarray(heights_at_1, dtype=np.float64) * self.stretch(widths)
 
 
-def stretch_of(alpha: float, beta: float, width: float) -> float:
+def packed_stretch(
+    alpha: FloatArray, others: float | NDArray[np.floating[Any]], fused: FusedColumn | None = None
+) -> FloatArray:
+    """(k,) h(1/p)/h(1).
+
+    Args:
+        alpha: (k,) packing overheads.
+        others: p - 1, the trials beside each, one number or (k,).
+        fused: (k,) rates of fused trials, in place of alpha.
+    """
+    if fused is not None:
+        return fused.stretches(alpha, others)
+    stretches: FloatArray = alpha**others
+    return stretches
+
+
+def stretch_of(alpha: float, beta: float, width: float, fused: FusedRates | None = None) -> float:
     """h(w)/h(1) of one trial, by the same equation as :meth:`RuntimeModel.stretch`."""
     if width < 1.0:
+        if fused is not None:
+            return fused.stretch(residents_at(width))
         return float(alpha ** (1.0 / width - 1.0))
     return float(beta ** (width - 1.0) / width)
 

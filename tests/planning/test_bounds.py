@@ -201,9 +201,10 @@ def test_kinds_cover_every_trial_once(rounding: np.ufunc, k: int, overhead: list
     model = Instance.build(np.ones(k), 4, alpha=column, beta=column[::-1]).model
     kinds = distinct_kinds(model, rounding)
     assert sorted(row for *_, rows in kinds for row in rows.tolist()) == list(range(k))
-    assert len({kind[:4] for kind in kinds}) == len(kinds)
+    assert len({kind[:5] for kind in kinds}) == len(kinds)
     grid = 0.01 if len(set(zip(model.alpha, model.beta, model.c, model.d, strict=True))) > 64 else 0.0
-    for alpha, beta, c, d, rows in kinds:
+    for alpha, beta, c, d, fused, rows in kinds:
+        assert fused is None
         assert (model.c[rows] == c).all()
         assert (model.d[rows] == d).all()
         for value, exact in ((alpha, model.alpha[rows]), (beta, model.beta[rows])):

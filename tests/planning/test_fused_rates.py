@@ -43,6 +43,14 @@ def test_the_stretch_lies_between_those_of_the_neighbours(factors: list[float], 
     assert rates.stretch(rows) <= rows * (1 + 1e-12), "each doubling took at most twice as long"
 
 
+def test_rows_double_while_it_pays_and_not_beyond_what_was_measured() -> None:
+    rates = FusedRates.of({2: 1.1, 4: 1.3, 8: 2.4, 16: 4.8})
+    assert [rates.limit(most, 0.05) for most in (1, 3, 4, 8, 64)] == [1, 2, 4, 8, 8]
+    assert rates.limit(64, 0.08) == 4, "doubling 4 rows gains 1 - 2.4 / 2.6 = 7.7 %"
+    assert FusedRates.of({2: 2.0}).limit(64, 0.05) == 1
+    assert FusedRates.of({2: 2.2, 4: 2.4}).limit(64, 0.05) == 4, "the first two doublings together pay"
+
+
 def test_equal_rates_are_equal_keys() -> None:
     same = FusedRates.of({4: 1.4, 2: 1.1, 16: 5.6})
     assert {RATES: "a"}[same] == "a"
