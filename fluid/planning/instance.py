@@ -25,7 +25,6 @@ from fluid.planning.runtime_model import (
     DEFAULT_MAX_WIDTH,
     FloatArray,
     RuntimeModel,
-    packing_limit,
 )
 from fluid.resources import Cluster, MemoryNeed
 from fluid.trialgroup import TrialGroup
@@ -217,8 +216,8 @@ class Instance:
     def from_json(cls, data: Mapping[str, Any], profile: Profile | None = None) -> Instance:
         """Makes an instance from what ``fluid plan`` reads (see ``docs/cli.md``).
 
-        ``alpha``, ``beta``, ``c`` and ``d`` at the top are for all trials; a trial may have its own, or name a profile
-        key whose figures were measured.
+        ``alpha``, ``beta``, ``c``, ``d`` and ``fused`` at the top are for all trials; a trial may have its own, or name
+        a profile key whose figures were measured.
 
         Args:
             data: the decoded JSON.
@@ -231,17 +230,19 @@ class Instance:
             reason = "is no field of an instance; a scenario is for fluid simulate"
             raise InvalidFieldError("workload", data["workload"], reason)
         top = read_record(data, InstanceInput, "instance")
-        for_all = {field: data[field] for field in ("alpha", "beta", "c", "d") if field in data}
+        for_all = {field: data[field] for field in ("alpha", "beta", "c", "d", "fused") if field in data}
         measured = add_measured(top.trials, for_all, cluster_from_json(top.devices), profile)
         trials = read_record(measured.trials, list[TrialInput], "trials", place="trials")
+        threshold = DEFAULT_BENEFIT_THRESHOLD if profile is None else profile.threshold
         limits = zip(trials, measured.packing, strict=True)
         return cls.build(
             [trial.runtime_s for trial in trials],
             measured.cluster,
             alpha=[trial.alpha for trial in trials],
             beta=[trial.beta for trial in trials],
-            c=[packing_limit(trial.alpha, c_max=trial.c) if c is None else min(trial.c, c) for trial, c in limits],
+            c=[trial.packing(c, threshold) for trial, c in limits],
             d=[min(trial.d, trial.max_width) for trial in trials],
+            fused=[trial.rates for trial in trials],
             epsilon=top.epsilon if "epsilon" in data or profile is None else profile.epsilon,
             threshold=-math.inf,  # Where c was measured, alpha must not lower it again; elsewhere it has.
             trial_ids=[f"trial-{row:05d}" if trial.id is None else str(trial.id) for row, trial in enumerate(trials)],

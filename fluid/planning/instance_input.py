@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.json_input import Count, NonNegative, Range, read_record
+from fluid.planning.fused_rates import DEFAULT_MAX_FUSED, FusedRates
+from fluid.planning.json_input import Count, NonNegative, Range, rates_from_json, read_record
 from fluid.planning.measured_keys import MeasuredKeys
 from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, packing_limit
 from fluid.resources import MOST_DEVICES, Cluster, MemoryNeed
 
 #: Most seconds in a file, more than 30,000 years. Sums of larger ones would overflow.
@@ -19,6 +20,8 @@ LONGEST_S = 1e12
 Seconds = Annotated[float, Range(0.0, LONGEST_S)]
 #: A runtime's overhead factor in a file.
 Overhead = Annotated[float, Range(1.0, 1e6)]
+#: Seconds of an iteration of a fused pack, relative to one of a trial alone, in a file.
+Stretch = Annotated[float, Range(0.0, 1e6)]
 #: Stands for the profile key of trials that name none: they have the usual speeds.
 _NO_KEY = ""
 
@@ -33,6 +36,7 @@ class InstanceInput:
     beta: Overhead = 1.0
     c: Count = DEFAULT_MAX_PACKING
     d: Count = DEFAULT_MAX_WIDTH
+    fused: dict[str, Stretch] = field(default_factory=dict)
     epsilon: Seconds = 0.0
 
 
@@ -44,12 +48,32 @@ class TrialInput:
     id: Any = None
     alpha: Overhead = 1.0
     beta: Overhead = 1.0
-    c: Count = DEFAULT_MAX_PACKING
+    #: ``None`` for the default, which is another one for fused packs.
+    c: Count | None = None
     d: Count = DEFAULT_MAX_WIDTH
+    fused: dict[str, Stretch] = field(default_factory=dict)
     max_width: Count = MOST_DEVICES
     priority: NonNegative = 1.0
     persistent_bytes: NonNegative = 0.0
     ephemeral_bytes: NonNegative = 0.0
+
+    #: Its rates as a row of fused packs; ``None`` if it is none.
+    rates: FusedRates | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", rates_from_json(self.fused))
+
+    def packing(self, measured: int | None, threshold: float) -> int:
+        """Returns the most trials that pay on a device.
+
+        Args:
+            measured: processes that were found to pay; ``None`` if the trial's own alpha is to decide.
+            threshold: O_th, by which rows of fused packs are judged.
+        """
+        if self.rates is not None:
+            return self.rates.limit(self.c or DEFAULT_MAX_FUSED, threshold)
+        most = self.c or DEFAULT_MAX_PACKING
+        return packing_limit(self.alpha, c_max=most) if measured is None else min(most, measured)
 
     @property
     def need(self) -> MemoryNeed | None:
@@ -72,7 +96,7 @@ class MeasuredTrials:
 
     Attributes:
         trials: the trials' fields, with those that were measured.
-        packing: c of each trial, as measured; ``None`` for a trial that names no profile key.
+        packing: c of each trial, as measured; ``None`` for a trial that names no profile key, or has its own rates.
         cluster: the devices, at the speeds that were measured for the trials.
     """
 
@@ -118,12 +142,15 @@ def add_measured(
         key = each.profile_key
         own = {name: value for name, value in trial.items() if name not in ("profile_key", "budget")}
         runtime = each.budget * measured.seconds[key]
-        figures = {"runtime_s": runtime, "alpha": measured.alpha(key), "beta": measured.beta(key)}
+        figures: dict[str, Any] = {"runtime_s": runtime, "alpha": measured.alpha(key), "beta": measured.beta(key)}
+        rates = measured.fused(key)
+        if rates is not None:
+            figures["fused"] = dict(zip(map(str, rates.rows), rates.stretches, strict=True))
         need = measured.memory(key)
         if need is not None:
             figures |= {"persistent_bytes": need.persistent_bytes, "ephemeral_bytes": need.ephemeral_bytes}
         complete.append(for_all | figures | own)
-        packing.append(measured.packing(key))
+        packing.append(None if "fused" in own else measured.packing(key))
         work[key] += runtime
     used = {key: seconds for key, seconds in work.items() if seconds > 0.0}
     return MeasuredTrials(complete, packing, measured.cluster(used) if used else cluster)

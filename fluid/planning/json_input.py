@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.planning.fused_rates import FusedRates
 from fluid.resources import MOST_DEVICES, Cluster, Device
 from fluid.trialgroup import IterationTimeout, TrialState, require_timeout
 
@@ -67,6 +68,24 @@ def cluster_from_json(devices: object) -> Cluster:
         for position, device in enumerate(devices)
     ]
     return Cluster(tuple(read_record(placed, list[Device], "devices", place="devices")))
+
+
+def rates_from_json(fused: Mapping[str, float]) -> FusedRates | None:
+    """Makes the rates of fused packs from seconds of an iteration by rows, relative to a trial alone; ``None`` of none.
+
+    Example:
+        >>> rates_from_json({"2": 1.1, "4": 1.4})
+        FusedRates(rows=(1, 2, 4), stretches=(1.0, 1.1, 1.4))
+    """
+    for rows in fused:
+        if not rows.isdecimal() or int(rows) < 1:
+            raise InvalidFieldError(f"fused.{rows}", fused[rows], "its name must be a number of rows, at least 1")
+    if not fused:
+        return None
+    try:
+        return FusedRates.of({int(rows): stretch for rows, stretch in fused.items()})
+    except InvalidFieldError as error:
+        raise InvalidFieldError("fused", fused, f"the seconds, relative to those of 1 row, {error.reason}") from error
 
 
 def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T:
