@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.executor import FluidExecutor
 from fluid.search import Searcher
 from fluid.search.rungs import brackets_for, halving_shape, hyperband_shapes
 from fluid.search.schedulers import AsynchronousHalving, Brackets, FullBudget, RungScheduler, StoppingHalving
-from fluid.sweeping.plan import SweepPlan
 
 #: Those that compare trials at rungs.
 HALVING = ("asha", "hyperband", "sha")
@@ -18,9 +16,6 @@ WITH_SEARCHER = ("asha", "full")
 _SYNCHRONOUS = ("hyperband", "sha")
 #: Trials of a sweep that nothing else limits.
 DEFAULT_SAMPLES = 64
-#: Trials under way for each device, if they start one after another: four, as many as may be packed on it by default,
-#: and one that waits for a place.
-_UNDER_WAY_PER_DEVICE = 5
 
 
 def samples_of(
@@ -81,17 +76,3 @@ def require_concurrency(algorithm: str, max_concurrent: int | None) -> int | Non
     if algorithm in _SYNCHRONOUS:
         raise InvalidFieldError("max_concurrent", max_concurrent, f"{algorithm!r} starts the trials of a rung together")
     return require_integer("max_concurrent", max_concurrent, at_least=1)
-
-
-def most_under_way(plan: SweepPlan, executor: FluidExecutor) -> int | None:
-    """Returns how many trials are to be under way at once; ``None`` if all start together.
-
-    Trials of ASHA start as others end, so that promotions get their turn. A searcher learns most if few are under way:
-    one for each device, and one more, so that no device waits while the next config is suggested.
-    """
-    devices = max(1, executor.max_devices)
-    if plan.learns:
-        return devices + 1
-    if plan.algorithm == "asha" or plan.samples is None:
-        return devices * _UNDER_WAY_PER_DEVICE
-    return None

@@ -22,13 +22,13 @@ from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
 from fluid.search.suggestion import Suggestion
 from fluid.session.results import TrialListener, TrialRequest
-from fluid.sweeping.algorithms import most_under_way
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues, require_own_budgets
 from fluid.sweeping.resuming import AGAIN, EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
+from fluid.sweeping.under_way import UnderWay
 from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
@@ -52,7 +52,7 @@ class SweepLoop(TrialListener):
 
     def __init__(self, plan: SweepPlan) -> None:
         self.plan = plan
-        self._under_way = plan.under_way
+        self._under_way = UnderWay(plan)
         self._clock = MonotonicClock()
         self.trials = SweepTrials(plan, self)
         self.reason: str | None = None
@@ -84,8 +84,7 @@ class SweepLoop(TrialListener):
             Exception: what ended the sweep.
         """
         self.trials.executor = executor
-        if self._under_way is None:
-            self._under_way = most_under_way(self.plan, executor)
+        self._under_way.begin(executor)
         first = self._fill if earlier is None else partial(self._go_on, earlier)
         self._work.start(partial(self._guard, first))
         while not self._is_over:
@@ -181,7 +180,7 @@ class SweepLoop(TrialListener):
 
     @property
     def _has_room(self) -> bool:
-        return self._under_way is None or self.trials.open + self._asking.pending < self._under_way
+        return self._under_way.has_room(self.trials.open + self._asking.pending)
 
     def _next(self) -> Trial | None:
         """Makes the next trial; ``None`` if there are no more."""
@@ -237,6 +236,8 @@ class SweepLoop(TrialListener):
             self.trials.stop(trial, trial.stop)
         if plan.rules.reason is not None:
             self._end(plan.rules.reason)
+        elif self._under_way.note(result.rows):
+            self._fill()
         self._until_warning -= 1
         if self._until_warning == 0:
             self._warn_of_unreported(result)

@@ -1,0 +1,50 @@
+"""How many trials of a sweep are under way at once."""
+
+from __future__ import annotations
+
+from fluid.executor import FluidExecutor
+from fluid.sweeping.plan import SweepPlan
+
+#: Trials under way for each device, if they start one after another: four, as many as may be packed on it by default,
+#: and one that waits for a place.
+_PER_DEVICE = 5
+#: The same for each row of the largest fused pack so far: twice as many rows may be tried next, and some trials wait.
+_PER_ROW = 3
+
+
+class UnderWay:
+    """How many trials may be under way at once.
+
+    Trials of ASHA start as others end, so that promotions get their turn: a few for each device, or for each row where
+    trials are fused. A searcher learns most if few are under way: one for each device, and one more, so that no device
+    waits while the next config is suggested. In other sweeps all trials start together.
+    """
+
+    def __init__(self, plan: SweepPlan) -> None:
+        self._plan = plan
+        self._most = plan.under_way
+        self._devices = 1
+        self._rows = 1
+        self._follows_rows = False
+
+    def begin(self, executor: FluidExecutor) -> None:
+        """Called once, with the executor that runs the sweep."""
+        plan, self._devices = self._plan, max(1, executor.max_devices)
+        if self._most is not None:
+            return
+        if plan.learns:
+            self._most = self._devices + 1
+        elif plan.algorithm == "asha" or plan.samples is None:
+            self._most, self._follows_rows = self._devices * _PER_DEVICE, True
+
+    def has_room(self, under_way: int) -> bool:
+        """Whether a further trial may start beside so many."""
+        return self._most is None or under_way < self._most
+
+    def note(self, rows: int) -> bool:
+        """Takes note of a step of so many fused trials; returns whether more trials may be under way than before."""
+        if rows <= self._rows or not self._follows_rows or self._most is None:
+            return False
+        self._rows = rows
+        before, self._most = self._most, max(self._most, self._devices * _PER_ROW * rows)
+        return self._most > before
