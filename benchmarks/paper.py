@@ -87,7 +87,6 @@ def sweep(system: str, name: str, algorithm: str, options: argparse.Namespace) -
         "seconds": found.wall_time,
         "makespan": found.last_end,
         "busy": found.utilisation_since_call,
-        "work": found.work,
         "trials": found.trials,
         "iterations": len(found.iterations),
         "curve": curve,

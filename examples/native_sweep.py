@@ -30,7 +30,7 @@ class Task(NamedTuple):
     """Something to tune.
 
     Attributes:
-        trainable: a ``models.trial.SweptTrial``.
+        trainable: one of :mod:`models`.
         data: the data set that it learns from.
         metric, mode: what is optimized.
         space: the hyperparameters.
@@ -105,11 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> fluid.SweepResult:
     options = parser.parse_args(arguments)
     task, scale = TASKS[options.workload], SCALES[options.workload][options.scale]
     folder = task.data.locate(options.data)
-    fixed = {"data": folder, "seed": options.seed, **scale.fixed, **task.prepare(folder)}
+    fixed = {"data": folder, **scale.fixed, **task.prepare(folder)}
     with fluid.FluidExecutor(devices=options.devices, run_dir=options.run_dir, keep="best:1"):
         result = fluid.run(
             task.trainable,
-            {**task.space, FIXED: fixed},
+            {**task.space, "seed": options.seed, FIXED: fixed},
             metric=task.metric,
             mode=task.mode,
             samples=options.samples or scale.samples,

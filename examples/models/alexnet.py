@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from models.data import Split, load_cifar10
-from models.trial import SweptTrial, shrunk
+from models.trial import FIXED, generator_for, now, plain, shrunk
 from torch import nn
-from torch.utils.data import TensorDataset
+
+from fluid.fused import SGD, Dropout, FusedTrainable, TensorData
 
 BATCH_SIZE = 64
 #: Most pixels by which an image is shifted, each way.
@@ -20,8 +21,27 @@ _AT_ONCE = 1000
 _MEAN, _DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
+class Standardized(nn.Module):
+    """Scales images of bytes to about mean 0 and deviation 1 in each colour."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", 255 * torch.tensor(_MEAN).view(3, 1, 1))
+        self.register_buffer("deviation", 255 * torch.tensor(_DEVIATION).view(3, 1, 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return (images - self.mean) / self.deviation
+
+
+class Dropout2d(Dropout):
+    """``nn.Dropout2d``, which drops whole maps, with masks of each trial's own."""
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps * super().forward(torch.ones_like(maps[:, :, :1, :1]))
+
+
 def alexnet(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> nn.Sequential:
-    """Six convolutions in three blocks, each of which halves the image, and three linear layers.
+    """Six convolutions in three blocks, each of which halves the image of bytes, and three linear layers.
 
     Args:
         config: ``conv_1``, ``conv_2`` and ``dense_1``, widths of layers; ``dropout_1`` and ``dropout_2``.
@@ -37,77 +57,76 @@ def alexnet(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> nn.Sequentia
         return [into, nn.BatchNorm2d(middle), nn.ReLU(), out_of, nn.ReLU(), nn.MaxPool2d(2)]
 
     return nn.Sequential(
+        Standardized(),
         *block(3, first, one),
         *block(one, two, three),
-        nn.Dropout2d(config["dropout_1"]),
+        Dropout2d(config["dropout_1"]),
         *block(three, last, last),
         nn.Flatten(),
-        nn.Dropout(config["dropout_2"]),
+        Dropout(config["dropout_2"]),
         nn.Linear(16 * last, dense),
         nn.ReLU(),
         nn.Linear(dense, penultimate),
         nn.ReLU(),
-        nn.Dropout(config["dropout_2"]),
+        Dropout(config["dropout_2"]),
         nn.Linear(penultimate, 10),
     )
 
 
-def cropped_and_flipped(images: torch.Tensor) -> torch.Tensor:
+def cropped_and_flipped(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Shifts each of the images ``(n, channels, size, size)`` a little, and mirrors half of them, at random."""
     count, channels, size, _ = images.shape
     device = images.device
     padded = F.pad(images, (_MOVED,) * 4)
-    corners = torch.randint(0, 2 * _MOVED + 1, (count, 2), device=device)
+    corners = torch.randint(0, 2 * _MOVED + 1, (count, 2), generator=generator, device=device)
     along = torch.arange(size, device=device)
     rows, columns = corners[:, :1] + along, corners[:, 1:] + along
-    columns = torch.where(torch.rand(count, 1, device=device) < 0.5, columns.flip(1), columns)
+    is_mirrored = torch.rand(count, 1, generator=generator, device=device) < 0.5
+    columns = torch.where(is_mirrored, columns.flip(1), columns)
     which = torch.arange(count, device=device)[:, None, None, None]
     colour = torch.arange(channels, device=device)[None, :, None, None]
     return padded[which, colour, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-class Cifar10(SweptTrial):
+class Augmented(TensorData):
+    """Images and labels; the images of each batch are moved at random, which follows from the seed."""
+
+    def train_batches(self, epoch: int, start: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        for number, (images, labels) in enumerate(super().train_batches(epoch, start), start):
+            yield cropped_and_flipped(images, generator_for(images.device, self.seed, epoch, number)), labels
+
+
+class Cifar10(FusedTrainable):
     """Trains :func:`alexnet` by SGD; reports ``loss`` and, on held-out images, ``accuracy``.
 
-    Its config also has ``lr`` and ``momentum``, and under ``fixed`` ``data``, ``seed`` and ``images``, how many to
-    train on.
+    Its config also has ``lr``, ``momentum`` and ``seed``, and under ``fixed`` ``data``, and ``images``, how many to
+    train on. Trials that differ in ``lr``, ``momentum``, dropout and seed only can be fused.
     """
 
-    def build_model(self, config: dict[str, Any], fixed: dict[str, Any]) -> None:
-        data = load_cifar10(fixed["data"], fixed["images"])
-        (images, labels), self.validation = self._tensors(data.train), self._tensors(data.validation)
-        self.shift, self.stretch = (
-            torch.tensor(value, device=self.device).view(3, 1, 1) for value in (_MEAN, _DEVIATION)
-        )
-        self.model = self.sync_batch_norm(alexnet(config, fixed).to(self.device))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config["lr"], momentum=config["momentum"])
-        self.loader = self.make_loader(TensorDataset(images, labels), batch_size=BATCH_SIZE, seed=self.seed)
+    def build(self, config: dict[str, Any]) -> nn.Module:
+        torch.set_num_threads(1)  # A trial has one core; more threads would compete for it.
+        return self.sync_batch_norm(alexnet(plain(config), config[FIXED]))
 
-    def set_rates(self) -> None:
-        for group in self.optimizer.param_groups:
-            group.update(lr=self.config["lr"], momentum=self.config["momentum"])
+    def optimizer(self, config: dict[str, Any]) -> SGD:
+        return SGD(lr=float(config["lr"]), momentum=float(config["momentum"]))
 
-    def train_batch(self, batch: Any) -> dict[str, torch.Tensor]:
+    def data(self, config: dict[str, Any], seed: int) -> Augmented:
+        images = load_cifar10(config[FIXED]["data"], config[FIXED]["images"])
+        train, validation = _tensors(images.train), _tensors(images.validation)
+        return Augmented(train, validation, batch_size=BATCH_SIZE, evaluation_batch_size=_AT_ONCE, seed=seed)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         images, labels = batch
-        self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(self._scaled(cropped_and_flipped(images))), labels)
-        loss.backward()
-        self.optimizer.step()
-        return {"loss": loss}
+        return F.cross_entropy(model(images), labels)
 
-    @torch.no_grad()
-    def end_iteration(self, metrics: dict[str, float]) -> dict[str, float]:
-        self.model.eval()
-        means = self.means()
-        for images, labels in zip(*(part.split(_AT_ONCE) for part in self.validation), strict=True):
-            scores = self.model(self._scaled(self.shard(images)))
-            means.add({"accuracy": (scores.argmax(1) == self.shard(labels)).double().mean()}, self.count)
-        self.model.train()
-        return {**metrics, **means.result()}
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        images, labels = batch
+        return {"accuracy": (model(images).argmax(1) == labels).double().mean()}
 
-    def _tensors(self, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-        images = torch.from_numpy(split.images.copy()).to(self.device)  # As bytes: a quarter of the memory.
-        return images, torch.from_numpy(split.labels.astype("int64")).to(self.device)
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        return {**means, **now()}
 
-    def _scaled(self, images: torch.Tensor) -> torch.Tensor:
-        return (images.float() / 255 - self.shift) / self.stretch
+
+def _tensors(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.from_numpy(split.images.copy())  # As bytes: a quarter of the memory.
+    return images, torch.from_numpy(split.labels.astype("int64"))

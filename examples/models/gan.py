@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from models.data import cache_folder, load_mnist
-from models.trial import FIXED, SweptTrial, shrunk
+from models.trial import FIXED, generator_for, now, shrunk
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.func import functional_call
+
+from fluid.fused import Adam, FusedTrainable, TensorData
 
 #: Random numbers per generated image, and maps of the layer next to them.
 _LATENT, _FEATURES = 100, 32
@@ -112,7 +115,8 @@ def _trained(images: torch.Tensor, labels: torch.Tensor) -> nn.Sequential:
 @functools.cache
 def load_classifier(path: str, device: str) -> nn.Module:
     """Loads the classifier of :func:`train_classifier`; trials of one process share it."""
-    model = classifier()
+    with torch.random.fork_rng(devices=[]):  # A trial's random numbers must not depend on whether it is kept already.
+        model = classifier()
     model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return model.eval().requires_grad_(False).to(device)
 
@@ -129,73 +133,71 @@ def _enlarged(digits: torch.Tensor) -> torch.Tensor:
 # -- the trial ------------------------------------------------------------------------------------------------
 
 
-class Dcgan(SweptTrial):
-    """Trains :func:`generator` and :func:`discriminator`, each with its own Adam; reports their losses and
+class WithNoise(TensorData):
+    """Digits; a batch has as many images of 32 x 32, and random numbers to generate others from."""
+
+    def train_batches(self, epoch: int, start: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        for number, (digits,) in enumerate(super().train_batches(epoch, start), start):
+            random = generator_for(digits.device, self.seed, epoch, number)
+            noise = torch.randn(len(digits), _LATENT, 1, 1, generator=random, device=digits.device)
+            yield _enlarged(digits), noise
+
+
+class Dcgan(FusedTrainable):
+    """Trains :func:`generator` and :func:`discriminator` by Adam; reports ``loss``, the sum of their losses, and
     ``inception``, the inception score of generated images.
 
-    Its config has ``netG_lr`` and ``netD_lr``; under ``fixed`` ``data``, ``classifier``, ``seed``, ``shrink``,
-    ``batch``, images of a batch, ``batches`` of an iteration (``None`` for all images) and ``scored``, how many
-    generated images are scored.
+    Its config has ``netG_lr``, ``netD_lr`` and ``seed``, none of which keeps trials from being fused; under ``fixed``
+    ``data``, ``classifier``, ``shrink``, ``batch``, images of a batch, ``batches`` of an iteration (``None`` for all
+    images) and ``scored``, how many generated images are scored.
     """
 
-    def build_model(self, config: dict[str, Any], fixed: dict[str, Any]) -> None:
+    def build(self, config: dict[str, Any]) -> nn.Module:
+        torch.set_num_threads(1)  # A trial has one core; more threads would compete for it.
+        fixed = config[FIXED]
+        self.iteration_batches = fixed["batches"]
+        self.classifier = fixed["classifier"]
+        load_classifier(self.classifier, str(self.device))  # Now: to make a network is not pure, as evaluate() is.
         maps = shrunk(_FEATURES, fixed)
-        self.models = {"G": generator(maps), "D": discriminator(maps)}
-        for name, model in self.models.items():
-            self.models[name] = self.sync_batch_norm(model.to(self.device))
-        self.optimizers = {
-            name: torch.optim.Adam(model.parameters(), lr=config[f"net{name}_lr"], betas=_BETAS)
-            for name, model in self.models.items()
-        }
-        digits = _images(load_mnist(fixed["data"]).images).to(self.device)
-        self.loader = self.make_loader(TensorDataset(digits), batch_size=fixed["batch"], seed=self.seed, drop_last=True)
-        # All trials score images of the same random numbers at every iteration.
-        fixed_numbers = torch.Generator().manual_seed(fixed["seed"])
-        self.scored = torch.randn(fixed["scored"], _LATENT, 1, 1, generator=fixed_numbers).to(self.device)
+        return self.sync_batch_norm(nn.ModuleDict({"D": discriminator(maps), "G": generator(maps)}))
 
-    def set_rates(self) -> None:
-        for name, optimizer in self.optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = self.config[f"net{name}_lr"]
+    def optimizer(self, config: dict[str, Any]) -> Adam:
+        return Adam(lr={"D": float(config["netD_lr"]), "G": float(config["netG_lr"])}, betas=_BETAS)
 
-    def train_iteration(self) -> Mapping[str, Any]:
-        means = self.means()
-        for (digits,) in self.loader.take(self.config[FIXED]["batches"] or len(self.loader)):
-            means.add(self.train_batch(_enlarged(digits)), self.count)
-        self.replicate_buffers()
-        return {**means.result(), "inception": self._score()}
+    def data(self, config: dict[str, Any], seed: int) -> WithNoise:
+        fixed = config[FIXED]
+        digits = _images(load_mnist(fixed["data"]).images)
+        # All trials score images of the same random numbers, at every iteration.
+        scored = torch.randn(fixed["scored"], _LATENT, 1, 1, generator=generator_for(digits.device, 0))
+        return WithNoise(
+            [digits], [scored], batch_size=fixed["batch"], evaluation_batch_size=_AT_ONCE, seed=seed, drop_last=True
+        )
 
-    def train_batch(self, batch: torch.Tensor) -> dict[str, torch.Tensor]:
-        draw, judge = self.models["G"], self.models["D"]
-        drawn = draw(torch.randn(len(batch), _LATENT, 1, 1, device=self.device))
-        self.optimizers["D"].zero_grad()
-        loss_d = _loss(judge(batch), 1.0) + _loss(judge(drawn.detach()), 0.0)
-        loss_d.backward()
-        self.optimizers["D"].step()
-        self.optimizers["G"].zero_grad()
-        loss_g = _loss(judge(drawn), 1.0)
-        loss_g.backward()
-        self.optimizers["G"].step()
-        return {"loss_d": loss_d, "loss_g": loss_g}
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Each network learns from its own loss: the other one is a constant in it."""
+        images, noise = batch
+        draw, judge = model["G"], model["D"]
+        drawn = draw(noise)
+        loss_d = _loss(judge(images), 1.0) + _loss(judge(drawn.detach()), 0.0)
+        constants = {name: parameter.detach() for name, parameter in judge.named_parameters()}
+        loss_g = _loss(functional_call(judge, constants, (drawn,)), 1.0)
+        return loss_d + loss_g
 
-    @torch.no_grad()
-    def _score(self) -> float:
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        """Returns what the score is made of: how sure the classifier is, and the share of each digit."""
+        classifier = load_classifier(self.classifier, str(self.device))
+        odds = F.log_softmax(classifier(model["G"](batch[0])).double(), dim=1)
+        shares = odds.exp().mean(0)
+        return {"sure": (odds.exp() * odds).sum(1).mean(), **{f"{digit}": shares[digit] for digit in range(10)}}
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """Returns the inception score: the classifier is sure of each image, and unsure of all of them together.
 
         It is ``exp(mean KL(p(y|x) || p(y)))``, which needs only means over the images (Salimans et al., 2016).
         """
-        draw = self.models["G"].eval()
-        classifier = load_classifier(self.config[FIXED]["classifier"], str(self.device))
-        means = self.means()
-        for numbers in self.scored.split(_AT_ONCE):
-            odds = F.log_softmax(classifier(draw(self.shard(numbers))).double(), dim=1)
-            shares = {f"{digit}": share for digit, share in enumerate(odds.exp().mean(0))}
-            means.add({"sure": (odds.exp() * odds).sum(1).mean(), **shares}, self.count)
-        draw.train()
-        found = means.result()
-        sure = found.pop("sure")
-        together = sum(share * np.log(share) for share in found.values() if share > 0.0)
-        return float(np.exp(sure - together))
+        shares = [means[f"{digit}"] for digit in range(10)]
+        together = sum(share * math.log(share) for share in shares if share > 0.0)
+        return {"loss": means["loss"], "inception": math.exp(means["sure"] - together), **now()}
 
 
 def _loss(logits: torch.Tensor, real: float) -> torch.Tensor:

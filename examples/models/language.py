@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from models.data import load_wikitext2
-from models.trial import SweptTrial, shrunk
+from models.trial import FIXED, now, plain, shrunk
 from torch import nn
+
+from fluid.elastic import ElasticTrainable
 
 #: Columns of the validation text.
 _VALIDATION_COLUMNS = 10
@@ -52,19 +54,23 @@ class Recurrent(nn.Module):
         return self.decoder(self.dropout(remembered)).flatten(0, 1), hidden
 
 
-class LanguageModel(SweptTrial):
+class LanguageModel(ElasticTrainable):
     """Trains :class:`Recurrent` by SGD with clipped gradients; reports ``loss`` and the validation's ``perplexity``.
 
     Each column of a batch continues where it stopped; after the end of the text it starts again. The config has
     ``batch``, the number of columns, ``bptt``, the number of words between two steps, ``clip``, ``model``,
-    ``emsize``, ``nhid``, ``nlayers``, ``dropout`` and ``lr``; under ``fixed`` ``data``, ``seed``, ``shrink``,
+    ``emsize``, ``nhid``, ``nlayers``, ``dropout``, ``lr`` and ``seed``; under ``fixed`` ``data``, ``shrink``,
     ``words`` and ``vocabulary``.
     """
 
     #: The hidden state, with one column per column of the text.
     batch_state: ClassVar[Mapping[str, int]] = {"hidden": 1}
 
-    def build_model(self, config: dict[str, Any], fixed: dict[str, Any]) -> None:
+    def build(self, config: dict[str, Any]) -> None:
+        torch.set_num_threads(1)  # A trial has one core; more threads would compete for it.
+        torch.manual_seed(config["seed"])
+        self.config = config = plain(config)
+        fixed = config[FIXED]
         words = load_wikitext2(fixed["data"], fixed["words"], fixed["vocabulary"])
         self.text = self._columns(words.train, config["batch"])
         self.validation = self._columns(words.validation, _VALIDATION_COLUMNS)
@@ -82,6 +88,7 @@ class LanguageModel(SweptTrial):
         self.annealed = 0
 
     def set_rates(self) -> None:
+        """Sets the learning rate: after another trial's checkpoint, the optimizer's is that trial's."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.config["lr"] / _ANNEALING**self.annealed
 
@@ -90,7 +97,7 @@ class LanguageModel(SweptTrial):
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self.best, self.annealed = state["best"], state["annealed"]
-        super().load_extra_state(state)
+        self.set_rates()
 
     def train_iteration(self) -> Mapping[str, Any]:
         means = self.means()
@@ -112,7 +119,7 @@ class LanguageModel(SweptTrial):
             self.annealed += 1
             self.set_rates()
         metrics = {name: _bounded(value) for name, value in means.result().items()}
-        return {**metrics, "perplexity": math.exp(validation), "annealed": self.annealed}
+        return {**metrics, "perplexity": math.exp(validation), "annealed": self.annealed, **now()}
 
     @torch.no_grad()
     def _validate(self) -> float:

@@ -22,7 +22,6 @@ class Iteration(NamedTuple):
         config: the hyperparameters of this iteration.
         begun: when it began.
         seconds: how long it took.
-        work: CPU time, seconds.
         process: id of the process that ran it.
         reported: when the driver received it.
     """
@@ -34,7 +33,6 @@ class Iteration(NamedTuple):
     config: Mapping[str, Any]
     begun: float
     seconds: float
-    work: float
     process: int
     reported: float
 
@@ -99,11 +97,6 @@ class Outcome:
     def makespan(self) -> float:
         """Seconds from the first start of an iteration to the end of the last one, as in ``fluid report``."""
         return self.last_end - min(one.begun for one in self.iterations)
-
-    @cached_property
-    def work(self) -> float:
-        """CPU seconds of all iterations."""
-        return sum(one.work for one in self.iterations)
 
     @cached_property
     def timeline(self) -> Timeline:

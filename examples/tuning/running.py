@@ -15,7 +15,7 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # Ray's new output prints even
 
 import numpy as np
 import ray
-from models.trial import BEGUN, FIXED, SECONDS, WORK, tuned
+from models.trial import ENDED, FIXED, tuned
 from ray.tune.logger import LoggerCallback
 from tuning.algorithms import SearchRequest, method
 from tuning.outcome import Iteration, Outcome
@@ -77,7 +77,7 @@ class Sweep:
                 workload=self.workload, scale=self.scale, samples=self.samples, seed=self.seed, devices=devices
             ),
         )
-        fixed = {"data": self.folder, "seed": self.seed, **self.scale.fixed, **self.workload.prepare(self.folder)}
+        fixed = {"data": self.folder, **self.scale.fixed, **self.workload.prepare(self.folder)}
         trainable = as_tune_trainable(self.workload.trainable)
         if executor is None and gpus:
             trainable = tune.with_resources(trainable, {"cpu": 1, "gpu": 1})
@@ -88,7 +88,7 @@ class Sweep:
         begun = time.time()
         tuner = tune.Tuner(
             trainable,
-            param_space={**search.space, FIXED: fixed},
+            param_space={**search.space, "seed": self.seed, FIXED: fixed},
             tune_config=tune.TuneConfig(
                 metric=self.workload.metric,
                 mode=self.workload.mode,
@@ -149,9 +149,8 @@ class Recorder(LoggerCallback):  # type: ignore[misc]
                 iteration=result["training_iteration"],
                 value=result[self._metric],
                 config=config,
-                begun=result[BEGUN] - begun,
-                seconds=result[SECONDS],
-                work=result[WORK],
+                begun=result[ENDED] - result["time_this_iter_s"] - begun,
+                seconds=result["time_this_iter_s"],
                 process=result["pid"],
                 reported=reported - begun,
             )

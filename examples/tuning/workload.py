@@ -15,7 +15,7 @@ class Workload(NamedTuple):
     Attributes:
         name: the row of the table of scales.
         title: for people.
-        trainable: a ``models.trial.SweptTrial``.
+        trainable: an elastic trainable of :mod:`models`.
         data: the data set it learns from.
         metric: the metric to optimize.
         mode: ``"max"`` or ``"min"``.

@@ -16,5 +16,5 @@ WORKLOADS = {workload.name: workload for workload in (cifar10.WORKLOAD, wlm.WORK
 def config(workload: Workload, data: str, **changes: Any) -> dict[str, Any]:
     """Returns the middle of the space, with some hyperparameters set to other values."""
     middle = {name: values[0] for name, values in grid(workload.space, 1).items()}
-    fixed = {"data": data, "seed": 0, **workload.scale("tiny").fixed, **workload.prepare(data)}
-    return {**middle, **changes, "fixed": fixed}
+    fixed = {"data": data, **workload.scale("tiny").fixed, **workload.prepare(data)}
+    return {**middle, "seed": 0, **changes, "fixed": fixed}

@@ -19,7 +19,6 @@ def done(trial: int, iteration: int, value: float, begun: float, seconds: float,
         config=config,
         begun=begun,
         seconds=seconds,
-        work=0.9 * seconds,
         process=process,
         reported=begun + seconds + 0.5,
     )
@@ -39,7 +38,6 @@ def test_the_best_and_the_target() -> None:
     assert found.trials == 2
     # Start-up took a second.
     assert (found.last_end, found.makespan) == (10.0, 9.0)
-    assert found.work == pytest.approx(0.9 * 12.0)
     assert outcome(*SWEEP, target=0.9).to_target is None
 
 
