@@ -61,7 +61,7 @@ class DeviceView:
         device: the device.
         residents: id and width of each trial that holds it.
         lanes: number of its lanes.
-        packs: ids of the trials that share a lane, where they are fused as far as they can be, by lane.
+        packs: ids of the trials that share a lane, in which they are fused as far as they can be.
     """
 
     device: Device
@@ -129,13 +129,10 @@ def _group_view(group: GroupRecord, trials: Trials) -> GroupView:
 def _device_view(device: Device, trials: Trials, occupancy: Occupancy, lanes: Lanes) -> DeviceView:
     # A row without a trial keeps the old devices of one that moves.
     held = [trials.by_row[row] for row in occupancy.residents[device.index] if row in trials.by_row]
-    by_lane: dict[int, list[str]] = {}
-    for trial in held:
-        if trial.spec.fusible and trial.placement.lanes:
-            by_lane.setdefault(trial.placement.lanes[0], []).append(trial.trial_id)
+    in_one_lane = bool(held) and held[0].row in occupancy.groups.of
     return DeviceView(
         device=device,
         residents=tuple((trial.trial_id, trial.placement.width) for trial in held),
         lanes=len(lanes.on(device.index)),
-        packs=tuple(tuple(pack) for pack in by_lane.values() if len(pack) > 1),
+        packs=(tuple(trial.trial_id for trial in held),) if in_one_lane else (),
     )

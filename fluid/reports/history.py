@@ -44,6 +44,8 @@ class Stay:
         width: its width.
         devices: their indices.
         beside: trials that it shared its device with when it came.
+        lanes: its lanes.
+        joins: whether all of those were in its lane, to be fused with it.
         warm: whether a trial had been set up before in each of its lanes.
         set_up: when the trial was set up there; infinite if its lane kept its state, or it came by a resize.
     """
@@ -56,6 +58,8 @@ class Stay:
     end: float = math.inf
     warm: bool = False
     set_up: float = math.inf
+    lanes: tuple[int, ...] = ()
+    joins: bool = False
 
 
 @dataclass(frozen=True)
@@ -295,7 +299,10 @@ class RunHistory:
         self._end_wait(trial, entry.at)
         self._leave(trial, entry.at)
         self._placed_at.append(entry.at)
-        self._stay(trial, entry).warm = self._warm.issuperset(entry.fields["lane_ids"])
+        stay = self._stay(trial, entry)
+        stay.warm = self._warm.issuperset(entry.fields["lane_ids"])
+        stay.lanes = tuple(entry.fields["lane_ids"])
+        stay.joins = bool(stay.beside) and all(self.stays[other][-1].lanes == stay.lanes for other in stay.beside)
 
     def _started(self, entry: Entry) -> None:
         self._warm.add(entry.fields["lane_id"])
@@ -338,16 +345,9 @@ class RunHistory:
 
     def _was_measured(self, entry: Entry) -> None:
         fields = entry.fields
-        seconds = fields.get("seconds")
+        seconds, rows = fields.get("seconds"), int(fields.get("rows", 1))
         alone = float(seconds) if isinstance(seconds, (int, float)) and seconds > 0.0 else None
-        found = Measured(
-            entry.at,
-            int(fields["packing"]),
-            float(fields["alpha"]),
-            fields.get("model"),
-            alone,
-            int(fields.get("rows", 1)),
-        )
+        found = Measured(entry.at, int(fields["packing"]), float(fields["alpha"]), fields.get("model"), alone, rows)
         self.measured.setdefault(str(fields["profile_key"]), []).append(found)
 
     def _ended(self, entry: Entry) -> None:

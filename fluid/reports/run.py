@@ -111,11 +111,11 @@ class TrialRun:
         """Number of its resizes: changes of width between two iterations.
 
         A change from 1/p to 1/q does not count, because only the number of co-resident trials changed, nor does one
-        between 1 and 1/p of a fused trial.
+        from 1 to 1/p of a trial that is fused at some time: others came to its process.
         """
         return sum(
             max(before.width, 1.0) != max(after.width, 1.0)
-            or ((before.width < 1.0) != (after.width < 1.0) and before.rows == after.rows == 1)
+            or ((before.width < 1.0) != (after.width < 1.0) and self.most_fused == 1)
             for before, after in zip(self.finished, self.finished[1:], strict=False)
         )
 

@@ -73,18 +73,14 @@ def segments_of(trials: Sequence[Sequence[FinishedIteration]]) -> RecordedSegmen
             found[position] = replace(found[position], end=iteration.end)
         else:
             position = len(found)
-            found.append(Segment(rows[0], iteration.start, iteration.end, iteration.devices, _width_of(iteration)))
+            # The width of a fused trial says how many may be fused; the device is all theirs.
+            width = 1.0 if iteration.rows > 1 else iteration.width
+            found.append(Segment(rows[0], iteration.start, iteration.end, iteration.devices, width))
             members.append(rows)
         latest.update(dict.fromkeys(rows, (position, iteration)))
     order = sorted(range(len(found)), key=lambda position: (found[position].row, found[position].start))
     packs = {place: members[position] for place, position in enumerate(order) if len(members[position]) > 1}
     return RecordedSegments(_without_skew([found[position] for position in order]), packs)
-
-
-def _width_of(iteration: FinishedIteration) -> float:
-    """The share of a device of all trials that took an iteration, or its width."""
-    share = iteration.width * iteration.rows
-    return 1.0 if iteration.rows > 1 and share > 1.0 - 1e-9 else share
 
 
 def _steps_of(trials: Sequence[Sequence[FinishedIteration]]) -> list[_TimedStep]:

@@ -211,6 +211,8 @@ class _Story:
         """Beside whom a packed trial runs, and what packing is measured to give."""
         if not stay.beside:
             return ""
+        if stay.joins:
+            return f"; joins {self._teller.names(stay.beside)} there, to be fused"
         together = len(stay.beside) + 1
         text = f"; beside {self._teller.names(stay.beside)}"
         if isinstance(alpha, (int, float)) and alpha > 0.0:

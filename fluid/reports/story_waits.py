@@ -59,7 +59,7 @@ class WaitTeller:
             measured = [each for each in of_key if each.model == model]
             where = f" on {model}" if model is not None and len(set(self.history.models.values())) > 1 else ""
             ways: list[tuple[str, Callable[[Measured], int]]] = [
-                ("packing", lambda each: each.packing),
+                ("packing", lambda each: 1 if each.rows > 1 else each.packing),  # That counts fused ones, too.
                 ("fusing", lambda each: each.rows),
             ]
             for way, most in ways:

@@ -36,7 +36,7 @@ from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
-from fluid.session.specs import spec_of
+from fluid.session.specs import spec_of, warn_of_unfusible
 from fluid.session.standing import Standing, standing_of
 from fluid.session.status import GroupStatus, Status, status_of
 from fluid.trainables.import_scan import imports_of
@@ -77,6 +77,7 @@ class Session:
         self._backend = backend
         self._folder = folder
         self._max_width = max_width
+        self._insists_on_fusing = facts.get("packing") == "fused"
         self._payloads = PayloadCache()
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
@@ -99,11 +100,12 @@ class Session:
         """Runs a group.
 
         Raises:
-            InvalidFieldError: a trial's id is taken, or it cannot be pickled, or its best trials are to be kept and it
-                has no metric.
+            InvalidFieldError: an id is taken, a trial cannot be pickled, or the best are to be kept without a metric.
         """
         self._keeper.require_goal(group.search)
         payloads, specs = self._prepare(group.active)
+        if self._insists_on_fusing and not self._pump.inboxes:
+            warn_of_unfusible(group)
 
         def submit() -> GroupInbox:
             group_id = str(self._next_group)

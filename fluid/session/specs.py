@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.fusion_groups import text_of
-from fluid.trainables.trainable import can_save, is_elastic, is_fusible
-from fluid.trialgroup import Trial
+from fluid.trainables.trainable import can_save, is_elastic, is_fusible, profile_name
+from fluid.trialgroup import Trial, TrialGroup
+
+_log = logging.getLogger("fluid.session")
+
+
+def warn_of_unfusible(group: TrialGroup) -> None:
+    """Says so if no trial of a group is of a class that can be fused."""
+    if not any(is_fusible(trial.trainable) for trial in group.active):
+        text = "packing='fused', and no trial of %r can be fused: %s is no FusedTrainable; each runs alone on a device"
+        _log.warning(text, group.name, profile_name(group.active[0].trainable))
 
 
 def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:

@@ -76,7 +76,7 @@ class DeviceStatus:
         device_id, kind, host: the device.
         residents: the trials that run there, each with its width.
         lanes: the number of its lanes.
-        packs: trials that are fused, by pack.
+        packs: trials that share a process, in which they are fused as far as they can be.
     """
 
     device_id: int
@@ -88,11 +88,15 @@ class DeviceStatus:
 
     @property
     def parts(self) -> tuple[tuple[tuple[str, ...], float], ...]:
-        """The residents, those of a fused pack together: the trials and the width of each part, in order."""
-        width = dict(self.residents)
+        """The residents, those of a fused pack together: the trials and the width of each part, in order.
+
+        The width of a fused trial says how many may be fused. The device is all theirs, however many there are.
+        """
+        if not self.packs:
+            return tuple(((trial,), width) for trial, width in self.residents)
         pack_of = {trial: pack for pack in self.packs for trial in pack}
         parts = dict.fromkeys(pack_of.get(trial, (trial,)) for trial, _ in self.residents)
-        return tuple((part, _whole(sum(width[trial] for trial in part if trial in width))) for part in parts)
+        return tuple((part, 1.0 / len(parts)) for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +127,6 @@ class Status:
     given_up: tuple[tuple[int, str], ...] = ()
     run_dir: Path | None = None
     fused: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-
-
-def _whole(share: float) -> float:
-    """A sum of shares of a device; 1 if it is that but for rounding."""
-    return 1.0 if abs(share - 1.0) < 1e-9 else share
 
 
 def _fused(profile: Profile, key: str, model: str | None) -> tuple[int, float] | None:

@@ -56,13 +56,18 @@ def test_packs_beside_each_other_say_their_share() -> None:
 
 def test_trials_beside_a_pack_have_parts_of_their_own() -> None:
     parts = device(PACK[:3], beside=("own",)).parts
-    assert parts == ((PACK[:3], 0.75), (("own",), 0.25))
+    assert parts == ((PACK[:3], 0.5), (("own",), 0.5))
     (found,) = [line for line in lines(status(device(PACK[:3], beside=("own",)))) if line.startswith("cpu 0")]
-    assert "3 fused 3/4" in found and "own 1/4" in found
+    assert "3 fused 1/2" in found and "own 1/2" in found
 
 
-def test_the_share_of_a_whole_device_is_not_shown() -> None:
-    assert device(PACK[:7]).parts[0][1] == 1.0, "seven times 1/7 is less than 1 in floating point"
+def test_a_pack_that_could_have_more_trials_has_its_device_to_itself() -> None:
+    few = replace(device(PACK[:5]), residents=tuple((trial, 1 / 32) for trial in PACK[:5]))
+    (found,) = [line for line in lines(status(few)) if line.startswith("cpu 0")]
+    assert "5 fused ─" in found and "·" not in found and "1/32" not in found
+    last = replace(device(PACK[:1]), residents=((PACK[0], 1 / 32),))
+    (found,) = [line for line in lines(status(last)) if line.startswith("cpu 0")]
+    assert "t0 ─" in found and "fused" not in found and "·" not in found
 
 
 def test_a_narrow_terminal_still_says_how_many_are_fused() -> None:

@@ -102,15 +102,6 @@ def test_a_trial_that_leaves_its_pack_for_another_one_has_two_segments(session: 
     ]
 
 
-def test_the_share_of_a_device_that_k_fused_trials_have_is_a_whole_one_for_every_k(
-    session: Callable[..., Any],
-) -> None:
-    names = [f"t{number}" for number in range(49)]  # 1/49 times 49 is less than 1 in floating point
-    run = session({"nets": [trial(name) for name in names]})
-    run.step(names, 1, 0.0, 1.0)
-    assert [segment.width for segment in load_run(run.close()).timeline.segments] == [1.0]
-
-
 def test_a_fused_trial_used_its_part_of_the_device(fused_run: Path) -> None:
     run = load_run(fused_run)
     parts = {found.trial_id: found.device_seconds for found in run.trials}
@@ -146,6 +137,30 @@ def test_the_story_says_what_fusing_gained(fused_run: Path) -> None:
     first = [line.text for line in load_run(fused_run).story_of(named(fused_run, "t0")) if line.what == "ran"]
     assert first[0].startswith("ran iteration 1 on cpu 0 in 2 s") and "fused" not in first[0]
     assert "fused with 7 others: 8.0x" in first[1]
+
+
+def test_the_story_says_with_whom_a_trial_is_to_be_fused(session: Callable[..., Any]) -> None:
+    run = session({"nets": [trial(name) for name in NAMES]})
+    run.happened(DeviceAdded(0.0, Device(0, kind="cpu")))
+    for name in NAMES[:2]:
+        run.happened(NotePlaced(name, at=0.0, width=0.5, device_ids=(0,), lane_ids=(0,), alpha=1.0))
+    run.happened(NotePlaced("t2", at=0.0, width=0.5, device_ids=(0,), lane_ids=(1,), alpha=1.1))
+    path = run.close()
+    told = [line.text for line in load_run(path).story_of(named(path, "t1"))]
+    assert "started on cpu 0, in lane 0; joins t0 there, to be fused" in told
+    told = [line.text for line in load_run(path).story_of(named(path, "t2"))]
+    assert any("beside t0 and t1" in text and "alpha 1.10" in text for text in told)
+
+
+def test_a_wait_for_fusing_to_be_measured_is_told_as_that(session: Callable[..., Any]) -> None:
+    run = session({"nets": [trial(name) for name in NAMES[:2]]})
+    run.happened(DeviceAdded(0.0, Device(0, kind="cpu")))
+    run.happened(NotePlaced("t0", at=0.0, width=1.0, device_ids=(0,), lane_ids=(0,)))
+    run.happened(measured(1, 0.5, packing=1), measured(2, 1.0, packing=2), measured(4, 2.0, packing=4))
+    run.happened(NotePlaced("t1", at=3.0, width=0.5, device_ids=(0,), lane_ids=(0,)))
+    path = run.close()
+    (waited,) = [line.text for line in load_run(path).story_of(named(path, "t1")) if line.what == "waited"]
+    assert "fusing was being measured, up to 2 from" in waited and "packing" not in waited
 
 
 def test_the_story_says_why_trials_are_not_fused(session: Callable[..., Any]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fluid import Device, FluidExecutor, InvalidFieldError
+from fluid import Device, FluidExecutor, InvalidFieldError, Trial, TrialGroup
 from fluid.backends.local.backend import LocalBackend
 from fluid.session import options as module
 from fluid.session.options import ExecutorOptions
@@ -58,6 +59,24 @@ def test_a_number_of_rows_that_is_none_is_refused(tmp_path: Path, value: Any) ->
     with pytest.raises(InvalidFieldError, match="max_fused="):
         FluidExecutor("local", 1, max_fused=value, run_dir=tmp_path, verbose=0)
     assert not list(tmp_path.iterdir()), "nothing was made"
+
+
+def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"loss": 1.0}
+
+
+@pytest.mark.parametrize("packing", ["fused", "auto"])
+def test_one_line_says_that_no_trial_can_be_fused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, packing: str
+) -> None:
+    with FluidExecutor("local", 1, packing=packing, run_dir=tmp_path / "run", verbose=0) as executor:
+        handles = [executor.submit_trialgroup(TrialGroup([Trial(train)], name=name)) for name in ("one", "two")]
+        assert all(handle.wait(60.0) for handle in handles)
+    told = [message for message in caplog.messages if "fused" in message]
+    text = (
+        "packing='fused', and no trial of 'one' can be fused: train is no FusedTrainable; each runs alone on a device"
+    )
+    assert told == ([text] if packing == "fused" else [])
 
 
 def test_fusing_is_not_insisted_on_and_switched_off_at_once(tmp_path: Path) -> None:
