@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ from fluid.fused.stacked_model import StackedModel
 from fluid.fused.stacked_optimizers import StackedSteps, stacked_optimizer
 from fluid.fused.trainable import FusedState, FusedTrainable, record_sites, shape_of
 
-#: On a CPU, rows train in blocks, each for a whole iteration: as many rows as have parameters, gradients and states of
-#: about this many bytes, which then stay in the cache. Fewer than 8 rows are not worth the calls. The sizes are powers
-#: of two, so that programs are traced for few sizes, also where trials leave and join.
-_BLOCK_BYTES = 4 * 2**20
+#: On a CPU, rows train in blocks of equal size, each for a whole iteration: at most as many rows as have parameters,
+#: gradients and states of about this many bytes, which then stay near the core. Fewer than 8 rows are not worth the
+#: calls. A program is for any number of rows, so there is no use in powers of two, and none in dead rows.
+_BLOCK_BYTES = 16 * 2**20
 _LEAST_ROWS = 8
 #: Matrices of the size of a row's parameters: these, gradients and two states.
 _MATRICES = 4
@@ -88,7 +89,7 @@ class FusedPack:
         self._iteration_batches = first._fused.iteration_batches
         self._has_dropout = first._fused.has_dropout
         self._has_evaluation = type(first).evaluate is not FusedTrainable.evaluate
-        self._programs = RowPrograms(first)
+        self._programs = RowPrograms(first, self.key)
         self._share_data(new)
         self._model = StackedModel([trial.model for trial in new])
         self._optimizer = stacked_optimizer(self._model.layout, new, self._device)
@@ -227,12 +228,9 @@ class FusedPack:
         if self._device.type != "cpu":
             return [slice(0, rows)] if rows else []
         limit = max(_LEAST_ROWS, _BLOCK_BYTES // (_MATRICES * self._model.layout.row_bytes))
-        blocks, begin = [], 0
-        while begin < rows:
-            size = 1 << (min(limit, rows - begin).bit_length() - 1)
-            blocks.append(slice(begin, begin + size))
-            begin += size
-        return blocks
+        blocks = math.ceil(rows / limit)
+        ends = [rows * number // max(1, blocks) for number in range(blocks + 1)]
+        return [slice(begin, end) for begin, end in pairwise(ends)]
 
     @staticmethod
     def _share_data(trials: Sequence[FusedTrainable]) -> None:
