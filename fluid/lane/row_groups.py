@@ -14,10 +14,12 @@ from fluid._clock import Clock
 from fluid.lane.policy import ResidentWork, choose
 from fluid.lane.work_queue import SWITCH_SLACK_S, ResidentTrial, WorkQueue
 
-#: A pack waits for the driver's answers about its rows for this share of its last step, within these limits, seconds.
+#: A pack waits for each of the driver's answers about its rows for this share of its last step, within these limits,
+#: seconds; and for all of them for so many times as long. To go without a row costs a further step for that one.
 _GATHER_SHARE = 0.1
 _SHORTEST_GATHER_S = 0.002
 _LONGEST_GATHER_S = 0.02
+_GATHER_TIMES = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +54,8 @@ class RowPack:
         rows: the residents.
         awaited: those of the last step that have run out of iterations, and may be given more.
         seconds: that the last step took.
-        answered_at: since when it could step without the awaited ones; ``None`` if it cannot.
+        ready_at: since when it could step without the awaited ones; ``None`` if it cannot, or was not asked since.
+        answered_at: when the last answer about one of them came.
         fused: the :class:`fluid.fused.FusedPack` that has their tensors; ``None`` before their first step.
         fused_rows: the residents in that one, row by row; a resident may be in that of another pack until it steps.
         stepped: those that took the last step.
@@ -62,16 +65,20 @@ class RowPack:
     rows: list[ResidentTrial] = field(default_factory=list)
     awaited: set[ResidentTrial] = field(default_factory=set)
     seconds: float = 0.0
-    answered_at: float | None = None
+    ready_at: float | None = None
+    answered_at: float = -math.inf
     fused: Any = None
     fused_rows: list[ResidentTrial] = field(default_factory=list)
     stepped: frozenset[ResidentTrial] = frozenset()
 
-    def waits_until(self) -> float:
-        """When it steps without the rows that it awaits; in the past if it awaits none."""
-        if not self.awaited or self.answered_at is None:
+    def waits_until(self, now: float) -> float:
+        """When it steps without the rows that it still awaits; in the past if there are none. Others are ready."""
+        if not self.awaited:
             return -math.inf
-        return self.answered_at + min(_LONGEST_GATHER_S, max(_SHORTEST_GATHER_S, _GATHER_SHARE * self.seconds))
+        if self.ready_at is None:
+            self.ready_at = now
+        each = min(_LONGEST_GATHER_S, max(_SHORTEST_GATHER_S, _GATHER_SHARE * self.seconds))
+        return min(max(self.ready_at, self.answered_at) + each, self.ready_at + _GATHER_TIMES * each)
 
 
 class Turn(NamedTuple):
@@ -141,14 +148,13 @@ class RowGroups:
         for pack in () if group is None else group.packs:
             if resident in pack.awaited:
                 pack.awaited.remove(resident)
-                if pack.answered_at is None:
-                    pack.answered_at = self._clock.now()
+                pack.answered_at = self._clock.now()
 
     def note_step(self, pack: RowPack, rows: Sequence[ResidentTrial], seconds: float) -> None:
         """Notes that rows of a pack have stepped, which took so long."""
         pack.seconds, pack.stepped = seconds, frozenset(rows)
         pack.awaited = {row for row in rows if not row.left and not row.finished}
-        pack.answered_at = self._clock.now() if len(pack.awaited) < len(rows) else None
+        pack.ready_at = None
 
     def next(self, policy: str, current: ResidentTrial | None) -> Turn:
         """Returns what to do next; there are residents with iterations left.
@@ -163,9 +169,10 @@ class RowGroups:
             return Turn((self._queue.next(policy, current),))
         units = self._units()
         now = self._clock.now()
-        ready = [unit for unit in units if unit.pack is None or unit.pack.waits_until() <= now]
+        waits = [-math.inf if unit.pack is None else unit.pack.waits_until(now) for unit in units]
+        ready = [unit for unit, until in zip(units, waits, strict=True) if until <= now]
         if not ready:
-            return Turn((), wait=min(unit.pack.waits_until() for unit in units if unit.pack is not None) - now)
+            return Turn((), wait=min(waits) - now)
         if len(ready) == 1:
             return ready[0]
         works = [_work(number, unit.rows) for number, unit in enumerate(ready)]

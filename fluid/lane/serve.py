@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
@@ -143,9 +144,7 @@ class _Lane:
         while not self._ended:
             try:
                 # In this order: new messages, then iterations, then memory to release, then waiting for messages.
-                messages = self._channel.receive(
-                    timeout=wait if queue else residents.memory.idle_timeout(residents.current)
-                )
+                messages = self._receive(wait if queue else residents.memory.idle_timeout(residents.current))
             except (EOFError, OSError):
                 break  # The driver is gone.
             for message in messages:
@@ -161,6 +160,16 @@ class _Lane:
                 self._channel.flush()
                 self._settle(residents.current)
         self._requests.end()
+
+    def _receive(self, timeout: float | None) -> list[Any]:
+        """Returns all messages that have come: a driver answers trials that train in one step one by one."""
+        messages = self._channel.receive(timeout=timeout)
+        with suppress(EOFError, OSError):  # What came before the end is carried out.
+            more = messages
+            while more:
+                more = self._channel.receive(timeout=0.0)
+                messages += more
+        return messages
 
     # -- messages of the driver ----------------------------------------------------------------------------
     # A message about a trial that is not resident is ignored: the trial has failed, and the driver was told.
