@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -136,6 +137,8 @@ def _contents(value: Any) -> Iterator[bytes]:
     """
     if isinstance(value, (str, bytes)) or _is_plain(value):
         yield f"{value!r};".encode(errors="surrogatepass")
+    elif isinstance(value, enum.Enum):
+        yield f"{type(value).__module__}.{value};".encode()
     elif type(value) in (list, tuple, torch.Size):
         yield f"{type(value).__name__}{len(value)}:".encode()
         for item in value:
