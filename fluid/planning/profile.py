@@ -118,8 +118,6 @@ class Profile:
     ) -> None:
         """Adds one observation: iterations that have finished. A call that raises adds nothing.
 
-        An iteration of a fused pack is one observation, not one for each of its rows.
-
         Args:
             key: the trial's profile key.
             seconds: wall time of these iterations together, above 0.
@@ -127,11 +125,10 @@ class Profile:
             co_residents: p, trials on the device, this one included; above 1 only at width 1. With ``rows`` above 1,
                 the processes on the device, each with a pack of so many rows.
             width: devices the trial ran on; above 1 only without co-residents.
-            rows: k, trials that took these iterations together as one fused pack; 1 for a trial by itself.
+            rows: k, trials of the one fused pack that is observed, not each of them; 1 for a trial by itself.
             iterations: how many iterations took ``seconds``.
             memory: the peak memory of one trial in bytes, if measured.
-            busy: share of ``seconds`` in which it kept its device busy, if measured; used only of a trial alone on one
-                device.
+            busy: share of ``seconds`` in which it kept its device busy, if measured; used of trials alone only.
         """
         is_fused = require_integer("rows", rows, at_least=1) > 1
         ids = fused_id(co_residents, rows, width) if is_fused else bucket_id(co_residents, width)
@@ -228,6 +225,10 @@ class Profile:
                 return bounded_exp(weighted_median((logs[ids], len(usable[ids].seconds)) for ids in usable))
         return known.fused[min(known.fused)].estimate if known.fused else None
 
+    def only_fused(self, key: str, model: str | None = None) -> bool:
+        """Whether only fused packs were measured: how long a trial alone takes is unknown."""
+        return bool((known := self._known(key, model)).fused) and not known.buckets
+
     def fused_rates(self, key: str, model: str | None = None) -> FusedRates | None:
         """T(k)/T(1) of packs alone on a device; ``None`` until a trial alone and a pack were measured."""
         known = self._known(key, model)
@@ -241,8 +242,7 @@ class Profile:
 
     def fused_limit(self, key: str, most: int, model: str | None = None) -> int:
         """The largest power of two of rows, up to ``most``, worth fusing on a device (:func:`fused_limit`)."""
-        most = require_integer("most", most, at_least=1)
-        return fused_limit(self._known(key, model), most, self.threshold)
+        return fused_limit(self._known(key, model), require_integer("most", most, at_least=1), self.threshold)
 
     def alpha(self, key: str, model: str | None = None) -> float:
         """Packing overhead per extra co-resident, in [1, c/(c-1)) for the c measured; 1.0 until measured.

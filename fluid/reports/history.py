@@ -346,7 +346,9 @@ class RunHistory:
     def _was_measured(self, entry: Entry) -> None:
         fields = entry.fields
         seconds, rows = fields.get("seconds"), int(fields.get("rows", 1))
-        alone = float(seconds) if isinstance(seconds, (int, float)) and seconds > 0.0 else None
+        # Of trials that were fused from the start on, none was alone.
+        was_alone = rows == 1 or fields.get("fused_gain", 1.0) != 1.0
+        alone = float(seconds) if was_alone and isinstance(seconds, (int, float)) and seconds > 0.0 else None
         found = Measured(entry.at, int(fields["packing"]), float(fields["alpha"]), fields.get("model"), alone, rows)
         self.measured.setdefault(str(fields["profile_key"]), []).append(found)
 

@@ -202,7 +202,7 @@ def key_measurements(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
             found.append(
                 KeyMeasurements(
                     without_surrogates(key),
-                    profile.seconds_per_iteration(key, model),
+                    None if profile.only_fused(key, model) else profile.seconds_per_iteration(key, model),
                     profile.alpha(key, model),
                     profile.beta(key),
                     packing,

@@ -139,6 +139,22 @@ def test_the_story_says_what_fusing_gained(fused_run: Path) -> None:
     assert "fused with 7 others: 8.0x" in first[1]
 
 
+def test_no_gain_is_told_where_no_trial_was_alone(session: Callable[..., Any]) -> None:
+    run = session({"nets": [trial(name, 2) for name in NAMES]})
+    run.happened(NotePlaced("t0", at=0.0, width=0.125, device_ids=(0,), lane_ids=(0,)))
+    run.step(NAMES, 1, 0.0, 5.0)
+    run.happened(measured(64, 5.0, seconds=5.0))  # The seconds of a pack, in place of those alone.
+    run.step(NAMES, 2, 5.0, 10.0)
+    profile = Profile()
+    profile.observe("net", 5.0, rows=8)
+    path = run.close(profile)
+    (ran,) = [line.text for line in load_run(path).story_of(named(path, "t0")) if line.what == "ran"]
+    assert ran.endswith("fused with 7 others")
+    (key,) = load_run(path).keys
+    assert key.seconds is None and not profile.only_fused("other")
+    assert "alone" not in text_of(run_tables(load_run(path)), 200)
+
+
 def test_the_story_says_with_whom_a_trial_is_to_be_fused(session: Callable[..., Any]) -> None:
     run = session({"nets": [trial(name) for name in NAMES]})
     run.happened(DeviceAdded(0.0, Device(0, kind="cpu")))
