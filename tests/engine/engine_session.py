@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections import Counter
 from typing import Any
@@ -34,6 +33,7 @@ from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import make_planner
+from fluid.planning.fused_rates import FusedRates
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.trialgroup import TrialState
@@ -89,6 +89,19 @@ class Sours(Known):
         return 1.0 if self._left > 0 else 10.0
 
 
+class Fuses(Known):
+    """A profile that has measured that packs pay."""
+
+    def fused_rates(self, key: str, model: str | None = None) -> FusedRates | None:
+        return FusedRates.of({2: 1.1, 64: 8.0})
+
+    def fused_measured(self, key: str, model: str | None = None) -> int:
+        return 64
+
+    def fused_limit(self, key: str, most: int, model: str | None = None) -> int:
+        return 1 << (most.bit_length() - 1)
+
+
 class Session:
     """Takes steps, and checks the engine after each.
 
@@ -125,12 +138,14 @@ class Session:
         #: the widths of the models of trials that can be fused; empty if there are none
         self.shapes: list[int] = [] if rng.random() < 0.5 else rng.choice([[32], [32, 64], [32, 64, 256]])
         self.backend = FakeBackend(rng, chances)
-        if self.shapes and "max_fused" in inspect.signature(EngineState).parameters:
+        if self.shapes:
             self.backend.max_fused = rng.choice([1, 2, 4, 8, 64])
             self.backend.fused_power = rng.choice([0.2, 0.5, 0.9, 1.0, 1.5])
             options["max_fused"] = self.backend.max_fused
             options["insists_on_fusing"] = self.backend.max_fused > 1 and rng.random() < 0.3
         profile = rng.choice([Known(), Known(), Sours(rng.randint(1, 30)), Profile()])
+        if self.shapes and rng.random() < 0.5:
+            profile = Fuses()
         self.state = EngineState(
             make_planner(planner),
             profile,
