@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -154,18 +156,27 @@ class Rebalancing:
             if self._occupancy.is_closed(device):
                 continue
             trials = [self._trials.by_row[row] for row in reversed(rows) if row in self._table]
-            many = [trial for trial in trials if self._packing_hurts(trial, len(rows))]
+            lanes = Counter(trial.placement.lanes for trial in trials)
+            many = [trial for trial in trials if self._packing_hurts(trial, len(rows), lanes)]
             self._check_packing |= bool(many)
             if not any(trial.placement.preemption is not None for trial in many):
                 found += [trial for trial in many if trial.state is TrialState.RUNNING][:1]
         return found
 
-    def _packing_hurts(self, trial: TrialRecord, residents: int) -> bool:
+    def _packing_hurts(self, trial: TrialRecord, residents: int, lanes: Mapping[tuple[int, ...], int]) -> bool:
         """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p.
 
-        Trials in one lane take turns if too many of them are fused: that costs nothing.
+        Trials in one lane take turns if too many of them are fused: that costs nothing, unless they are not to be fused
+        at all, and so could each have a lane.
+
+        Args:
+            trial: one of them.
+            residents: how many there are.
+            lanes: how many there are in each lane.
         """
         estimate = self._estimates.of_key(trial)
         if trial.fusion_group is not None:
             return False
+        if lanes[trial.placement.lanes] > 1:
+            return True
         return residents > max(1, estimate.packing) and estimate.alpha * (residents - 1) > residents

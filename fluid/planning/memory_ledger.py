@@ -88,7 +88,9 @@ class MemoryLedger:
         before = self._needs.pop(row, None)
         if before is not None and (need is None or need.peak_bytes < before.peak_bytes):
             self.has_freed = self._bounded > 0
-        if need is not None:
+        if need is None:
+            self._placed.pop(row, None)  # Fused trials of its shape have not been measured.
+        else:
             self._needs[row] = need
             if row in self._placed and need.peak_bytes < self._placed[row].peak_bytes:
                 self._placed[row] = need  # Measured on this device's model: trials are placed by it from now on.
