@@ -69,7 +69,10 @@ def comparison_table(
         f"{unit_name(results)}-hours": figures([result.device_hours for result in results]),
         "resizes": [str(result.resizes) for result in results],
         "stopped": [str(result.stopped) for result in results],
+        "fused": [str(result.peak_rows) for result in results],
     }
+    if results[0].peak_rows is None:
+        del columns["fused"]
     if not any(result.stopped for result in results):
         del columns["stopped"]
     if compact:
@@ -180,6 +183,7 @@ def as_json(results: Sequence[SimulationResult], advice: ClusterSizeAdvice | Non
                 "resizes": result.resizes,
                 "trials": result.trials,
                 "stopped": result.stopped,
+                **({} if result.peak_rows is None else {"peak_rows": result.peak_rows}),
             }
             for result in results
         ]

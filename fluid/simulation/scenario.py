@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.planning.json_input import NonNegative, NonNegativeInteger, cluster_from_json, read_json_object, read_record
+from fluid.planning.fused_rates import DEFAULT_MAX_FUSED, FusedRates
+from fluid.planning.json_input import (
+    AtLeastOne,
+    NonNegative,
+    NonNegativeInteger,
+    cluster_from_json,
+    rates_from_json,
+    read_json_object,
+    read_record,
+)
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import Cluster, Device
 
@@ -121,6 +130,9 @@ class Scenario:
         runtimes: the distribution of seconds per iteration.
         alpha, beta, c, d: the runtime model, the same for all trials.
         epsilon: seconds one resize costs.
+        fused: T(k)/T(1) of k fused trials; ``None`` for trials that cannot be fused. Those that can are alike, so
+            their runtimes are constant and predicted exactly.
+        max_fused: most trials fused on a device; 1 switches fusing off.
         runtime_error: sigma of the lognormal factor, of median 1, between true and predicted runtime.
         early_stop: share of the trials that the algorithm stops at a random moment of their budget.
         changes: devices lost and gained.
@@ -136,6 +148,8 @@ class Scenario:
     c: int = DEFAULT_MAX_PACKING
     d: int = DEFAULT_MAX_WIDTH
     epsilon: float = 0.0
+    fused: FusedRates | None = None
+    max_fused: int = DEFAULT_MAX_FUSED
     runtime_error: float = 0.0
     early_stop: float = 0.0
     changes: tuple[DeviceChange, ...] = ()
@@ -144,13 +158,14 @@ class Scenario:
     def __post_init__(self) -> None:
         require_number("alpha", self.alpha, at_least=1.0)
         require_number("beta", self.beta, at_least=1.0)
-        for name, at_least in {"c": 1, "d": 1, "seed": 0}.items():
+        for name, at_least in {"c": 1, "d": 1, "max_fused": 1, "seed": 0}.items():
             object.__setattr__(self, name, require_integer(name, getattr(self, name), at_least=at_least))
         require_number("epsilon", self.epsilon, at_least=0.0)
         if require_number("runtime_error", self.runtime_error, at_least=0.0) > 10.0:
             raise InvalidFieldError("runtime_error", self.runtime_error, "must be at most 10, a sigma of logarithms")
         if require_number("early_stop", self.early_stop, at_least=0.0) > 1.0:
             raise InvalidFieldError("early_stop", self.early_stop, "must be in [0, 1]")
+        self._check_fused()
         self._check_changes()
 
     def with_devices(self, n: int) -> Scenario:
@@ -182,7 +197,22 @@ class Scenario:
         if len(cluster) > MOST_SIMULATED:
             raise InvalidFieldError("devices", len(cluster), f"must be at most {MOST_SIMULATED}")
         alike = {item.name: getattr(read, item.name) for item in fields(cls) if hasattr(read, item.name)}
+        alike["fused"] = rates_from_json(read.fused)
         return cls(cluster=cluster, changes=tuple(event.change(cluster) for event in read.events), **alike)
+
+    def _check_fused(self) -> None:
+        """Raises if trials that are to be fused differ in what fused trials have in common."""
+        if self.fused is None:
+            return
+        if min(self.fused.stretches) < 1.0:
+            raise InvalidFieldError(
+                "fused", self.fused.stretches, "must be at least 1: a pack is no faster than a trial"
+            )
+        if self.runtimes.distribution != "constant":
+            reason = "must be constant with fused, as trials of one shape take the same time"
+            raise InvalidFieldError("distribution", self.runtimes.distribution, reason)
+        if self.runtime_error:
+            raise InvalidFieldError("runtime_error", self.runtime_error, "must be 0 with fused, as for distribution")
 
     def _check_changes(self) -> None:
         """Raises if a lost device is missing or the last one, or a gained one is present."""
@@ -241,6 +271,9 @@ class ScenarioInput:
     c: int = Scenario.c
     d: int = Scenario.d
     epsilon: float = Scenario.epsilon
+    #: T(k)/T(1) by k.
+    fused: dict[str, AtLeastOne] = field(default_factory=dict)
+    max_fused: int = Scenario.max_fused
     runtime_error: float = Scenario.runtime_error
     early_stop: float = Scenario.early_stop
     seed: int = Scenario.seed

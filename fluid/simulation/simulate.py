@@ -38,6 +38,8 @@ from fluid.simulation.workloads import GroupRequest, Scores, make_algorithm
 from fluid.trialgroup import TrialState
 
 _SECONDS_PER_HOUR = 3600.0
+#: Profile key and fusion key of trials that can be fused.
+_FUSED = "fused"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class SimulationResult:
         trial_ids: a name for each row of the segments.
         cluster: the devices at the start.
         device_changes: (seconds, device, whether it was added), in order.
+        peak_rows: most trials that took a step together; ``None`` if the scenario's trials cannot be fused.
     """
 
     planner: str
@@ -87,6 +90,7 @@ class SimulationResult:
     trial_ids: tuple[str, ...]
     cluster: Cluster
     device_changes: tuple[tuple[float, int, bool], ...]
+    peak_rows: int | None = None
 
 
 def simulate(scenario: Scenario, planner: Planner, *, record: bool = False) -> SimulationResult:
@@ -138,7 +142,9 @@ class _Simulation:
             saves=any(change.lost is not None for change in scenario.changes),
         )
         profile = OracleProfile(scenario, self._paces)
-        self._state = EngineState(planner, profile, max_packing=scenario.c, max_width=scenario.d)
+        fused = 1 if scenario.fused is None else scenario.max_fused
+        self._state = EngineState(planner, profile, max_packing=scenario.c, max_fused=fused, max_width=scenario.d)
+        self._peak_rows = 1
         #: The next one last; those of one instant in the order given.
         self._changes = sorted(scenario.changes, key=lambda change: change.at)[::-1]
         self._changed: list[tuple[float, int, bool]] = []
@@ -176,8 +182,10 @@ class _Simulation:
         stops: dict[str, Event] = {}
         ended: list[tuple[int, bool]] = []
         for command in commands:
-            if isinstance(command, Report) and self._is_to_stop(command):
-                stops[command.trial_id] = StopRequested(self._backend.now(), command.trial_id)
+            if isinstance(command, Report):
+                self._peak_rows = max(self._peak_rows, command.rows)
+                if self._is_to_stop(command):
+                    stops[command.trial_id] = StopRequested(self._backend.now(), command.trial_id)
             elif isinstance(command, ReportEnd):
                 ended.append(self._end(command))
                 stops.pop(command.trial_id, None)
@@ -215,7 +223,8 @@ class _Simulation:
             for wanted in group.requests:
                 trial_id = self._id_of(wanted.trial)
                 first = self._state.trials[trial_id].progress.done if trial_id in self._state.trials else 0
-                self._paces[trial_id] = self._outcomes.pace(wanted.trial)
+                key = self._key_of(trial_id)
+                self._paces[key] = self._outcomes.pace(wanted.trial)
                 stop_after = math.ceil(self._outcomes.stop_at(wanted.trial) * wanted.iterations)
                 self._open[trial_id] = _RequestedRun(index, wanted.trial, first, wanted.iterations, stop_after)
                 self._requested.append(self._open[trial_id])
@@ -232,9 +241,10 @@ class _Simulation:
                             trial_id,
                             wanted.iterations,
                             priority=1.0,
-                            profile_key=trial_id,
+                            profile_key=key,
                             max_width=width,
                             follow_up_iterations=follow_up_iterations,
+                            fusible=self._scenario.fused is not None,
                         )
                     )
             if fresh:
@@ -253,6 +263,10 @@ class _Simulation:
         self._ids[trial] = trial_id
         return trial_id
 
+    def _key_of(self, trial_id: str) -> str:
+        """The profile key of a trial: its own, as its pace is; that of all, where they can be fused."""
+        return trial_id if self._scenario.fused is None else _FUSED
+
     def _change(self) -> None:
         change = self._changes.pop()
         self._backend.clock.advance_to(max(change.at, self._backend.now()))
@@ -267,7 +281,9 @@ class _Simulation:
     def _truth(self, trial_id: str) -> Truth:
         trial = int(trial_id.rstrip("+").split("-")[1])
         scenario = self._scenario
-        return Truth(self._outcomes.pace(trial) * self._outcomes.slowdown(trial), scenario.alpha, scenario.beta, trial)
+        seconds = self._outcomes.pace(trial) * self._outcomes.slowdown(trial)
+        key = None if scenario.fused is None else _FUSED
+        return Truth(seconds, scenario.alpha, scenario.beta, trial, fusion_key=key, fused=scenario.fused)
 
     # -- the result ----------------------------------------------------------------------------------------
 
@@ -295,6 +311,7 @@ class _Simulation:
             trial_ids=tuple(_name(trial) for trial in range(len(self._ids))),
             cluster=scenario.cluster,
             device_changes=tuple(self._changed),
+            peak_rows=None if scenario.fused is None else self._peak_rows,
         )
 
     def _device_seconds(self, until: float) -> float:
@@ -332,7 +349,13 @@ class _Simulation:
             instance = Instance.build(
                 heights, cluster, alpha=scenario.alpha, beta=scenario.beta, c=scenario.c, d=scenario.d
             )
-            return malleable_lower_bound(instance)
+            if scenario.fused is None:
+                return malleable_lower_bound(instance)
+            rates, alpha, beta = [scenario.fused] * len(heights), scenario.alpha, scenario.beta
+            packs = Instance.build(
+                heights, cluster, alpha=alpha, beta=beta, c=scenario.max_fused, d=scenario.d, fused=rates
+            )
+            return min(malleable_lower_bound(instance), malleable_lower_bound(packs))
 
         return max(bound(everything), *(sum(map(bound, stages.values())) for stages in work.values()))
 

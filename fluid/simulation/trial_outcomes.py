@@ -6,10 +6,15 @@ import math
 
 import numpy as np
 
+from fluid.planning.fused_rates import FusedRates
+from fluid.planning.measurements import MIN_OBSERVATIONS
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import packing_limit, width_limit
 from fluid.resources import MemoryNeed
 from fluid.simulation.scenario import Scenario
+
+#: The profile key under which packs are measured.
+_PACKS = "packs"
 
 
 class TrialOutcomes:
@@ -44,6 +49,16 @@ class TrialOutcomes:
         return max(moment, 1e-3) if stops < self._scenario.early_stop else 1.0
 
 
+def _measured_packs(scenario: Scenario) -> Profile:
+    """A profile that has measured packs of 1, 2, 4, ... rows as the scenario has them."""
+    profile, rows = Profile(), 1
+    while scenario.fused is not None and rows <= scenario.max_fused:
+        for _ in range(MIN_OBSERVATIONS):
+            profile.observe(_PACKS, scenario.fused.stretch(rows), rows=rows)
+        rows *= 2
+    return profile
+
+
 class OracleProfile(Profile):
     """A profile that knows a scenario's overheads and predicted paces in advance, and learns nothing.
 
@@ -57,6 +72,7 @@ class OracleProfile(Profile):
         self._scenario = scenario
         self._paces = paces
         self._c = packing_limit(scenario.alpha, c_max=scenario.c)
+        self._packs = _measured_packs(scenario)
 
     def observe(
         self,
@@ -108,6 +124,18 @@ class OracleProfile(Profile):
     def needs_measuring(self, key: str, model: str | None = None, *, co_residents: int = 1, width: int = 1) -> bool:
         """Always false."""
         return False
+
+    def fused_rates(self, key: str, model: str | None = None) -> FusedRates | None:
+        """The scenario's rates."""
+        return self._scenario.fused
+
+    def fused_measured(self, key: str, model: str | None = None) -> int:
+        """The scenario's limit of rows: everything counts as measured."""
+        return self._packs.fused_measured(_PACKS)
+
+    def fused_limit(self, key: str, most: int, model: str | None = None) -> int:
+        """As many rows as pay by the scenario's rates."""
+        return self._packs.fused_limit(_PACKS, most)
 
     def memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
         """Always ``None``: memory does not bound packing."""

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
+from fluid.planning.fused_rates import FusedRates
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import Cluster, Device
 from fluid.simulation.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
@@ -349,3 +350,37 @@ def test_json_and_keywords_mean_the_same(
         c=packing,
         seed=seed,
     )
+
+
+# --- fused trials
+
+
+FUSED = {"devices": 1, "workload": {}, "runtimes": {"distribution": "constant"}, "fused": {"2": 1.1, "4": 1.4}}
+
+
+def test_rates_of_fused_trials_are_read() -> None:
+    scenario = Scenario.from_json({**FUSED, "max_fused": 4})
+    assert scenario.fused == FusedRates((1, 2, 4), (1.0, 1.1, 1.4))
+    assert scenario.max_fused == 4
+    assert Scenario.from_json({"devices": 1, "workload": {}}).fused is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "fragment"),
+    [
+        ({"fused": {"two": 1.1}}, "fused.two", "number of rows"),
+        ({"fused": {"2": 0.9}}, "fused['2']", "at least 1"),
+        ({"fused": [1.1]}, "fused", "JSON object"),
+        ({"max_fused": 0}, "max_fused", "at least 1"),
+        ({"runtimes": {"distribution": "lognormal"}}, "distribution", "constant with fused"),
+        ({"runtime_error": 0.1}, "runtime_error", "must be 0 with fused"),
+    ],
+)
+def test_what_fused_trials_cannot_have_is_refused(changes: dict[str, Any], field: str, fragment: str) -> None:
+    with refused(field, fragment):
+        Scenario.from_json({**FUSED, **changes})
+
+
+def test_a_pack_faster_than_a_trial_is_refused() -> None:
+    with refused("fused", "at least 1"):
+        Scenario(Cluster.of(1), runtimes=Runtimes("constant"), fused=FusedRates.of({2: 0.5}))
