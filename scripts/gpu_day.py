@@ -130,6 +130,12 @@ STAGES = {
         safety("--ways", "mps", "--packings", "100", "--seed", "1", "--seconds", "240"),
         _ONE_PACKING,
     ),
+    "fusion": Stage(
+        300,
+        "packs of 1, 8 and 64 fused trials against trials one by one, and against CUDA graphs of one trial alone",
+        (str(ROOT / "benchmarks" / "fusion.py"), "--models", "MLP, width 32;MLP, width 256;CNN", "--quick"),
+        ("--rows", "2", "--models", "MLP, width 32", "--runs", "1"),
+    ),
     "elastic": Stage(120, "resizes of an elastic trial, over NCCL where there are two GPUs"),
     "packing_more": Stage(
         540,

@@ -134,6 +134,8 @@ def test_elastic(gpu_day: ModuleType, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 def test_every_stage_has_a_command_that_its_program_takes(gpu_day: ModuleType, kind: str, tmp_path: Path) -> None:
     pytest.importorskip("numpy")
+    pytest.importorskip("torch")
+    import fusion
     import packing
     import packing_safety
 
@@ -148,9 +150,10 @@ def test_every_stage_has_a_command_that_its_program_takes(gpu_day: ModuleType, k
         if name == "tests":
             assert {Path(path).parent.name for path in arguments[7:]} >= {"gpu", "local", "elastic"}
             continue
-        module = {"packing.py": packing, "packing_safety.py": packing_safety}[Path(arguments[0]).name]
+        modules = {"packing.py": packing, "packing_safety.py": packing_safety, "fusion.py": fusion}
+        module = modules[Path(arguments[0]).name]
         options = module.make_parser().parse_args(arguments[1:])
-        assert options.device == kind and options.json == str(tmp_path / "figures.json")
+        assert options.device == kind and str(options.json) == str(tmp_path / "figures.json")
 
 
 # --- The run
