@@ -12,7 +12,7 @@ from typing import Any
 
 from fluid.display.format import count, duration
 from fluid.reports.history import Entry, RunHistory, Stay
-from fluid.reports.story_waits import SHORTEST_WAIT, WaitTeller
+from fluid.reports.story_waits import SHORTEST_WAIT, WaitTeller, fusing_ended
 from fluid.reports.story_words import (
     StoryLine,
     after_iteration,
@@ -126,6 +126,7 @@ class _Story:
                 found.append(line)
         waits = WaitTeller(self._history, self._teller.names)
         found += filter(None, map(waits.line, self._history.waits.get(self._trial, ())))
+        found += fusing_ended(self._history, self._trial, self._iterations)
         found += self._ran(found)
         # What waits and iterations began at the same time as an entry follows it.
         found.sort(key=lambda line: line.at)

@@ -1,17 +1,41 @@
-"""Why a trial waited, in words."""
+"""Why a trial waited, and why trials like it were fused no more, in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fluid.display.format import count, duration
 from fluid.reports.history import Measured, Reason, RunHistory, Wait
 from fluid.reports.story_words import StoryLine, bytes_name, devices_name
+from fluid.results.iterations import FinishedIteration
 
 #: Shorter waits, in seconds, are not told: the trial started at once.
 SHORTEST_WAIT = 0.01
+
+
+def fusing_ended(history: RunHistory, trial: str, iterations: Sequence[FinishedIteration]) -> list[StoryLine]:
+    """When trials like one were fused no more while it ran: that was measured not to pay, or was refused.
+
+    Args:
+        history: the run's journal.
+        trial: the submitted trial.
+        iterations: its finished iterations, in order.
+    """
+    if not iterations:
+        return []
+    of_key = history.measured.get(history.key_of.get(trial, ""), [])
+    first, last = iterations[0].start, iterations[-1].end
+    found = []
+    for model in dict.fromkeys(each.model for each in of_key):
+        measured = [each for each in of_key if each.model == model]
+        for before, after in pairwise(measured):
+            if before.rows > 1 == after.rows and first <= after.at < last:
+                text = f"trials like it are not fused any more: {before.rows} at once did not pay, or were refused"
+                found.append(StoryLine(after.at, "told", text))
+    return found
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,19 @@ def test_a_wait_for_fusing_to_be_measured_is_told_as_that(session: Callable[...,
     assert "fusing was being measured, up to 2 from" in waited and "packing" not in waited
 
 
+def test_the_story_says_that_fusing_did_not_pay(session: Callable[..., Any]) -> None:
+    run = session({"nets": [trial(name, 3) for name in NAMES[:3]]})
+    run.happened(NotePlaced("t0", at=0.0, width=0.5, device_ids=(0,), lane_ids=(0,)))
+    run.happened(measured(1, 1.0), measured(2, 1.5), measured(1, 4.0))
+    run.results(("t0", 1, 0.0, 1.0, 1.0, (0,), {"loss": 1.0}))
+    run.step(["t0", "t1"], 2, 1.0, 4.0)
+    run.results(("t0", 3, 4.0, 5.0, 1.0, (0,), {"loss": 1.0}), ("t2", 1, 5.0, 6.0, 1.0, (0,), {"loss": 1.0}))
+    path = run.close()
+    text = "trials like it are not fused any more: 2 at once did not pay, or were refused"
+    told = {name: [line.text for line in load_run(path).story_of(named(path, name))] for name in NAMES[:3]}
+    assert text in told["t0"] and text not in told["t1"] + told["t2"], "it ended while the first ran, not the others"
+
+
 def test_the_story_says_why_trials_are_not_fused(session: Callable[..., Any]) -> None:
     run = session({"nets": [trial("t0")]})
     reason = "it is not fused: nn.LSTM has no batching rule in torch.func.vmap"
