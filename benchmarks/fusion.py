@@ -137,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1, 8 and 64 rows, 3 runs")
-    parser.add_argument("--rows", default="", help="numbers of rows, by default 1,2,4,...,64; to 256, say, on a GPU")
+    parser.add_argument("--rows", default="", help="numbers of rows, by default 1, 2, 4, ... 256")
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--models", default="", help="the beginnings of models' names, divided by semicolons")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="gpu is --cuda")
@@ -158,7 +158,7 @@ def main() -> None:
         parser.error("PyTorch sees a GPU and would train on it: give --cuda, or set CUDA_VISIBLE_DEVICES= for the CPU")
     if not options.cuda:
         torch.set_num_threads(1)
-    default = "1,8,64" if options.quick else "1,2,4,8,16,32,64"
+    default = "1,8,64" if options.quick else "1,2,4,8,16,32,64,128,256"
     device = torch.cuda.get_device_name() if options.cuda else "one CPU thread"
     facts = {"machine": {**machine(), "device": device, "torch": torch.__version__}, "date": str(datetime.date.today())}
     models = [name for name in MODELS if name.startswith(tuple(options.models.split(";")))]
