@@ -162,13 +162,17 @@ class _Lane:
         self._requests.end()
 
     def _receive(self, timeout: float | None) -> list[Any]:
-        """Returns all messages that have come: a driver answers trials that train in one step one by one."""
+        """Returns messages that have come: a batch, or, where trials may train in one step, all that there are.
+
+        The driver answers such trials one by one; a batch for each step would let them drift apart.
+        """
         messages = self._channel.receive(timeout=timeout)
-        with suppress(EOFError, OSError):  # What came before the end is carried out.
-            more = messages
-            while more:
-                more = self._channel.receive(timeout=0.0)
-                messages += more
+        if self._residents.fused.groups.has_several:
+            with suppress(EOFError, OSError):  # What came before the end is carried out.
+                more = messages
+                while more:
+                    more = self._channel.receive(timeout=0.0)
+                    messages += more
         return messages
 
     # -- messages of the driver ----------------------------------------------------------------------------
