@@ -117,7 +117,7 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]
         recorded = [_TensorNumber(self.number_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         used = {leaf.number for leaf in recorded if isinstance(leaf, _TensorNumber)}
         depends = not used.isdisjoint(self._dependent)
-        if depends and any(tag in function.tags for tag in _VALUES_MATTER):
+        if depends and any(tag in function.tags for tag in _VALUES_MATTER) and not _takes_positions(function, leaves):
             raise TypeError(f"{function} depends on the numbers in a tensor, which differ between batches")
         result = function(*args, **kwargs)
         parts = enumerate(result) if isinstance(result, (tuple, list)) else [(None, result)]
@@ -134,6 +134,13 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]
         number = self._numbers[id(tensor)] = len(self._tensors)
         self._tensors.append(tensor)
         return number
+
+
+def _takes_positions(function: Any, leaves: Sequence[Any]) -> bool:
+    """Whether an operation is indexing by positions: only by a mask, the shape of its result depends on numbers."""
+    masks = (torch.bool, torch.uint8)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return function is _aten.index.Tensor and all(index.dtype not in masks for index in tensors[1:])
 
 
 def _that_matter(calls: Sequence[_Operation], outputs: Sequence[int]) -> list[_Operation]:

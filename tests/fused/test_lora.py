@@ -199,6 +199,15 @@ def test_dropout_of_the_base_is_fused_too() -> None:
     assert type(trial._elastic_base.blocks[0].mlp[3]) is nn.Dropout
 
 
+def test_a_loss_may_index_by_positions() -> None:
+    class Picking(Adapted):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            tokens, labels = batch
+            return -model(tokens).log_softmax(-1)[torch.arange(len(labels)), labels].mean()
+
+    assert why_not_fused(Picking, {}) is None
+
+
 # -- checkpoints --------------------------------------------------------------------------------------------------
 
 
