@@ -51,8 +51,8 @@ class Estimates:
         self._max_width = max_width
         self._max_fused = max_fused
         self._insists_on_fusing = insists_on_fusing
-        #: Keys of which a trial has come that can be fused.
-        self._fusible: set[str] = set()
+        #: Keys of which a trial has come that can be fused, and the key that its trials had before.
+        self._fusible: dict[str, str] = {}
         self._speeds = ModelSpeeds(profile, occupancy)
         #: By profile key, then by device model.
         self._by_key: dict[str, dict[str | None, KeyEstimate]] = {}
@@ -77,6 +77,8 @@ class Estimates:
             known = self._profile.measured_packing(key, model) > 0
             estimate = KeyEstimate(key, self._max_packing, self._max_width, model, busy_known=known)
             if key in self._fusible:
+                if self._fusible[key] != key:
+                    estimate.inherited = self.on_model(self._fusible[key], model).memory
                 estimate.fusing.begin(self._max_fused, insists=self._insists_on_fusing)
                 estimate.packing = estimate.fusing.rows
             by_model[model] = estimate
@@ -88,10 +90,10 @@ class Estimates:
         """Whether trials may be fused."""
         return self._max_fused > 1
 
-    def mark_fusible(self, key: str) -> None:
-        """Lets the trials of a profile key be fused."""
+    def mark_fusible(self, key: str, before: str) -> None:
+        """Lets the trials of a profile key be fused, which had another key, or the same, before."""
         if key not in self._fusible:
-            self._fusible.add(key)
+            self._fusible[key] = before
             self._by_key.pop(key, None)
 
     def fusing_is_over(self, key: str) -> bool:

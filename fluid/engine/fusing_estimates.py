@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -23,7 +24,8 @@ class FusingEstimate:
         insists: whether to fuse as many as that without measuring whether it pays.
         rows: trials to fuse on a device; 1 for none.
         is_over: whether it is known that none are to be fused, so that processes may be packed.
-        rates: T(k)/T(1); ``None`` until measured.
+        rates: T(k)/T(1) as measured; ``None`` until then.
+        expected: the same, with what is expected of rows that are being tried.
         preparations: seconds that the latest first steps took longer than later ones: they trace or compile.
         observed: rows -> steps seen.
     """
@@ -33,6 +35,7 @@ class FusingEstimate:
     rows: int = 1
     is_over: bool = True
     rates: FusedRates | None = None
+    expected: FusedRates | None = None
     preparations: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     observed: dict[int, int] = field(default_factory=dict)
 
@@ -77,9 +80,20 @@ class FusingEstimate:
         self.rates = profile.fused_rates(key, model)
         if self.insists:
             self.rows = self.most
-            return
-        measured = profile.fused_measured(key, model)
-        limit = profile.fused_limit(key, self.most, model)
-        tries = trying_pays or self.rows > measured  # a doubling that has begun is completed
-        self.rows = max(1, min(limit, self.most, measured * (2 if tries else 1)))
-        self.is_over = limit <= 1
+        else:
+            measured = profile.fused_measured(key, model)
+            limit = profile.fused_limit(key, self.most, model)
+            tries = trying_pays or self.rows > measured  # a doubling that has begun is completed
+            self.rows = max(1, min(limit, self.most, measured * (2 if tries else 1)))
+            self.is_over = limit <= 1
+        self.expected = _extended(self.rates, self.rows)
+
+
+def _extended(rates: FusedRates | None, rows: int) -> FusedRates | None:
+    """The rates with those of rows that were not measured, each doubling of which is expected to gain like the last."""
+    if rates is None or rows <= rates.rows[-1]:
+        return rates
+    last = rates.rows[-1]
+    growth = min(2.0, max(1.0, rates.stretch(last) / rates.stretch(max(1, last // 2))))
+    stretch = rates.stretch(last) * growth ** math.log2(rows / last)
+    return FusedRates((*rates.rows, rows), (*rates.stretches, stretch))

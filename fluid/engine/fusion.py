@@ -96,7 +96,7 @@ class Fusing:
     def _set_group(self, trial: TrialRecord) -> bool:
         """Gives a trial its group as it is expected to be now; returns whether that is another one."""
         name = self._groups.name(self._submitted[trial.row], trial.spec.config)
-        self._estimates.mark_fusible(name)
+        self._estimates.mark_fusible(name, trial.spec.profile_key)
         changed = name != trial.spec.profile_key
         if changed:
             trial.spec = replace(trial.spec, profile_key=name)

@@ -10,8 +10,9 @@ from statistics import median_low
 
 from fluid.engine import tuning
 from fluid.engine.fusing_estimates import FusingEstimate
+from fluid.planning.fused_rates import FusedRates
 from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import residents_at, stretch_of
+from fluid.planning.runtime_model import stretch_of
 from fluid.resources import MemoryNeed
 
 
@@ -29,7 +30,8 @@ class KeyEstimate:
         width: d, the width limit. Doubles from 1 after each measured width while beta allows.
         tried: the widest measured width.
         fusing: how far its trials are fused.
-        memory: device memory; ``None`` until measured.
+        memory: device memory; ``None`` until measured, unless that of the key of which this one was parted is known.
+        inherited: that one.
         starts: seconds of its trials' latest starts, afresh or from a checkpoint.
         warm_ups: seconds that its trials' latest starts in unused lanes took in all: the lane's start, set-up, and what
             the first iteration took longer than the second.
@@ -63,6 +65,7 @@ class KeyEstimate:
     tried: int = 1
     fusing: FusingEstimate = field(default_factory=FusingEstimate)
     memory: MemoryNeed | None = None
+    inherited: MemoryNeed | None = None
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     warm_ups: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
@@ -167,13 +170,16 @@ class KeyEstimate:
 
     def stretch(self, width: float) -> float:
         """h(w)/h(1): by the measured table where trials are fused (docs/theory.md, section 10), else by eq. 3.2."""
-        if width < 1.0 and self.fusing.rows > 1 and self.fusing.rates is not None:
-            return self.fusing.rates.stretch(residents_at(width))
-        return stretch_of(self.alpha, self.beta, width)
+        return stretch_of(self.alpha, self.beta, width, self.fused)
+
+    @property
+    def fused(self) -> FusedRates | None:
+        """Rates of its trials, in place of alpha, if they are fused."""
+        return self.fusing.expected if self.fusing.rows > 1 else None
 
     def update_memory(self, profile: Profile) -> None:
         """Copies the memory from the profile."""
-        self.memory = profile.memory(self.key, self.model)
+        self.memory = profile.memory(self.key, self.model) or self.inherited
 
     def _packing(self, profile: Profile, seconds: float, trying_pays: bool) -> int:
         if seconds < tuning.TOO_SHORT_TO_PACK_S:

@@ -50,6 +50,7 @@ class PlanInputs:
             beta=[estimate.beta for estimate in of_keys],
             c=[estimates.packing(trial) for trial in trials],
             d=[estimates.widest(trial) for trial in trials],
+            fused=[estimate.fused for estimate in of_keys],
             epsilon=estimates.epsilon,
             threshold=-math.inf,  # c comes from measurements; alpha must not lower it a second time
             trial_ids=[trial.trial_id for trial in trials],

@@ -16,6 +16,7 @@ from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
 from fluid.planning.arrangement import Running
 from fluid.planning.constraints import Constraint
+from fluid.planning.fused_rates import FusedColumn, FusedRates
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.runtime_model import TOLERANCE, IntArray
 from fluid.resources import Requires
@@ -55,6 +56,8 @@ class RunningTable:
         self._keys: dict[tuple[str, str | None], int] = {}
         self._alpha, self._beta = _Column(np.float64), _Column(np.float64)
         self._c, self._d = _Column(np.int64), _Column(np.int64)
+        self._fused: list[FusedRates | None] = []
+        self._fuses = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -76,6 +79,10 @@ class RunningTable:
         ):
             column.reserve(index + 1)
             column.values[index] = value
+        if index == len(self._fused):
+            self._fused.append(None)
+        self._fused[index] = estimate.fused
+        self._fuses = any(self._fused)
 
     def add(
         self,
@@ -210,6 +217,7 @@ class RunningTable:
             free=occupancy.free_count,
             n=n,
             epsilon=epsilon,
+            fused=FusedColumn(tuple(self._fused), key) if self._fuses else None,
         )
 
     def _changeable(self, found: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -260,4 +268,5 @@ def _part(running: Running, positions: IntArray, *, free: int, n: int) -> Runnin
     columns = ("rows", "remaining", "widths", "residents", "device", "speed", "alpha", "beta", "c")
     limit = np.minimum(running.d[positions], n)
     some = {name: getattr(running, name)[positions] for name in columns}
-    return replace(running, **some, d=limit, free=free, n=n)
+    fused = None if running.fused is None else running.fused.take(positions)
+    return replace(running, **some, d=limit, free=free, n=n, fused=fused)
