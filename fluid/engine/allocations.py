@@ -109,6 +109,8 @@ class Allocations:
         for row in (trial.row,) if move is None else (trial.row, move.old_devices_row):
             if trial.fusion_group is not None:
                 groups[row] = trial.fusion_group
+                rows = self._estimates.of_key(trial).fusing.rows
+                self._occupancy.groups.rows[trial.fusion_group] = rows
             else:
                 groups.pop(row, None)
 
@@ -238,7 +240,7 @@ class Allocations:
         changed = self._estimates.update_speeds(profile_key)
         for key in changed:
             for estimate in self._estimates.all_of(key):
-                self._estimates.update(estimate, trying_pays=False)  # Not known here; asked with the next observation.
+                self._estimates.update(estimate, work=0.0)  # Not known here; asked with the next observation.
         for trial in self._trials.by_row.values() if changed else ():
             factors = changed.get(trial.spec.profile_key)
             if factors is None:

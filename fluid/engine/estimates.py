@@ -79,7 +79,7 @@ class Estimates:
             if key in self._fusible:
                 if self._fusible[key] != key:
                     estimate.inherited = self.on_model(self._fusible[key], model).memory
-                estimate.fusing.begin(self._max_fused, insists=self._insists_on_fusing)
+                estimate.fusing.begin(self._max_fused, self._max_packing, insists=self._insists_on_fusing)
                 estimate.packing = estimate.fusing.rows
             by_model[model] = estimate
             self.update(estimate)
@@ -125,12 +125,12 @@ class Estimates:
         """The estimates of a profile key, on each device model that it was asked for."""
         return list(self._by_key.get(key, {}).values())
 
-    def update(self, estimate: KeyEstimate, *, trying_pays: bool = True) -> bool:
+    def update(self, estimate: KeyEstimate, *, work: float = math.inf) -> bool:
         """Brings a key's estimate up to date with the profile; returns whether c or d changed."""
         speeds = self._speeds.of(estimate.key)
         estimate.speed = 1.0 if speeds is None else speeds.get(estimate.model, 1.0)
         estimate.scaling_model = self._scaling_model(estimate.key)
-        changed = estimate.update(self._profile, trying_pays=trying_pays)
+        changed = estimate.update(self._profile, work=work)
         self._table.set_key(estimate)
         return changed
 

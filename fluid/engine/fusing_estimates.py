@@ -10,6 +10,7 @@ from statistics import median_low
 from fluid.engine import tuning
 from fluid.planning.fused_rates import FusedRates
 from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import marginal_benefit, packing_limit_from_seconds
 
 
 @dataclass(slots=True)
@@ -17,32 +18,51 @@ class FusingEstimate:
     """What is known of fusing the trials of a key on one device model.
 
     First, a trial runs alone. Then the rows double, 2, 4, 8 and so on, while the latest doubling was measured to pay
-    (:meth:`fluid.planning.profile.Profile.fused_limit`), and the work left repays trying a further one.
+    (:meth:`fluid.planning.profile.Profile.fused_limit`), and the work left repays trying a further one. Once that has
+    ended, further packs of so many rows run beside the first, in processes of their own, while each was measured to pay
+    as a co-resident does (eq. 3.1).
 
     Attributes:
         most: rows that are never exceeded: 1 for trials that cannot be fused.
+        most_packs: packs on a device that are never exceeded.
         insists: whether to fuse as many as that without measuring whether it pays.
-        rows: trials to fuse on a device; 1 for none.
+        rows: trials to fuse in one process; 1 for none.
+        packs: processes on a device, each with a pack of so many rows.
         is_over: whether it is known that none are to be fused, so that processes may be packed.
         rates: T(k)/T(1) as measured; ``None`` until then.
         expected: the same, with what is expected of rows that are being tried.
         preparations: seconds that the latest first steps took longer than later ones: they trace or compile.
-        observed: rows -> steps seen.
+        observed: (packs, rows) -> steps seen.
+        busy: shares of the latest steps of one pack of ``rows`` in which it kept the device busy, where measured.
     """
 
     most: int = 1
+    most_packs: int = 1
     insists: bool = False
     rows: int = 1
+    packs: int = 1
     is_over: bool = True
     rates: FusedRates | None = None
     expected: FusedRates | None = None
     preparations: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
-    observed: dict[int, int] = field(default_factory=dict)
+    observed: dict[tuple[int, int], int] = field(default_factory=dict)
+    busy: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
 
     @property
     def gain(self) -> float:
-        """Iterations per second of so many rows, relative to a trial alone; 1 until measured."""
-        return 1.0 if self.rates is None else self.rows / self.rates.stretch(self.rows)
+        """Iterations per second of a device, relative to a trial alone; 1 until measured."""
+        total = self.rows * self.packs
+        return 1.0 if self.expected is None else total / self.expected.stretch(total)
+
+    @property
+    def total(self) -> int:
+        """Trials on a device."""
+        return self.rows * self.packs
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no further doubling of the rows is tried."""
+        return self.rates is not None and self.rows > 1 and self.rows <= self.rates.rows[-1]
 
     @property
     def worth_trying(self) -> float:
@@ -50,9 +70,10 @@ class FusingEstimate:
         cost = median_low(self.preparations) if self.preparations else 0.0
         return max(tuning.WORTH_FUSING_S, tuning.WORTH_FUSING_PREPARATIONS * cost)
 
-    def begin(self, most: int, *, insists: bool) -> None:
+    def begin(self, most: int, most_packs: int, *, insists: bool) -> None:
         """Lets trials be fused, as the first one has come that can be."""
         self.most, self.insists, self.is_over = most, insists and most > 1, most <= 1
+        self.most_packs = 1 if insists else most_packs
         self.rows = most if self.insists else 1
 
     def limit(self, rows: int) -> None:
@@ -61,10 +82,10 @@ class FusingEstimate:
         self.rows = min(self.rows, self.most)
         self.is_over = self.is_over or self.most <= 1
 
-    def worth_observing(self, rows: int) -> bool:
+    def worth_observing(self, packs: int, rows: int) -> bool:
         """Counts a step; returns whether the profile is to learn from it."""
-        seen = self.observed.get(rows, 0)
-        self.observed[rows] = seen + 1
+        seen = self.observed.get((packs, rows), 0)
+        self.observed[packs, rows] = seen + 1
         return seen < tuning.OBSERVE_ALL or seen % tuning.OBSERVE_EVERY == 0
 
     def prepared(self, seconds: float, rows: int, pace: float | None) -> None:
@@ -72,21 +93,57 @@ class FusingEstimate:
         usual = 0.0 if pace is None else pace * (rows if self.rates is None else self.rates.stretch(rows))
         self.preparations.append(max(0.0, seconds - usual))
 
-    def update(self, profile: Profile, key: str, model: str | None, *, trying_pays: bool) -> None:
-        """Copies the figures from the profile, and decides on the rows."""
+    def update(self, profile: Profile, key: str, model: str | None, *, work: float, trying_packs_pays: bool) -> None:
+        """Copies the figures from the profile, and decides on the rows and packs.
+
+        Args:
+            profile: what was measured.
+            key, model: of which.
+            work: seconds of work left per device, which may repay trying twice as many rows.
+            trying_packs_pays: whether it repays trying one more pack, for which a lane is started.
+        """
         if self.most <= 1:
-            self.rows, self.is_over = 1, True
+            self.rows, self.packs, self.is_over = 1, 1, True
             return
+        before = self.rows
         self.rates = profile.fused_rates(key, model)
         if self.insists:
             self.rows = self.most
         else:
             measured = profile.fused_measured(key, model)
             limit = profile.fused_limit(key, self.most, model)
-            tries = trying_pays or self.rows > measured  # a doubling that has begun is completed
+            tries = work >= self.worth_trying or self.rows > measured  # a doubling that has begun is completed
             self.rows = max(1, min(limit, self.most, measured * (2 if tries else 1)))
             self.is_over = limit <= 1
-        self.expected = _extended(self.rates, self.rows)
+        if self.rows != before:
+            self.busy.clear()
+        seconds = profile.fused_packs(key, self.rows, model) if self.is_settled else []
+        self.packs = self._packs(seconds, profile.threshold, trying_packs_pays) if seconds else 1
+        self.expected = self._expected(seconds)
+
+    def _packs(self, seconds: list[float], threshold: float, trying_pays: bool) -> int:
+        """The packs of ``rows`` to have on a device, by the measured seconds of an iteration with 1, 2, ... of them."""
+        packs = packing_limit_from_seconds(seconds[: self.most_packs], threshold=threshold)
+        if packs < len(seconds) or packs >= self.most_packs:
+            return packs
+        if self.packs > packs:
+            return packs + 1  # a trial of one more that has begun is completed
+        if not trying_pays or not self.busy:
+            return packs
+        # So many packs keep the device busy for at least so long.
+        least = (packs + 1) * seconds[0] * median_low(self.busy)
+        pays = marginal_benefit(packs + 1, max(seconds[-1], least), seconds[-1]) > threshold
+        return packs + 1 if pays else packs
+
+    def _expected(self, seconds: list[float]) -> FusedRates | None:
+        rates = _extended(self.rates, self.rows)
+        if rates is None or not seconds:
+            return rates
+        alone = seconds[0] / rates.stretch(self.rows)
+        known = zip(rates.rows, rates.stretches, strict=True)
+        table = {rows: stretch for rows, stretch in known if rows <= self.rows}
+        table |= {packs * self.rows: each / alone for packs, each in enumerate(seconds, 1)}
+        return _extended(FusedRates.of(table), self.total)
 
 
 def _extended(rates: FusedRates | None, rows: int) -> FusedRates | None:

@@ -13,11 +13,13 @@ from fluid.engine.allocations import Allocations
 from fluid.engine.commands import Command, LimitRows
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import Event, IterationDone, TrialStarted
-from fluid.engine.lanes import Lanes
+from fluid.engine.lane_record import LaneRecord
+from fluid.engine.lanes import Fusion, Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
 from fluid.planning.fusion_groups import FusionGroups
+from fluid.trialgroup import TrialState
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,12 @@ class Fusing:
             if lane is not None and len(lane.holders) == 1:
                 lane.fusion_group = trial.fusion_group
 
+    def of(self, trial: TrialRecord) -> Fusion | None:
+        """With which trials a trial may share a lane; ``None`` for none."""
+        if trial.fusion_group is None:
+            return None
+        return Fusion(trial.fusion_group, self._estimates.of_key(trial).fusing.rows)
+
     # -- rows ----------------------------------------------------------------------------------------------
 
     def limit(self, trial: TrialRecord, rows: int) -> None:
@@ -160,5 +168,16 @@ class Fusing:
         if lane is None or (event.rows == 1 and len(lane.holders) <= 1):
             return False
         is_first, lane.step_at = event.at != lane.step_at, event.at
-        self._measuring.observe_step(trial, event, is_first=is_first)
+        self._measuring.observe_step(trial, event, is_first=is_first, packs=self._packs(lane, event.rows))
         return True
+
+    def _packs(self, lane: LaneRecord, rows: int) -> int | None:
+        """How many lanes run trials on a lane's device; ``None`` if they do not all train so many in one step."""
+        packs = [other for other in self._lanes.on(lane.device_id) if other.holders]
+        if len(packs) == 1:
+            return 1
+        alike = all(len(pack.holders) == rows and self._all_run(pack) for pack in packs)
+        return len(packs) if rows > 1 and alike else None
+
+    def _all_run(self, lane: LaneRecord) -> bool:
+        return all(self._all[trial_id].state is TrialState.RUNNING for trial_id in lane.holders)

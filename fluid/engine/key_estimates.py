@@ -4,6 +4,7 @@ were tried.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -146,12 +147,12 @@ class KeyEstimate:
         self.unobserved, self.failed_tries = 0, self.failed_tries + 1
         return True
 
-    def update(self, profile: Profile, *, trying_pays: bool = True) -> bool:
+    def update(self, profile: Profile, *, work: float = math.inf) -> bool:
         """Copies the figures from the profile; returns whether c or d changed.
 
         Args:
             profile: what was measured.
-            trying_pays: whether the work left repays trying one more co-resident.
+            work: seconds of work left per device, which may repay trying one more co-resident, or more fused rows.
         """
         self.update_memory(profile)
         seconds = profile.seconds_per_iteration(self.key, self.model)
@@ -160,11 +161,9 @@ class KeyEstimate:
         self.pace, self.is_rough = seconds * self.speed, False
         self.alpha, self.beta = profile.alpha(self.key, self.model), profile.beta(self.key, self.scaling_model)
         before = self.packing, self.width, self.fusing.rows
-        self.fusing.update(profile, self.key, self.model, trying_pays=trying_pays)
-        if self.fusing.is_over:
-            self.packing = self._packing(profile, seconds, trying_pays)
-        else:
-            self.packing = self.fusing.rows
+        trying_pays = work >= self.worth_trying
+        self.fusing.update(profile, self.key, self.model, work=work, trying_packs_pays=trying_pays)
+        self.packing = self._packing(profile, seconds, trying_pays) if self.fusing.is_over else self.fusing.total
         self.width = self._width(profile)
         return before != (self.packing, self.width, self.fusing.rows)
 

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.lane_record import LaneRecord
 from fluid.planning.memory_ledger import MemoryLedger
+
+
+class Fusion(NamedTuple):
+    """With which trials one may share a lane.
+
+    Attributes:
+        group: those.
+        rows: as many are to share a lane; where all lanes of a device have so many, a further one has another lane.
+    """
+
+    group: str
+    rows: int
+
+    def joins(self, lane: LaneRecord) -> bool:
+        """Whether the trial may share a lane that others hold."""
+        return lane.fusion_group == self.group and len(lane.holders) < self.rows
 
 
 class Lanes:
@@ -163,13 +180,13 @@ class Lanes:
     # -- which trial runs where --------------------------------------------------------------------------
 
     def acquire(
-        self, device_id: int, trial_id: str, commands: list[Command], fusion_group: str | None = None
+        self, device_id: int, trial_id: str, commands: list[Command], fusion: Fusion | None = None
     ) -> LaneRecord:
         """Gives a trial an idle lane of a device: the one that keeps its state, else a warm one, else a new one.
 
         A lane that another trial is about to leave comes before other warm ones: then no more trials run on the device
-        than hold it. Lanes of gangs that hold nothing are ended there. A trial that may be fused joins the lane in
-        which trials of its group run, if there is one.
+        than hold it. Lanes of gangs that hold nothing are ended there. A trial that may be fused joins a lane in
+        which trials of its group run, if one has room.
         """
         best: LaneRecord | None = None
         best_rank: tuple[bool, bool, bool, bool, int] | None = None
@@ -177,7 +194,7 @@ class Lanes:
         for lane in self._by_device.get(device_id, {}).values():
             if lane.others:
                 gangs = True
-            elif not lane.holders or (fusion_group is not None and lane.fusion_group == fusion_group):
+            elif not lane.holders or (fusion is not None and fusion.joins(lane)):
                 keeps = trial_id in lane.residents
                 rank = (not lane.holders, not keeps, not lane.draining, not lane.ready, len(lane.residents))
                 if best_rank is None or rank < best_rank:
@@ -187,7 +204,7 @@ class Lanes:
         if best is None:
             best = self.start(device_id, commands)
         best.holders[trial_id] = None
-        best.fusion_group = fusion_group
+        best.fusion_group = None if fusion is None else fusion.group
         self.rows_due.add(best.lane_id)
         return best
 
@@ -198,12 +215,12 @@ class Lanes:
         commands: list[Command],
         *,
         gang: bool,
-        fusion_group: str | None = None,
+        fusion: Fusion | None = None,
     ) -> list[LaneRecord]:
         """Gives a trial lanes of its devices: one on each, or for a gang one of them all."""
         if gang:
             return [self._acquire_gang(tuple(device_ids), trial_id, commands)]
-        return [self.acquire(device_id, trial_id, commands, fusion_group) for device_id in device_ids]
+        return [self.acquire(device_id, trial_id, commands, fusion) for device_id in device_ids]
 
     def _acquire_gang(self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command]) -> LaneRecord:
         """Gives a gang an idle lane of exactly these devices; those of other sets that hold nothing are ended."""

@@ -45,7 +45,7 @@ class Lifecycle:
         core = self._core
         devices = core.occupancy.held[trial.row]
         lanes = core.lanes.acquire_all(
-            devices, trial.trial_id, core.commands, gang=trial.spec.gang, fusion_group=trial.fusion_group
+            devices, trial.trial_id, core.commands, gang=trial.spec.gang, fusion=core.fusing.of(trial)
         )
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.timing.placed(trial, lanes, core.now)

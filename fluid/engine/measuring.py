@@ -91,13 +91,14 @@ class Measuring:
         trial.pace.seconds = _smooth(trial.pace.seconds, seconds / self._estimates.stretch(trial))
         trial.pace.model = estimate.model
 
-    def observe_step(self, trial: TrialRecord, event: IterationDone, *, is_first: bool) -> None:
+    def observe_step(self, trial: TrialRecord, event: IterationDone, *, is_first: bool, packs: int | None) -> None:
         """Learns from a step of fused trials, or of one that takes turns with others in its lane.
 
         Args:
             trial: one of them.
             event: its iteration.
             is_first: whether it is the first that reports this step.
+            packs: how many lanes on its device train so many trials; ``None`` if they do not all train as many.
         """
         estimate, rows = self._estimates.of_key(trial), event.rows
         if event.memory is not None:
@@ -109,12 +110,16 @@ class Measuring:
             if is_first:
                 fusing.prepared(seconds, rows, estimate.pace)
             return
-        if is_first and fusing.worth_observing(rows):
-            self._profile.observe(estimate.key, seconds, model=estimate.model, rows=rows)
+        if packs is None:
+            return
+        if is_first and packs == 1 and rows == fusing.rows and event.busy is not None:
+            fusing.busy.append(event.busy)
+        if is_first and fusing.worth_observing(packs, rows):
+            self._profile.observe(estimate.key, seconds, model=estimate.model, co_residents=packs, rows=rows)
             self._update(trial, estimate, event.seconds)
-            if rows == 1:
+            if rows == packs == 1:
                 self._update_other_models(estimate, alone=True)
-        known = rows == 1 or (fusing.rates is not None and rows in fusing.rates.rows)
+        known = packs == 1 and (rows == 1 or (fusing.rates is not None and rows in fusing.rates.rows))
         if known:
             stretch = 1.0 if rows == 1 or fusing.rates is None else fusing.rates.stretch(rows)
             trial.pace.seconds = _smooth(trial.pace.seconds, seconds / stretch)
@@ -122,7 +127,7 @@ class Measuring:
 
     def fusing_changed(self, estimate: KeyEstimate) -> None:
         """Brings an estimate up to date of which a lane has found how far its trials can be fused."""
-        self._estimates.update(estimate, trying_pays=self._trying_pays(estimate))
+        self._estimates.update(estimate, work=self._work_per_device)
         self._note_change(estimate)
 
     def _learn(
@@ -172,7 +177,7 @@ class Measuring:
         records = (self._trials.by_row[row] for row in rows if row in self._trials.by_row)
         for estimate in {id(found): found for found in map(self._estimates.of_key, records)}.values():
             gives_up = len(rows) >= estimate.packing and estimate.add_arrival(self._profile, len(self._occupancy))
-            if gives_up and self._estimates.update(estimate, trying_pays=False):
+            if gives_up and self._estimates.update(estimate, work=0.0):
                 self._note_change(estimate)
 
     def observe_start(self, trial: TrialRecord, seconds: float) -> None:
@@ -195,7 +200,7 @@ class Measuring:
         """Brings a key's estimate up to date with the profile, which learnt from an iteration of a trial."""
         self._learn_first_pace(trial, estimate, seconds)
         packing = estimate.packing
-        if self._estimates.update(estimate, trying_pays=self._trying_pays(estimate)):
+        if self._estimates.update(estimate, work=self._work_per_device):
             self._note_change(estimate)
         if estimate.packing < packing:
             self._rebalancing.check_packing()
@@ -217,16 +222,16 @@ class Measuring:
                     self._note_change(each)
             return
         for other in self._estimates.all_of(estimate.key):
-            if other is not estimate and self._estimates.update(other, trying_pays=self._trying_pays(other)):
+            if other is not estimate and self._estimates.update(other, work=self._work_per_device):
                 self._note_change(other)
 
     def _note_change(self, estimate: KeyEstimate) -> None:
         self.ramp_changes[estimate.key, estimate.model] = estimate
 
-    def _trying_pays(self, estimate: KeyEstimate) -> bool:
-        """Whether the work left repays trying one more co-resident, for which a lane is started, or more fused rows."""
-        worth_trying = estimate.worth_trying if estimate.fusing.is_over else estimate.fusing.worth_trying
-        return self._allocations.work.total >= worth_trying * len(self._occupancy)
+    @property
+    def _work_per_device(self) -> float:
+        """Seconds of work left, which may repay trying what has a cost."""
+        return self._allocations.work.total / max(1, len(self._occupancy))
 
 
 def _as_typical(trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> float:

@@ -65,7 +65,7 @@ class Resizing:
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
         new = [device for device in devices if device not in lane_of]
-        lanes = core.lanes.acquire_all(new, trial.trial_id, core.commands, gang=False, fusion_group=trial.fusion_group)
+        lanes = core.lanes.acquire_all(new, trial.trial_id, core.commands, gang=False, fusion=core.fusing.of(trial))
         lane_of.update(zip(new, [lane.lane_id for lane in lanes], strict=True))
         place.lanes = tuple(lane_of[device] for device in devices)
         place.move = move

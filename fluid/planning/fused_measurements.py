@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from fluid.planning.fused_rates import FusedRates, rows_worth_fusing
 from fluid.planning.measurements import ALONE, Bucket, KeyProfile
 
@@ -31,6 +33,12 @@ def fused_limit(known: KeyProfile, most: int, threshold: float) -> int:
     return rows_worth_fusing(_seconds(known), most, threshold)
 
 
+def fused_packs(known: KeyProfile, rows: int) -> list[float]:
+    """Measured seconds of an iteration with 1, 2, ... packs of so many rows on a device, up to the first gap."""
+    buckets = (known.fused.get((processes, rows)) for processes in itertools.count(1))
+    return [bucket.estimate for bucket in itertools.takewhile(is_measured, buckets) if bucket is not None]
+
+
 def _seconds(known: KeyProfile) -> dict[int, float]:
     """Measured seconds of an iteration by rows, ascending, of a trial alone (1) and of packs alone on a device."""
     packs = {rows: bucket for (processes, rows), bucket in known.fused.items() if processes == 1}
@@ -39,6 +47,8 @@ def _seconds(known: KeyProfile) -> dict[int, float]:
     return {rows: packs[rows].estimate for rows in sorted(packs) if is_measured(packs[rows])}
 
 
-def is_measured(bucket: Bucket) -> bool:
+def is_measured(bucket: Bucket | None) -> bool:
     """Whether the seconds in a bucket are reliable enough to judge by while rows are doubled."""
+    if bucket is None:
+        return False
     return len(bucket.seconds) >= MIN_FUSED_OBSERVATIONS or bucket.measured

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_text
-from fluid.planning.fused_measurements import fused_limit, fused_measured, fused_rates
+from fluid.planning.fused_measurements import fused_limit, fused_measured, fused_packs, fused_rates
 from fluid.planning.fused_rates import FusedRates
 from fluid.planning.json_file import write_json
 from fluid.planning.measurements import (
@@ -58,8 +58,7 @@ _log = logging.getLogger(__name__)
 FORMAT = 4
 #: The version before, without measurements of fused packs.
 _WITHOUT_FUSED = 3
-#: The version before that, which did not tell device models apart either.
-_WITHOUT_MODELS = 2
+_WITHOUT_MODELS = 2  # Nor did the version before that tell device models apart.
 #: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
 DEFAULT_WINDOW = 31
 #: Keeps a clamped overhead inside its half-open interval by more than TOLERANCE.
@@ -70,8 +69,7 @@ class Profile:
     """Learns the speed of trials alone, packed and wide, and their memory (docs/theory.md, section 7).
 
     Pure: no clock, no threads, no randomness. An unknown key is not an error. A method that takes a key also takes a
-    device model, such as ``"NVIDIA H200"``. The default ``None`` means devices of unknown model; if the key was
-    measured on none of these, it means the model that the key was measured on first.
+    device model, such as ``"NVIDIA H200"``. ``None`` means devices of unknown model, or else the key's first model.
 
     Example:
         >>> from fluid import Profile
@@ -128,7 +126,7 @@ class Profile:
             rows: k, trials of the one fused pack that is observed, not each of them; 1 for a trial by itself.
             iterations: how many iterations took ``seconds``.
             memory: the peak memory of one trial in bytes, if measured.
-            busy: share of ``seconds`` in which it kept its device busy, if measured; used of trials alone only.
+            busy: share of ``seconds`` in which it kept its device busy, if measured; used of a trial alone.
         """
         is_fused = require_integer("rows", rows, at_least=1) > 1
         ids = fused_id(co_residents, rows, width) if is_fused else bucket_id(co_residents, width)
@@ -232,8 +230,7 @@ class Profile:
     def fused_rates(self, key: str, model: str | None = None) -> FusedRates | None:
         """T(k)/T(1) of packs alone on a device; ``None`` until a trial alone and a pack were measured."""
         known = self._known(key, model)
-        if known.rates is None:
-            known.rates = fused_rates(known)
+        known.rates = known.rates or fused_rates(known)
         return known.rates
 
     def fused_measured(self, key: str, model: str | None = None) -> int:
@@ -244,11 +241,14 @@ class Profile:
         """The largest power of two of rows, up to ``most``, worth fusing on a device (:func:`fused_limit`)."""
         return fused_limit(self._known(key, model), require_integer("most", most, at_least=1), self.threshold)
 
+    def fused_packs(self, key: str, rows: int, model: str | None = None) -> list[float]:
+        """Measured seconds of an iteration with 1, 2, ... packs of so many rows on a device."""
+        return fused_packs(self._known(key, model), rows)
+
     def alpha(self, key: str, model: str | None = None) -> float:
         """Packing overhead per extra co-resident, in [1, c/(c-1)) for the c measured; 1.0 until measured.
 
-        The weighted median of the slopes between measured buckets (Theil-Sen), which no single bucket of many decides.
-        A value outside the interval is clamped, which is logged once per key.
+        The weighted median of the slopes between measured buckets (Theil-Sen). A value outside the interval is clamped.
         """
         return self._overhead(key, model, "alpha")
 

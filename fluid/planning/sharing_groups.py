@@ -13,11 +13,13 @@ class SharingGroups:
 
     Attributes:
         of: row -> its group; absent for a trial that is in none.
+        rows: group -> how many of its trials share a lane.
     """
 
     def __init__(self, residents: Mapping[int, Sequence[int]]) -> None:
         self._residents = residents
         self.of: dict[int, str] = {}
+        self.rows: dict[str, int] = {}
 
     def agree(self, row: int, index: int) -> bool:
         """Whether a trial may share a device with those that are there."""
@@ -27,6 +29,7 @@ class SharingGroups:
         return all(self.of.get(other) == group for other in self._residents[index])
 
     def lanes(self, index: int, trials: int) -> int:
-        """Lanes in which so many trials run on a device: those of a group run in one, others in one each."""
+        """Lanes in which so many trials run on a device: those of a group share lanes, others have one each."""
         rows = self._residents[index] if self.of else ()
-        return min(trials, 1) if rows and rows[0] in self.of else trials
+        group = self.of.get(rows[0]) if rows else None
+        return trials if group is None else -(-trials // self.rows.get(group, 1))

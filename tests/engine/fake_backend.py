@@ -238,10 +238,8 @@ class FakeBackend:
 
     def _check_company(self, lane_id: int, lane: Lane) -> None:
         """Only trials that may be fused run at once in one lane, and no more of them than the engine may fuse."""
-        of_lane = {name: hosted for name, hosted in lane.hosted.items() if hosted.left and hosted.lanes[0] == lane_id}
-        running = {
-            name: hosted for name, hosted in of_lane.items() if not hosted.finished
-        }  # else it only says so again
+        trials = lane.hosted.items()
+        running = {name: each for name, each in trials if each.left and not each.finished and each.lanes[0] == lane_id}
         if len(running) > 1:
             assert len(running) <= self.max_fused, f"lane {lane_id} is to run {list(running)} at once"
             assert all(self.specs[name].fusible for name in running), f"{list(running)} cannot be fused"
@@ -480,6 +478,7 @@ class FakeBackend:
                 seconds=seconds,
                 metrics={"done": hosted.done},
                 memory=memory,
+                busy=0.3 if rows > 1 else None,
                 rows=rows,
                 settled=settled,
             )
