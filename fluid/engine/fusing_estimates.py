@@ -29,7 +29,8 @@ class FusingEstimate:
         rows: trials to fuse in one process; 1 for none.
         packs: processes on a device, each with a pack of so many rows.
         is_over: whether it is known that none are to be fused, so that processes may be packed.
-        rates: T(k)/T(1) as measured; ``None`` until then.
+        rates: T(k)/T(1) of one pack, as measured; ``None`` until then.
+        measured: the same of all trials on a device, in one pack or several.
         expected: the same, with what is expected of rows that are being tried.
         preparations: seconds that the latest first steps took longer than later ones: they trace or compile.
         observed: (packs, rows) -> steps seen.
@@ -43,6 +44,7 @@ class FusingEstimate:
     packs: int = 1
     is_over: bool = True
     rates: FusedRates | None = None
+    measured: FusedRates | None = None
     expected: FusedRates | None = None
     preparations: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     observed: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -50,9 +52,11 @@ class FusingEstimate:
 
     @property
     def gain(self) -> float:
-        """Iterations per second of a device, relative to a trial alone; 1 until measured."""
-        total = self.rows * self.packs
-        return 1.0 if self.expected is None else total / self.expected.stretch(total)
+        """Iterations per second of a device, relative to a trial alone, as far as measured; 1 until then."""
+        if self.measured is None:
+            return 1.0
+        total = min(self.total, self.measured.rows[-1])
+        return min(total, self.measured.gain(total))  # Above that, T(1) was measured while something else was loading.
 
     @property
     def total(self) -> int:
@@ -119,7 +123,8 @@ class FusingEstimate:
             self.busy.clear()
         seconds = profile.fused_packs(key, self.rows, model) if self.is_settled else []
         self.packs = self._packs(seconds, profile.threshold, trying_packs_pays) if seconds else 1
-        self.expected = self._expected(seconds)
+        self.measured = self._measured(seconds)
+        self.expected = _extended(self.measured, self.total)
 
     def _packs(self, seconds: list[float], threshold: float, trying_pays: bool) -> int:
         """The packs of ``rows`` to have on a device, by the measured seconds of an iteration with 1, 2, ... of them."""
@@ -135,15 +140,13 @@ class FusingEstimate:
         pays = marginal_benefit(packs + 1, max(seconds[-1], least), seconds[-1]) > threshold
         return packs + 1 if pays else packs
 
-    def _expected(self, seconds: list[float]) -> FusedRates | None:
-        rates = _extended(self.rates, self.rows)
-        if rates is None or not seconds:
-            return rates
-        alone = seconds[0] / rates.stretch(self.rows)
-        known = zip(rates.rows, rates.stretches, strict=True)
+    def _measured(self, seconds: list[float]) -> FusedRates | None:
+        if self.rates is None or not seconds:
+            return self.rates
+        alone = seconds[0] / self.rates.stretch(self.rows)
+        known = zip(self.rates.rows, self.rates.stretches, strict=True)
         table = {rows: stretch for rows, stretch in known if rows <= self.rows}
-        table |= {packs * self.rows: each / alone for packs, each in enumerate(seconds, 1)}
-        return _extended(FusedRates.of(table), self.total)
+        return FusedRates.of(table | {packs * self.rows: each / alone for packs, each in enumerate(seconds, 1)})
 
 
 def _extended(rates: FusedRates | None, rows: int) -> FusedRates | None:

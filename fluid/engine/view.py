@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fluid.engine.estimates import Estimates
+from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import GroupRecord, TrialRecord
 from fluid.engine.trials import Trials
@@ -102,8 +103,17 @@ def seconds_left(trials: Iterable[TrialRecord], occupancy: Occupancy, estimates:
     if not occupancy or not any(estimates.is_measured(trial) for trial in unended):
         return None
     longest = max(estimates.seconds_left(trial) for trial in unended)
-    work = sum(estimates.height(trial) * ((trial.fixed_width or 1) if trial.spec.gang else 1) for trial in unended)
+    beside = -(-len(unended) // len(occupancy))
+    work = sum(estimates.height(trial) * _devices_of(trial, estimates.of_key(trial), beside) for trial in unended)
     return max(longest, work / len(occupancy))
+
+
+def _devices_of(trial: TrialRecord, key: KeyEstimate, beside: int) -> float:
+    """How many devices a trial takes for its runtime alone; less than one if it is fused, of so many on a device."""
+    if trial.spec.gang:
+        return float(trial.fixed_width or 1)
+    rows = min(key.fusing.total, beside)
+    return key.stretch(1.0 / rows) / rows
 
 
 def _group_view(group: GroupRecord, trials: Trials) -> GroupView:
