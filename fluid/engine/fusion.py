@@ -160,13 +160,21 @@ class Fusing:
     # -- measuring -----------------------------------------------------------------------------------------
 
     def observe(self, trial: TrialRecord, event: IterationDone) -> bool:
-        """Learns from an iteration of a trial that shares its lane; returns whether it does.
+        """Learns from an iteration of a trial that shares its lane; returns whether it has.
 
-        All rows of a step report the same seconds: the profile learns from the first of them.
+        All rows of a step report the same seconds: the profile learns from the first of them. It learns from the first
+        iteration of a trial alone, too, where the lane has trained its like before: in a sweep whose trials run one
+        iteration each at first, nothing would be measured otherwise.
         """
         lane = self._lanes.get(event.lane_id)
-        if lane is None or (event.rows == 1 and len(lane.holders) <= 1):
+        if lane is None:
             return False
+        key = trial.spec.profile_key
+        has_trained_like, lane.trained_key = lane.trained_key == key, key
+        if event.rows == 1 and len(lane.holders) <= 1:
+            is_alone = trial.fusion_group is not None and len(trial.placement.lanes) == 1
+            if not is_alone or trial.pace.settled or not has_trained_like:
+                return False
         is_first, lane.step_at = event.at != lane.step_at, event.at
         self._measuring.observe_step(trial, event, is_first=is_first, packs=self._packs(lane, event.rows))
         return True

@@ -94,15 +94,16 @@ class RowSteps:
         residents.begin_step(rows, begun)
         residents.fused.fuse(pack, rows)
         fused, order = pack.fused, list(pack.fused_rows)
-        traced, is_settled = fused.traced, pack.stepped == frozenset(rows)
+        traced, has_changed = fused.traced, pack.stepped != frozenset(rows)
         fused.remember()
         try:
             results = [step_of(metrics, "step()") for metrics in fused.step()]
-            took = residents.end_step(rows, settle=not is_settled)
+            took = residents.end_step(rows, settle=has_changed)
         except BaseException:
             fused.restore()
             raise
-        is_settled = is_settled and fused.traced == traced
+        # Tracing, and the self-check before it, come once; rows come and go as long as the sweep lasts.
+        is_settled = fused.traced == traced
         reports = []
         for row, result in zip(order, results, strict=True):
             with self._failures.user_code(row):
