@@ -280,7 +280,7 @@ class IterationDone(Event):
         memory: peak device memory, if measured.
         finished: whether the trial has no more to do, whatever its budget.
         busy: share of the iteration in which it kept its device busy, if measured.
-        rows: fused trials, this one included, that did it in one step; ``settled`` if none had just come or gone.
+        rows: fused trials, this one included, that did it in one step; ``settled`` if it prepared nothing.
     """
 
     trial_id: str

@@ -279,7 +279,7 @@ class ResidentIterated(NamedTuple):
     ``metrics`` are plain values in a dict, or :class:`fluid.trainables.pickling.Packed`. ``memory`` is (persistent,
     ephemeral) bytes, and ``busy`` the share that a meter of :mod:`fluid.lane.gpu_busy_meter` measured. ``rows`` trials,
     this one included, trained in one step, which took ``seconds``; all of them report it with the same ``at``.
-    ``settled`` is false for the first step after rows came or went: its seconds say nothing of later ones.
+    ``settled`` is false for a step that also traced its programs: its seconds say nothing of later ones.
     """
 
     at: float

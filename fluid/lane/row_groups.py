@@ -18,7 +18,7 @@ from fluid.lane.work_queue import SWITCH_SLACK_S, ResidentTrial, WorkQueue
 #: seconds; and for all of them for so many times as long. To go without a row costs a further step for that one.
 _GATHER_SHARE = 0.1
 _SHORTEST_GATHER_S = 0.002
-_LONGEST_GATHER_S = 0.02
+_LONGEST_GATHER_S = 0.1
 _GATHER_TIMES = 5
 
 
@@ -174,7 +174,9 @@ class RowGroups:
             return Turn((self._queue.next(policy, current),))
         units = self._units()
         now = self._clock.now()
-        waits = [-math.inf if unit.pack is None else unit.pack.waits_until(now) for unit in units]
+        waits = [
+            -math.inf if unit.pack is None or self._is_full(unit) else unit.pack.waits_until(now) for unit in units
+        ]
         ready = [unit for unit, until in zip(units, waits, strict=True) if until <= now]
         if not ready:
             return Turn((), wait=min(waits) - now)
@@ -184,6 +186,10 @@ class RowGroups:
         last = next((number for number, unit in enumerate(ready) if current in unit.rows), None)
         chosen = choose(policy, works, current=last, slack=SWITCH_SLACK_S)
         return ready[works.index(chosen)]
+
+    def _is_full(self, unit: Turn) -> bool:
+        """Whether a pack has all rows that it may have, so that there is nothing to wait for."""
+        return unit.pack is not None and len(unit.rows) >= min(self.most, unit.pack.group.most)
 
     def _units(self) -> list[Turn]:
         """Returns what could run next, in the order of the queue."""
@@ -206,9 +212,17 @@ class RowGroups:
     def _divide(self, group: RowGroup, ready: Iterable[ResidentTrial]) -> None:
         """Divides residents with iterations left, and those awaited, into packs; keeps packs as they are if it can."""
         packs = group.packs
+        most = min(self.most, group.most)
         members = dict.fromkeys(ready)
-        members.update(dict.fromkeys(row for pack in packs for row in pack.rows if row in pack.awaited))
-        size = _size_of_packs(len(members), min(self.most, group.most))
+        awaited = [(pack, row) for pack in packs for row in pack.rows if row in pack.awaited]
+        room = max(most, sum(len(pack.rows) for pack in packs))
+        if len(members) + len(awaited) > room:  # The driver has placed others in their stead.
+            staying = max(0, int(room) - len(members))
+            for pack, row in awaited[staying:]:
+                pack.awaited.remove(row)
+            del awaited[staying:]
+        members.update(dict.fromkeys(row for _, row in awaited))
+        size = _size_of_packs(len(members), most)
         placed = {row for pack in packs for row in pack.rows}
         wanted = -(-len(members) // size)
         if placed == members.keys() and len(packs) == wanted and all(len(pack.rows) <= size for pack in packs):

@@ -61,18 +61,18 @@ class RowSteps:
         Where a step raises, halves of the pack step by themselves, down to the trial that raises alone. Only that one
         fails.
         """
-        begun = self._clock.now()
+        begun, was_checked = self._clock.now(), pack.group.is_checked
         if len(rows) == 1 or self._may_fuse(pack.group, rows):
-            self._iterate(pack, rows, begun)
+            self._iterate(pack, rows, begun, was_checked=was_checked)
             self._residents.fused.groups.note_step(pack, rows, self._clock.now() - begun)
 
-    def _iterate(self, pack: RowPack, rows: Sequence[ResidentTrial], begun: float) -> None:
+    def _iterate(self, pack: RowPack, rows: Sequence[ResidentTrial], begun: float, *, was_checked: bool = True) -> None:
         if len(rows) == 1:
             self._residents.fused.separate(rows[0])
             self._iterate_alone(rows[0])
             return
         try:
-            self._step(pack, rows, begun)
+            self._step(pack, rows, begun, was_checked=was_checked)
             return
         except BaseException as error:
             is_for_memory, reason = is_out_of_memory(error), one_line(error)
@@ -88,7 +88,7 @@ class RowSteps:
         if all(self._residents.get(row.trial_id) is row for row in rows) and pack.group.most > 1:
             self._limit(pack.group, rows[0], 1, f"only in a pack, the trials raise {reason}")
 
-    def _step(self, pack: RowPack, rows: Sequence[ResidentTrial], begun: float) -> None:
+    def _step(self, pack: RowPack, rows: Sequence[ResidentTrial], begun: float, *, was_checked: bool) -> None:
         """Runs an iteration of rows as one; the state of all is as before if that raises."""
         residents = self._residents
         residents.begin_step(rows, begun)
@@ -103,7 +103,7 @@ class RowSteps:
             fused.restore()
             raise
         # Tracing, and the self-check before it, come once; rows come and go as long as the sweep lasts.
-        is_settled = fused.traced == traced
+        is_settled = was_checked and fused.traced == traced
         reports = []
         for row, result in zip(order, results, strict=True):
             with self._failures.user_code(row):

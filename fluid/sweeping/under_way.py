@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from fluid.executor import FluidExecutor
 from fluid.sweeping.plan import SweepPlan
+from fluid.trainables.trainable import is_fusible
 
 #: Trials under way for each device, if they start one after another: four, as many as may be packed on it by default,
 #: and one that waits for a place.
 _PER_DEVICE = 5
+#: The same for trials that can be fused, until it is measured how many are: what is under way must repay trying it.
+_PER_DEVICE_FUSIBLE = 16
 #: The same for each row of the largest fused pack so far: twice as many rows may be tried next, and some trials wait.
 _PER_ROW = 3
 
@@ -35,7 +38,8 @@ class UnderWay:
         if plan.learns:
             self._most = self._devices + 1
         elif plan.algorithm == "asha" or plan.samples is None:
-            self._most, self._follows_rows = self._devices * _PER_DEVICE, True
+            per_device = _PER_DEVICE_FUSIBLE if is_fusible(plan.trainable) else _PER_DEVICE
+            self._most, self._follows_rows = self._devices * per_device, True
 
     def has_room(self, under_way: int) -> bool:
         """Whether a further trial may start beside so many."""
