@@ -55,7 +55,7 @@ def test_a_trial_runs_alone_first() -> None:
     ],
 )
 def test_rows_double_while_that_pays(seconds: dict[int, float], rows: int) -> None:
-    found = estimate(observed(seconds))
+    found = estimate(observed(seconds), packs=1)
     assert (found.rows, found.packs, found.is_over) == (rows, 1, False)
 
 
