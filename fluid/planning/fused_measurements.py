@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
+from typing import TypeGuard
 
 from fluid.planning.fused_rates import FusedRates, rows_worth_fusing
-from fluid.planning.measurements import ALONE, Bucket, KeyProfile
+from fluid.planning.measurements import ALONE, HOPELESS, Bucket, KeyProfile
 
 #: Observations after which the seconds of a pack count as measured. Fewer than of other buckets: while rows are
 #: doubled, all trials of the pack wait for them, and doubling errs by a factor of two at most.
@@ -40,14 +42,26 @@ def fused_packs(known: KeyProfile, rows: int) -> list[float]:
 
 
 def _seconds(known: KeyProfile) -> dict[int, float]:
-    """Measured seconds of an iteration by rows, ascending, of a trial alone (1) and of packs alone on a device."""
+    """Measured seconds of an iteration by rows, ascending, of a trial alone (1) and of packs alone on a device.
+
+    One step suffices of rows that take far longer than so many trials one by one.
+    """
     packs = {rows: bucket for (processes, rows), bucket in known.fused.items() if processes == 1}
-    if ALONE in known.buckets:
-        packs[1] = known.buckets[ALONE]
-    return {rows: packs[rows].estimate for rows in sorted(packs) if is_measured(packs[rows])}
+    alone = known.buckets.get(ALONE)
+    if is_measured(alone):
+        packs[1] = alone
+        hopeless = HOPELESS * alone.estimate
+    else:
+        hopeless = math.inf
+    found = {rows: packs[rows] for rows in sorted(packs)}
+    return {
+        rows: bucket.estimate
+        for rows, bucket in found.items()
+        if is_measured(bucket) or min(bucket.seconds) > rows * hopeless
+    }
 
 
-def is_measured(bucket: Bucket | None) -> bool:
+def is_measured(bucket: Bucket | None) -> TypeGuard[Bucket]:
     """Whether the seconds in a bucket are reliable enough to judge by while rows are doubled."""
     if bucket is None:
         return False

@@ -108,3 +108,12 @@ def test_no_pack_is_added_beside_one_that_keeps_the_device_busy() -> None:
 
 def test_a_gain_above_the_rows_is_noise() -> None:
     assert estimate(observed({1: 1.0, 2: 0.5})).gain == 2.0
+
+
+def test_one_step_suffices_where_fusing_is_hopeless() -> None:
+    profile = observed({1: 1.0})
+    profile.observe("net", 2.9, rows=2)
+    assert not estimate(profile).is_over
+    profile = observed({1: 1.0})
+    profile.observe("net", 3.1, rows=2)
+    assert estimate(profile).is_over
