@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
@@ -18,9 +19,11 @@ from fluid.fused.programs import RowPrograms, RowTensors
 from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator
 from fluid.fused.refusal import FusionError
 from fluid.fused.snapshot import PackSnapshot
-from fluid.fused.stacked_model import StackedModel
-from fluid.fused.stacked_optimizers import StackedSteps, stacked_optimizer
+from fluid.fused.stacked_model import Matrices, StackedModel
+from fluid.fused.stacked_optimizers import StackedSteps, TrainingTensors, stacked_optimizer
+from fluid.fused.step_graphs import StepGraphs, capture_on
 from fluid.fused.trainable import FusedState, FusedTrainable, record_sites, shape_of
+from fluid.fused.training_step import TrainingRows
 
 #: On a CPU, rows train in blocks of equal size, each for a whole iteration: at most as many rows as have parameters,
 #: gradients and states of about this many bytes, which then stay near the core. Fewer than 8 rows are not worth the
@@ -90,6 +93,8 @@ class FusedPack:
         self._has_dropout = first._fused.has_dropout
         self._has_evaluation = type(first).evaluate is not FusedTrainable.evaluate
         self._programs = RowPrograms(first, self.key)
+        new_capture = capture_on(first.device)
+        self._graphs = None if new_capture is None else StepGraphs(new_capture)
         self._share_data(new)
         self._model = StackedModel([trial.model for trial in new])
         self._optimizer = stacked_optimizer(self._model.layout, new, self._device)
@@ -111,8 +116,8 @@ class FusedPack:
 
     @property
     def traced(self) -> int:
-        """Programs traced so far: a step that traces one takes longer than later ones."""
-        return self._programs.traced
+        """Programs traced so far, and steps captured: a step that does so takes longer than later ones."""
+        return self._programs.traced + (0 if self._graphs is None else self._graphs.captured)
 
     def step(self) -> list[dict[str, Any]]:
         """Runs one iteration of every trial; returns their metrics, in the order of :attr:`trials`.
@@ -220,12 +225,14 @@ class FusedPack:
         #: How to draw masks, by first row and shape of the batch.
         self._mask_plans: dict[Any, MaskPlan] = {}
         layout = self._model.layout
+        if self._graphs is not None and not trials:
+            self._graphs.drop()
         longest = max((block.stop - block.start for block in self._blocks), default=0)
         self._gradients = layout.empty(longest, self._device)
 
     def _divide(self, rows: int) -> list[slice]:
         """Returns the rows in blocks."""
-        if self._device.type != "cpu":
+        if self._device.type != "cpu" or self._graphs is not None:
             return [slice(0, rows)] if rows else []
         limit = max(_LEAST_ROWS, _BLOCK_BYTES // (_MATRICES * self._model.layout.row_bytes))
         blocks = math.ceil(rows / limit)
@@ -252,28 +259,31 @@ class FusedPack:
             state.steps += count
             state.position = state.position.after(count, len(state.data))
         self._optimizer.finish(self.trials)
+        if self._graphs is not None and not self._graphs.is_worthwhile:
+            self._graphs = None
         return losses  # type: ignore[no-any-return]
 
     def _train_block(self, rows: slice, steps: StackedSteps, count: int) -> torch.Tensor:
         """Trains some rows; returns their mean losses, ``float64 (rows,)``."""
         trials = self.trials[rows]
-        tensors = self._tensors(rows)
-        gradients = {dtype: matrix[: len(trials)] for dtype, matrix in self._gradients.items()}
-        by_name = self._model.layout.views(gradients)
-        views = [by_name[name] for name in self._programs.trained_names]
+        training = self._training_rows(rows)
         generators = [
             own_generator(self._device, trial._fused.seed, Purpose.DROPOUT, trial.iteration, 0) for trial in trials
         ]
         datas, positions = zip(*((trial._fused.data, trial._fused.position) for trial in trials), strict=True)
-        total, samples = torch.zeros(len(trials), dtype=torch.float64, device=self._device), 0
+        samples = 0
+        if self._graphs is not None:
+            self._graphs.begin(training, steps)
         for number, batch in enumerate(row_train_batches(datas, positions, count, self._device)):
             masks = self._masks(rows, batch.batch, generators)
-            found, losses = self._programs.train(tensors, masks, batch)
-            torch._foreach_copy_(views, list(found))
-            steps.apply(number, rows, self._model.matrices, gradients)
-            total += losses.double() * batch.samples
+            if self._graphs is not None:
+                self._graphs.step(number, masks, batch)
+            else:
+                training.step(masks, batch, partial(steps.apply, number, rows))
             samples += batch.samples
-        return total / samples
+        if self._graphs is not None:
+            self._graphs.finish()
+        return training.losses / samples
 
     def _evaluate(self, limit: int | None = None) -> dict[str, list[float]]:
         """Evaluates all trials, on so many batches if there is a limit; returns each one's means, by name."""
@@ -302,6 +312,18 @@ class FusedPack:
             [shared[name] if name in shared else others[name][rows] for name in names],
             tuple(name in shared for name in names),
         )
+
+    def _training_rows(self, rows: slice) -> TrainingRows:
+        """Returns views of the pack's tensors."""
+
+        def part(matrices: Matrices) -> Matrices:
+            return {dtype: matrix[rows] for dtype, matrix in matrices.items()}
+
+        gradients = {dtype: matrix[: rows.stop - rows.start] for dtype, matrix in self._gradients.items()}
+        states = {name: part(matrices) for name, matrices in self._optimizer.states.items()}
+        tensors = TrainingTensors(part(self._model.matrices), states, gradients)
+        inputs = self._tensors(rows)
+        return TrainingRows(self._model.layout, self._programs, tensors, inputs.others, inputs.is_shared)
 
     def _masks(self, rows: slice, batch: Any, generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
         if not self._has_dropout:

@@ -6,8 +6,9 @@ Parameters, gradients and states are matrices ``(rows, numbers)``, one for each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -17,6 +18,16 @@ from fluid.fused.trainable import FusedTrainable
 
 #: Of each row, the state of its trial's own optimizer, by parameter; ``None`` where that has views of the stacked ones.
 OwnStates = list[dict[Any, dict[str, Any]] | None]
+#: Returns a hyperparameter of the rows that make a step, by name and by the type of what it is multiplied with.
+Column = Callable[[str, torch.dtype], torch.Tensor]
+
+
+class TrainingTensors(NamedTuple):
+    """What an optimizer reads and writes, of some rows: ``(rows, numbers)`` by type; states by PyTorch's name."""
+
+    parameters: Matrices
+    states: dict[str, Matrices]
+    gradients: Matrices
 
 
 class StackedOptimizer:
@@ -134,11 +145,14 @@ class StackedSteps:
         optimizer: whose states are changed.
         trials: of all rows.
         steps: how many.
+
+    Attributes:
+        terms: which terms a step computes: what rows are given more than their columns.
     """
 
     def __init__(self, optimizer: StackedOptimizer, trials: Sequence[FusedTrainable], steps: int) -> None:
         self._optimizer = optimizer
-        self._device = optimizer._device
+        self._steps, self._rows = steps, len(trials)
         specs = [trial._fused.spec for trial in trials]
         done = [trial._fused.steps for trial in trials]
         rates = [
@@ -150,59 +164,95 @@ class StackedSteps:
         self._count = (torch.tensor(done) + torch.arange(1, steps + 1).unsqueeze(-1)).unsqueeze(-1).double()
         self._decay = _column([spec.weight_decay for spec in specs])
         self._has_decay = any(spec.weight_decay for spec in specs)
-        norms = [spec.clip_norm for spec in specs]
-        self._clips = any(norm is not None for norm in norms)
-        self._clip_norm = self._column(_column([0.0 if norm is None else norm for norm in norms]))
-        self._is_clipped = _column([norm is not None for norm in norms]).bool().to(self._device)
+        norms = [math.inf if spec.clip_norm is None else spec.clip_norm for spec in specs]
+        self._clips = any(math.isfinite(norm) for norm in norms)
+        #: Hyperparameters by name: ``(rows, 1)``, or for each step ``(steps, rows, 1)`` or ``(steps, rows, groups)``.
+        self._columns: dict[str, _Columns] = {}
+        if self._clips:
+            self._add_columns(clip_norm=_column(norms))
+        self.terms: tuple[bool, ...] = (self._has_decay, self._clips)
 
-    def apply(self, step: int, rows: slice, parameters: Matrices, gradients: Matrices) -> None:
+    def apply(self, step: int, rows: slice, training: TrainingTensors) -> None:
         """Makes one step of some rows.
 
         Args:
             step: its number among these steps.
             rows: which.
-            parameters: all rows' parameters.
-            gradients: of these rows only; overwritten.
+            training: theirs; the gradients are overwritten.
+        """
+        self.change(training, lambda name, dtype: self._columns[name].at(dtype, step, rows))
+
+    def change(self, training: TrainingTensors, column: Column) -> None:
+        """Makes a step with hyperparameters that are given. What it does follows from :attr:`terms` alone.
+
+        Args:
+            training: of rows; the gradients are overwritten.
+            column: returns a hyperparameter of these rows.
         """
         if self._clips:
-            self._clip(rows, gradients)
-        for dtype, gradient in gradients.items():
-            self._update(step, rows, dtype, parameters[dtype][rows], gradient)
+            self._clip(training.gradients, column)
+        for dtype, gradient in training.gradients.items():
+            states = {name: matrices[dtype] for name, matrices in training.states.items()}
+            self._update(training.parameters[dtype], states, gradient, column)
 
-    def _clip(self, rows: slice, gradients: Matrices) -> None:
+    def table(self, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, slice]]:
+        """Returns all columns of all steps, ``(steps, rows, width)``, and where each is in the width.
+
+        Args:
+            dtype: of what they are multiplied with.
+        """
+        parts, places, begin = [], {}, 0
+        for name, columns in self._columns.items():
+            part = columns[dtype]
+            parts.append(part.expand(self._steps, self._rows, part.shape[-1]))
+            places[name] = slice(begin, begin := begin + part.shape[-1])
+        return torch.cat(parts, dim=-1), places
+
+    def _add_columns(self, **columns: torch.Tensor) -> None:
+        """Adds hyperparameters, given in float64 on the CPU."""
+        device = self._optimizer._device
+        self._columns |= {name: _Columns(values, device) for name, values in columns.items()}
+
+    def _clip(self, gradients: Matrices, column: Column) -> None:
         each = [torch.linalg.vector_norm(gradient, dim=1, keepdim=True) for gradient in gradients.values()]
         norm = each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each), dim=0)
-        factor = (self._clip_norm[norm.dtype][rows] / (norm + 1e-6)).clamp(max=1.0)
-        factor = torch.where(self._is_clipped[rows], factor, 1.0)
+        limit = column("clip_norm", norm.dtype)
+        # Without a limit, the gradient stays as it is, even where it is infinite.
+        factor = torch.where(limit.isinf(), 1.0, (limit / (norm + 1e-6)).clamp(max=1.0))
         for gradient in gradients.values():
             gradient.mul_(factor)
 
     def _update(
-        self, step: int, rows: slice, dtype: torch.dtype, parameters: torch.Tensor, gradient: torch.Tensor
+        self, parameters: torch.Tensor, states: dict[str, torch.Tensor], gradient: torch.Tensor, column: Column
     ) -> None:
+        """Changes the parameters and states of one type."""
         raise NotImplementedError
 
-    def _column(self, values: torch.Tensor) -> _Columns:
-        return _Columns(values, self._device)
-
-    def _of_numbers(self, columns: _Columns, dtype: torch.dtype, step: int, rows: slice) -> torch.Tensor:
-        """Returns what depends on the learning rate in one step: ``(rows, 1)``, or ``(rows, numbers)`` by group."""
-        values = columns[dtype][step, rows]
+    def _of_numbers(self, name: str, dtype: torch.dtype, column: Column) -> torch.Tensor:
+        """Returns what depends on the learning rate: ``(rows, 1)``, or ``(rows, numbers)`` by group."""
+        values = column(name, dtype)
         groups = self._optimizer.groups.get(dtype)
         return values if groups is None else values.index_select(1, groups)
 
 
 class _Columns:
-    """Hyperparameters on the device, by the type of what they are multiplied with.
-
-    Types of less than 32 bits are multiplied with ones of 32, as PyTorch's optimizers do.
-    """
+    """A hyperparameter on the device, by the type of what it is multiplied with."""
 
     def __init__(self, values: torch.Tensor, device: torch.device) -> None:
         self._of = {dtype: values.to(device, dtype) for dtype in (torch.float32, torch.float64)}
 
     def __getitem__(self, dtype: torch.dtype) -> torch.Tensor:
-        return self._of[torch.float64 if dtype == torch.float64 else torch.float32]
+        return self._of[wide(dtype)]
+
+    def at(self, dtype: torch.dtype, step: int, rows: slice) -> torch.Tensor:
+        """Returns it for one step of some rows."""
+        values = self[dtype]
+        return values[rows] if values.dim() == 2 else values[step, rows]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Returns the type of hyperparameters of numbers of a type: as in PyTorch's optimizers, it has at least 32 bits."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _column(values: Sequence[float]) -> torch.Tensor:
@@ -251,29 +301,28 @@ class _SGDSteps(StackedSteps):
         self._nesterov = specs[0].nesterov
         self._has_momentum = any(spec.momentum for spec in specs)
         self._has_dampening = any(spec.dampening for spec in specs)
-        self._momentum = self._column(_column([spec.momentum for spec in specs]))
+        self.terms += (self._nesterov, self._has_momentum, self._has_dampening)
         # A row without momentum uses its gradient as it is, and so does a row's first step with momentum.
-        later = [1.0 - spec.dampening if spec.momentum else 1.0 for spec in specs]
-        first = [share if has_begun else 1.0 for share, has_begun in zip(later, started, strict=True)]
-        self._first_share, self._share = self._column(_column(first)), self._column(_column(later))
-        self._weight_decay = self._column(self._decay)
-        self._rate = self._column(-self._lr)
+        share = _column([1.0 - spec.dampening if spec.momentum else 1.0 for spec in specs]).repeat(steps, 1, 1)
+        share[0, [not has_begun for has_begun in started]] = 1.0
+        momentum = _column([spec.momentum for spec in specs])
+        self._add_columns(momentum=momentum, share=share, weight_decay=self._decay, rate=-self._lr)
 
     def _update(
-        self, step: int, rows: slice, dtype: torch.dtype, parameters: torch.Tensor, gradient: torch.Tensor
+        self, parameters: torch.Tensor, states: dict[str, torch.Tensor], gradient: torch.Tensor, column: Column
     ) -> None:
+        dtype = gradient.dtype
         if self._has_decay:
-            gradient.addcmul_(parameters, self._weight_decay[dtype][rows])
+            gradient.addcmul_(parameters, column("weight_decay", dtype))
         change = gradient
         if self._has_momentum:
-            momentum, buffer = self._momentum[dtype][rows], self._optimizer.states["momentum_buffer"][dtype][rows]
+            momentum, buffer = column("momentum", dtype), states["momentum_buffer"]
             if self._has_dampening:
-                share = self._share if step else self._first_share
-                buffer.mul_(momentum).addcmul_(gradient, share[dtype][rows])
+                buffer.mul_(momentum).addcmul_(gradient, column("share", dtype))
             else:
                 buffer.mul_(momentum).add_(gradient)
             change = gradient.addcmul_(buffer, momentum) if self._nesterov else buffer
-        parameters.addcmul_(change, self._of_numbers(self._rate, dtype, step, rows))
+        parameters.addcmul_(change, self._of_numbers("rate", dtype, column))
 
 
 class StackedAdam(StackedOptimizer):
@@ -297,29 +346,33 @@ class _AdamSteps(StackedSteps):
         specs = [spec for trial in trials if isinstance(spec := trial._fused.spec, Adam)]
         self._is_decoupled = isinstance(specs[0], AdamW)
         first, second = (_column([spec.betas[number] for spec in specs]) for number in (0, 1))
-        self._first, self._first_share = self._column(first), self._column(1.0 - first)
-        self._second, self._second_share = self._column(second), self._column(1.0 - second)
-        self._eps = self._column(_column([spec.eps for spec in specs]))
-        self._rate = self._column(-self._lr / (1.0 - first**self._count))
-        self._scale = self._column((1.0 - second**self._count).rsqrt())
-        decay = 1.0 - self._lr * self._decay if self._is_decoupled else self._decay
-        self._weight_decay = self._column(decay)
+        self._add_columns(
+            first=first,
+            first_share=1.0 - first,
+            second=second,
+            second_share=1.0 - second,
+            eps=_column([spec.eps for spec in specs]),
+            rate=-self._lr / (1.0 - first**self._count),
+            scale=(1.0 - second**self._count).rsqrt(),
+            weight_decay=1.0 - self._lr * self._decay if self._is_decoupled else self._decay,
+        )
 
     def _update(
-        self, step: int, rows: slice, dtype: torch.dtype, parameters: torch.Tensor, gradient: torch.Tensor
+        self, parameters: torch.Tensor, states: dict[str, torch.Tensor], gradient: torch.Tensor, column: Column
     ) -> None:
-        mean, square = (self._optimizer.states[name][dtype][rows] for name in StackedAdam.names)
+        dtype = gradient.dtype
+        mean, square = (states[name] for name in StackedAdam.names)
         if self._is_decoupled:
-            parameters.mul_(self._of_numbers(self._weight_decay, dtype, step, rows))
+            parameters.mul_(self._of_numbers("weight_decay", dtype, column))
         elif self._has_decay:
-            gradient.addcmul_(parameters, self._weight_decay[dtype][rows])
-        mean.mul_(self._first[dtype][rows]).addcmul_(gradient, self._first_share[dtype][rows])
+            gradient.addcmul_(parameters, column("weight_decay", dtype))
+        mean.mul_(column("first", dtype)).addcmul_(gradient, column("first_share", dtype))
         gradient.mul_(gradient)
-        square.mul_(self._second[dtype][rows]).addcmul_(gradient, self._second_share[dtype][rows])
+        square.mul_(column("second", dtype)).addcmul_(gradient, column("second_share", dtype))
         root = torch.sqrt(square, out=gradient)
-        root.mul_(self._scale[dtype][step, rows]).add_(self._eps[dtype][rows])
+        root.mul_(column("scale", dtype)).add_(column("eps", dtype))
         change = torch.div(mean, root, out=gradient)
-        parameters.addcmul_(change, self._of_numbers(self._rate, dtype, step, rows))
+        parameters.addcmul_(change, self._of_numbers("rate", dtype, column))
 
 
 def stacked_optimizer(layout: Layout, trials: Sequence[FusedTrainable], device: torch.device) -> StackedOptimizer:
