@@ -32,7 +32,7 @@ class CudaCapture:
             Exception: what the function raises, or CUDA about what cannot be captured. The current stream is as before.
         """
         with torch.cuda.device(self._device):
-            current, side = torch.cuda.current_stream(), _side_stream(self._device)
+            current, side = torch.cuda.current_stream(), _side_stream(torch.cuda.current_device())
             try:
                 side.wait_stream(current)
                 with torch.cuda.stream(side):
@@ -51,6 +51,6 @@ class CudaCapture:
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns the stream that work is captured on: one for all packs, as libraries keep a workspace for each stream."""
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """Returns a GPU's stream to capture on: one for all packs, as libraries keep a workspace for each stream."""
     return torch.cuda.Stream(device)
