@@ -211,6 +211,63 @@ def test_it_changes_no_state_and_raises_what_the_user_raises() -> None:
         why_not_fused(Classifier, {}, steps=0)
 
 
+# -- rounding -----------------------------------------------------------------------------------------------------
+
+
+class Kinked(Single):
+    """Rounding decides where ReLU and max pooling have their kinks: its trainings differ by far more than rounding."""
+
+    def build(self, config: dict[str, Any]) -> nn.Module:
+        def block(channels: int, maps: int) -> list[nn.Module]:
+            return [nn.Conv2d(channels, maps, 3, padding=1), nn.BatchNorm2d(maps), nn.ReLU(), nn.MaxPool2d(2)]
+
+        return nn.Sequential(*block(3, 8), *block(8, 16), nn.Flatten(), nn.Linear(256, 5))
+
+    def data(self, config: dict[str, Any], seed: int) -> TensorData:
+        x = torch.rand(64, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        return TensorData([x, torch.arange(64) % 5], batch_size=32, seed=seed)
+
+    @classmethod
+    def reasons(cls) -> list[str | None]:
+        configs = [{"optimizer": {"lr": 0.1, "momentum": 0.5}, "seed": seed} for seed in range(0, 16, 2)]
+        return [why_not_fused(cls, config, steps=6) for config in configs]
+
+
+def test_what_is_but_rounding_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Kinked.reasons() == [None] * 8
+    monkeypatch.setattr("fluid.fused.check._AMPLIFIED", 0.0)
+    refused = [reason for reason in Kinked.reasons() if reason is not None]
+    assert refused and all("where 1e-05 is allowed" in reason for reason in refused)
+
+
+def test_rounding_in_a_model_that_cannot_be_in_double_precision_is_refused() -> None:
+    class Cast(Kinked):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            x, y = batch
+            return super().loss(model, (x.float(), y))
+
+    assert any(Cast.reasons())
+
+
+def test_small_differences_that_are_not_rounding_are_refused_and_shared_parts_stay_as_they_are() -> None:
+    shared = nn.Linear(36, 36).requires_grad_(False)
+
+    class Counting(Single):
+        class Net(nn.Linear):
+            calls = 0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls += 1
+                return super().forward(x) * (1 + 1e-3 * self.calls)
+
+        def build(self, config: dict[str, Any]) -> nn.Module:
+            return nn.Sequential(nn.Flatten(), shared, self.Net(36, 5))
+
+    reason = why_not_fused(Counting, {})
+    assert reason is not None and "where 1e-05 is allowed" in reason
+    assert shared.weight.dtype == torch.float32
+
+
 # -- keys ---------------------------------------------------------------------------------------------------------
 
 
