@@ -32,7 +32,8 @@ class FusingEstimate:
         rates: T(k)/T(1) of one pack, as measured; ``None`` until then.
         measured: the same of all trials on a device, in one pack or several.
         expected: the same, with what is expected of rows that are being tried.
-        preparations: seconds that the latest first steps took longer than later ones: they trace or compile.
+        preparations: seconds that the latest first steps of a size took longer than later ones, as they compile. Those
+            of the first pack are left out: it is checked and recorded, which serves all sizes.
         observed: (packs, rows) -> steps seen.
         busy: shares of the latest steps of one pack of ``rows`` in which it kept the device busy, where measured.
     """
@@ -94,7 +95,9 @@ class FusingEstimate:
 
     def prepared(self, seconds: float, rows: int, pace: float | None) -> None:
         """Records that the first step of so many rows took so many seconds, with trials of this pace alone."""
-        usual = 0.0 if pace is None else pace * (rows if self.rates is None else self.rates.stretch(rows))
+        if self.rates is None:
+            return
+        usual = 0.0 if pace is None else pace * self.rates.stretch(rows)
         self.preparations.append(max(0.0, seconds - usual))
 
     def update(self, profile: Profile, key: str, model: str | None, *, work: float, trying_packs_pays: bool) -> None:

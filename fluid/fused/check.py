@@ -108,6 +108,11 @@ def why_not_fused(
     return reason if in_double.difference(in_double.tolerance_in_double) else None
 
 
+def why_alike_not_fused(one: FusedTrainable, two: FusedTrainable) -> str | None:
+    """:func:`why_not_fused` for new trials of the class and configs of two that are set up, which stay as they are."""
+    return why_not_fused(type(one), one._fused.config, two._fused.config)
+
+
 class _Trained(NamedTuple):
     """Trials that were trained some steps alone, and their twins in a pack.
 

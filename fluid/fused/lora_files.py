@@ -93,6 +93,30 @@ def save_adapter(source: LoraTrainable | torch.nn.Module | str | PathLike[str], 
 def load_adapter(target: LoraTrainable | torch.nn.Module, folder: str | PathLike[str]) -> None:
     """Gives a trial the adapter that PEFT or :func:`save_adapter` wrote. Its optimizer and its position stay.
 
+    Example:
+        >>> import tempfile, torch
+        >>> from fluid.fused import SGD, LoraSpec, LoraTrainable, TensorData, load_adapter, save_adapter
+        >>> class Adapted(LoraTrainable):
+        ...     def base(self, config):
+        ...         return torch.nn.Sequential(torch.nn.Linear(4, 1))
+        ...     def lora(self, config):
+        ...         return LoraSpec(rank=2, alpha=4, target_modules=["0"])
+        ...     def loss(self, model, batch):
+        ...         return model(batch[0]).square().mean()
+        ...     def optimizer(self, config):
+        ...         return SGD(lr=0.1)
+        ...     def data(self, config, seed):
+        ...         return TensorData([torch.ones(4, 4)], batch_size=2, seed=seed)
+        >>> trained, fresh = Adapted(), Adapted()
+        >>> for trial in (trained, fresh):
+        ...     trial.setup({"seed": 1})
+        >>> first, second = (trained.step()["loss"] for _ in range(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_adapter(trained, folder)
+        ...     load_adapter(fresh, folder)
+        >>> fresh.step()["loss"] < first
+        True
+
     Trials of a session can begin with one if their ``build`` loads it: ``model = super().build(config)``, then
     ``load_adapter(model, folder)``.
 

@@ -126,10 +126,17 @@ class FusedTrainable(ElasticTrainable):
             super().setup(config)
 
     def step(self) -> dict[str, Any]:
-        """Runs one iteration."""
+        """Runs one iteration, or returns the metrics of one that a pack ran, if they were handed out."""
+        handed_out, self._fused.handed_out = self._fused.handed_out, None
+        if handed_out is not None:
+            return handed_out
         self._require_no_pack("step()")
         with global_random_state_kept():
             return super().step()
+
+    def hand_out(self, metrics: dict[str, Any]) -> None:
+        """Has the next call of :meth:`step` return these: a class that wraps this one calls it after a pack's step."""
+        self._fused.handed_out = metrics
 
     def train_iteration(self) -> Mapping[str, Any]:
         """Runs one iteration. It cannot be overridden in trials that are to be fused."""
@@ -191,7 +198,7 @@ class FusedTrainable(ElasticTrainable):
         self.torch_optimizer = spec.make(parameters)
         if isinstance(data, TensorData):
             data.move_to(self.device)
-        self._fused = FusedState(seed, self.model, spec, data, self.iteration_batches)
+        self._fused = FusedState(config, seed, self.model, spec, data, self.iteration_batches)
 
     # -- training alone ------------------------------------------------------------------------------------------
 
@@ -267,6 +274,7 @@ class FusedState:
     """What a fused trainable has beside its model and its optimizer.
 
     Attributes:
+        config: the trial's.
         seed: the trial's.
         spec: the values of its optimizer.
         data: its data.
@@ -274,13 +282,21 @@ class FusedState:
         position: the next batch.
         steps: the optimizer's steps so far.
         pack: the pack that trains it; ``None`` if it trains alone.
+        handed_out: metrics that the next call of ``step`` returns; ``None`` if it runs an iteration.
         has_dropout: whether the model has a :class:`~fluid.fused.Dropout`.
         mask_plans: how to draw masks, by shape of the batch.
     """
 
     def __init__(
-        self, seed: int, model: torch.nn.Module, spec: OptimizerSpec, data: Data, iteration_batches: int | None
+        self,
+        config: dict[str, Any],
+        seed: int,
+        model: torch.nn.Module,
+        spec: OptimizerSpec,
+        data: Data,
+        iteration_batches: int | None,
     ) -> None:
+        self.config = config
         self.seed = seed
         self.spec = spec
         self.data = data
@@ -289,6 +305,7 @@ class FusedState:
         self.position = Position()
         self.steps = 0
         self.pack: object = None
+        self.handed_out: dict[str, Any] | None = None
         self.has_dropout = has_dropout(model)
         self.mask_plans: dict[Any, MaskPlan] = {}
 

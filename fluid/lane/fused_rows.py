@@ -66,7 +66,7 @@ class FusedRows:
         new = [row for row in rows if row not in there]
         if not new:
             return
-        trainables = [row.body.trainable for row in new]  # type: ignore[union-attr]
+        trainables = [fused_trial_of(row.body) for row in new]
         try:
             if pack.fused is None:
                 pack.fused = FusedPack(trainables)
@@ -93,11 +93,17 @@ class FusedRows:
             del self._packs[row]
 
 
+def fused_trial_of(body: Any) -> Any:
+    """Returns what trains in a pack: the trainable of a resident, or the one that it wraps, as for Ray Tune."""
+    trainable = getattr(body, "trainable", None)
+    return getattr(trainable, "fused_trial", trainable)
+
+
 def _key_of(body: Any) -> tuple[str, type] | None:
     """Returns the digest of a trial's fusion key, and its class; ``None`` if it cannot be fused."""
-    trainable = getattr(body, "trainable", None)
-    if not getattr(type(trainable), "fluid_fusible", False):
+    if not getattr(type(getattr(body, "trainable", None)), "fluid_fusible", False):
         return None
+    trainable = fused_trial_of(body)
     from fluid.fused.key import key_of
     from fluid.fused.obstacles import require_fusible
     from fluid.fused.refusal import FusionError

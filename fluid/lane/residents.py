@@ -182,7 +182,7 @@ class Residents:
             set_back = self.checkpoints.restore(resident, path, message.iteration, message.source, renew)
         self.memory.measure([resident])
         if (digest := self.fused.identify(resident)) is not None:
-            resident.fusion_key, resident.config = digest, message.config
+            resident.fusion_key = digest
         return set_back
 
     def enter(self, resident: ResidentTrial) -> None:
@@ -364,7 +364,3 @@ class Residents:
     def origin(self, resident: ResidentTrial) -> str:
         """Returns what tells a resident's trainable from others of the same name."""
         return self._origins.get(resident.key, "")
-
-    def load_config(self, config: bytes | KeptPayload) -> Any:
-        """Loads a config as the driver sent it."""
-        return self._load(config)

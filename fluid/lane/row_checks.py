@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
+from fluid.lane.fused_rows import fused_trial_of
 from fluid.lane.messages import LaneOptions
 from fluid.lane.row_groups import RowGroup
 from fluid.lane.work_queue import ResidentTrial
@@ -22,16 +22,12 @@ class RowChecks:
 
     Args:
         options: the lane's.
-        load_config: loads a config as the driver sent it.
         origin: returns what tells the trainable of a resident from others with the same name.
     """
 
-    def __init__(
-        self, options: LaneOptions, load_config: Callable[[Any], Any], origin: Callable[[ResidentTrial], str]
-    ) -> None:
+    def __init__(self, options: LaneOptions, origin: Callable[[ResidentTrial], str]) -> None:
         self._folder = os.path.join(options.run_folder, _FOLDER)
         self._kind = options.kind
-        self._load_config = load_config
         self._origin = origin
 
     def why_not(self, group: RowGroup, one: ResidentTrial, two: ResidentTrial) -> str:
@@ -45,9 +41,9 @@ class RowChecks:
         path = os.path.join(self._folder, f"{group.digest}-{self._origin(one)}-{self._kind}")
         with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
             return file.read()
-        from fluid.fused.check import why_not_fused
+        from fluid.fused.check import why_alike_not_fused
 
-        reason = why_not_fused(group.trainable, self._load_config(one.config), self._load_config(two.config)) or ""
+        reason = why_alike_not_fused(fused_trial_of(one.body), fused_trial_of(two.body)) or ""
         with suppress(OSError):
             os.makedirs(self._folder, exist_ok=True)
             own = f"{path}.{os.getpid()}"

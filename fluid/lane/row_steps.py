@@ -8,6 +8,7 @@ from typing import Any
 from fluid._clock import Clock
 from fluid.lane.errors import is_out_of_memory, one_line
 from fluid.lane.failing import LaneFailures
+from fluid.lane.fused_rows import fused_trial_of
 from fluid.lane.limit_messages import RowsLimited
 from fluid.lane.messages import LaneOptions
 from fluid.lane.output import LaneStreams
@@ -15,7 +16,7 @@ from fluid.lane.residents import Residents
 from fluid.lane.row_checks import RowChecks
 from fluid.lane.row_groups import RowGroup, RowPack
 from fluid.lane.work_queue import ResidentTrial
-from fluid.trainables.resident import step_of
+from fluid.trainables.resident import Step, step_of
 
 #: Self-checks that raise before trials are taken for such that cannot be fused.
 _FAILED_CHECKS = 2
@@ -49,7 +50,7 @@ class RowSteps:
         self._clock = clock
         self._output = output
         self._residents = residents
-        self._checks = RowChecks(options, residents.load_config, residents.origin)
+        self._checks = RowChecks(options, residents.origin)
         self._failures = failures
         self._send = send
         self._iterate_alone = iterate_alone
@@ -97,7 +98,7 @@ class RowSteps:
         traced, has_changed = fused.traced, pack.stepped != frozenset(rows)
         fused.remember()
         try:
-            results = [step_of(metrics, "step()") for metrics in fused.step()]
+            results = fused.step()
             took = residents.end_step(rows, settle=has_changed)
         except BaseException:
             fused.restore()
@@ -105,10 +106,20 @@ class RowSteps:
         # Tracing, and the self-check before it, come once; rows come and go as long as the sweep lasts.
         is_settled = was_checked and fused.traced == traced
         reports = []
-        for row, result in zip(order, results, strict=True):
+        for row, metrics in zip(order, results, strict=True):
             with self._failures.user_code(row):
-                reports.append((row, residents.book(row, result, took, rows=len(rows), settled=is_settled)))
+                step = self._step_of(row, metrics, took.seconds)
+                reports.append((row, residents.book(row, step, took, rows=len(rows), settled=is_settled)))
         self._report(reports)
+
+    def _step_of(self, row: ResidentTrial, metrics: dict[str, Any], seconds: float) -> Step:
+        """The step of one row: what the pack gives, or what a trainable that wraps that trial makes of it."""
+        trainable = row.body.trainable  # type: ignore[union-attr]
+        if fused_trial_of(row.body) is trainable:
+            return step_of(metrics, "step()")
+        self._residents.enter(row)
+        trainable.take_step(metrics, seconds)
+        return row.body.step()  # type: ignore[union-attr]
 
     def _may_fuse(self, group: RowGroup, rows: Sequence[ResidentTrial]) -> bool:
         """Whether trials of a group can be fused; checks it the first time, and tells if not."""

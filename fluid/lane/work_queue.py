@@ -10,7 +10,7 @@ from fluid.keeping import KeepRule
 from fluid.lane.driver_requests import LaneDriverLink
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.member import LaneMember
-from fluid.lane.messages import KeptPayload, ResidentSaved
+from fluid.lane.messages import ResidentSaved
 from fluid.lane.policy import ResidentWork, choose, joining_service
 from fluid.lane.process_state import ProcessState
 from fluid.trainables.resident import Resident
@@ -48,7 +48,6 @@ class ResidentTrial:
         rule: which of its checkpoints outlive the run; ``None`` for none.
         kept_at: iteration of the last one that this lane wrote; -1 before the first.
         unsent: what is to be told of the one that was written in its last iteration.
-        config: as the driver sent it; ``None`` if it cannot be fused.
         fusion_key: digest of its fusion key after its set-up; ``None`` if it cannot be fused.
         rows: trials that took its last step together, this one included; 0 before the first.
     """
@@ -76,7 +75,6 @@ class ResidentTrial:
     rule: KeepRule | None = None
     kept_at: int = -1
     unsent: ResidentSaved | ResidentNotKept | None = None
-    config: bytes | KeptPayload | None = None
     fusion_key: str | None = None
     rows: int = 0
 

@@ -49,7 +49,7 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
         gang=gang,
         keep_last=keep_last,
         fusible=fusible,
-        config=tuple(_values(trial.config)) if fusible else (),
+        config=tuple(_values(trial.config if trial.shown is None else trial.shown.config)) if fusible else (),
     )
 
 

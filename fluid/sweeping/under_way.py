@@ -15,6 +15,16 @@ _PER_DEVICE_FUSIBLE = 16
 _PER_ROW = 3
 
 
+def most_fusible(devices: int, rows: int) -> int:
+    """How many trials that can be fused may be under way at once.
+
+    Args:
+        devices: that there are.
+        rows: of the largest pack so far.
+    """
+    return devices * max(_PER_DEVICE_FUSIBLE, _PER_ROW * rows)
+
+
 class UnderWay:
     """How many trials may be under way at once.
 

@@ -20,6 +20,7 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
+from fluid.integrations.ray_tune.concurrency import Concurrency
 from fluid.integrations.ray_tune.controller_outbox import Callback, ControllerOutbox
 from fluid.integrations.ray_tune.errors import actor_error, as_task_error, cause_of, save_error, start_error, task_error
 from fluid.integrations.ray_tune.final_saves import FinalSaves
@@ -62,7 +63,7 @@ class ControllerBridge(TrialListener):
         executor: FluidExecutor,
         controller: Any,
         scheduler: Any,
-        concurrency: int | None,
+        concurrency: Concurrency,
         mode: str | None,
         on_started: Callable[[TuneTrial], None],
         on_died: Callable[[TuneTrial], None],
@@ -82,7 +83,7 @@ class ControllerBridge(TrialListener):
             mode=mode,
             listener=self._inbox,
         )
-        self._on_started, self._on_died = on_started, on_died
+        self._on_started, self._on_died, self._concurrency = on_started, on_died, concurrency
         self._stalls = HyperBandStalls(controller, scheduler)
         self._waits_for_saves = waits_for_saves(scheduler)
         self._trials: dict[TrackedActor, TuneTrial] = {}
@@ -283,6 +284,7 @@ class ControllerBridge(TrialListener):
             self._started.append(tune_trial)
 
     def on_result(self, result: Result) -> None:
+        self._concurrency.note(result.rows)
         tune_trial = self._submission.find(result.trial_id)
         if tune_trial is None:
             return

@@ -20,13 +20,14 @@ from fluid.integrations.ray_tune.lane_trial import (
 from fluid.integrations.ray_tune.private_api import (
     STDERR_FILE,
     STDOUT_FILE,
+    TIME_THIS_ITER_S,
     FunctionTrainable,
     Trainable,
     newest_checkpoint_index,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
 from fluid.trainables.elastic_class import elastic_class_of
-from fluid.trainables.trainable import can_save
+from fluid.trainables.trainable import can_save, is_fusible
 
 #: Counters that Tune's Trainable keeps beside the user's state.
 _COUNTERS = (
@@ -68,6 +69,17 @@ class ElasticLaneTrial(SavableLaneTrial):
         self._log_files = given.get(STDOUT_FILE), given.get(STDERR_FILE)
         self._storage = spec.arguments["storage"]
         super()._make(spec, arguments)
+
+    # -- the interface of a trial that can be fused --------------------------------------------------------
+
+    @property
+    def fused_trial(self) -> Any:
+        """What trains in a pack in place of this one: the trainable in Tune's Trainable."""
+        return self._trainable.elastic
+
+    def take_step(self, metrics: dict[str, Any], seconds: float) -> None:
+        """Has the next :meth:`step` report an iteration that a pack ran, in so many seconds."""
+        self._trainable.elastic.hand_out({**metrics, TIME_THIS_ITER_S: seconds})
 
     # -- the interface of an ElasticTrainable --------------------------------------------------------------
 
@@ -148,12 +160,15 @@ def runs_elastic(trainable: type) -> bool:
 
 def lane_trial_for(trainable: type, shipped: ShippedTrainable) -> type[LaneTrial]:
     """Makes the class that runs the trials of a trainable of Tune in lanes."""
-    base = LaneTrial
+    base: type[LaneTrial] = LaneTrial
+    members: dict[str, Any] = {}
     if runs_elastic(trainable):
         base = ElasticLaneTrial
+        members["fluid_fusible"] = is_fusible(trainable)
     elif issubclass(trainable, Trainable) and can_save(trainable):
         base = SavableLaneTrial
     elif issubclass(trainable, FunctionTrainable):
         base = FunctionLaneTrial
     name = getattr(trainable, "_name", None) or trainable.__name__
-    return type(name, (base,), {"shipped_trainable": shipped, "__module__": base.__module__, "__qualname__": name})
+    members |= {"shipped_trainable": shipped, "__module__": base.__module__, "__qualname__": name}
+    return type(name, (base,), members)

@@ -32,6 +32,7 @@ from ray.tune.result import (
     SHOULD_CHECKPOINT,
     STDERR_FILE,
     STDOUT_FILE,
+    TIME_THIS_ITER_S,
     TRAINING_ITERATION,
     TRIAL_INFO,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "STDERR_FILE",
     "STDOUT_FILE",
     "SUPPORTED",
+    "TIME_THIS_ITER_S",
     "TRAINER_MODULE",
     "TRAINING_ITERATION",
     "TRIAL_INFO",

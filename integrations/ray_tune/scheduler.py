@@ -22,6 +22,7 @@ from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import FluidExecutor, executor_in_force
 from fluid.integrations.ray_tune import private_api
 from fluid.integrations.ray_tune.budgets import Budgets
+from fluid.integrations.ray_tune.concurrency import Concurrency
 from fluid.integrations.ray_tune.decisions import all_known_at_once
 from fluid.integrations.ray_tune.manager import FluidActorManager
 from fluid.integrations.ray_tune.private_api import Trial
@@ -188,7 +189,9 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             controller,
             executor=self._executor,
             scheduler=self._base,
-            concurrency=self._concurrency_on(self._executor, controller, trial),
+            concurrency=Concurrency(
+                self._concurrency_on(self._executor, controller, trial), is_given=self._concurrency is not None
+            ),
             mode=self._mode,
         )
         controller._actor_manager = self._manager

@@ -15,6 +15,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.ray_tune.budgets import Budgets
+from fluid.integrations.ray_tune.concurrency import Concurrency
 from fluid.integrations.ray_tune.decisions import had_run_its_course
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for
 from fluid.integrations.ray_tune.inner_needs import InnerNeeds
@@ -35,7 +36,7 @@ from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedT
 from fluid.integrations.ray_tune.trial_ids import TrialIds
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
 from fluid.session.handle import TrialGroupHandle
-from fluid.trainables.trainable import is_elastic
+from fluid.trainables.trainable import is_elastic, is_fusible
 from fluid.trialgroup import Shown, TrialGroup, TrialState
 from fluid.trialgroup import Trial as FluidTrial
 
@@ -66,7 +67,7 @@ class TrialSubmission:
         executor: FluidExecutor,
         controller: Any,
         scheduler: Any,
-        concurrency: int | None,
+        concurrency: Concurrency,
         mode: str | None,
         listener: EventInbox,
     ) -> None:
@@ -159,7 +160,9 @@ class TrialSubmission:
 
     def _limit(self) -> int | None:
         """Most trials under way at once; ``None`` for no limit."""
-        limits = (self._concurrency, self._inner_needs.most_at_once(self._new[0].trial))
+        trial = self._new[0].trial
+        most = self._concurrency.limit(self._executor.max_devices, fusible=is_fusible(self._lane_trial(trial)))
+        limits = (most, self._inner_needs.most_at_once(trial))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _resume(self, tune_trial: TuneTrial) -> bool:

@@ -66,14 +66,16 @@ def test_what_gets_slower_is_not_fused(seconds: dict[int, float]) -> None:
 
 
 def test_little_work_repays_no_further_doubling() -> None:
-    assert estimate(observed({1: 1.0, 2: 1.1}), work=0.5).rows == 2
+    assert estimate(observed({1: 1.0, 2: 1.1}), work=0.1).rows == 2
 
 
 def test_a_first_step_that_compiles_has_to_be_repaid_by_more_work() -> None:
     found = estimate(observed({1: 1.0}), work=0.0)
-    assert found.worth_trying == 1.0
     found.prepared(21.0, 2, 1.0)
-    assert found.worth_trying == pytest.approx(5 * 19.0)
+    assert found.worth_trying == 0.2, "what the first pack has to prepare serves all sizes"
+    found = estimate(observed({1: 1.0, 2: 1.2}), work=0.0)
+    found.prepared(21.2, 2, 1.0)
+    assert found.worth_trying == pytest.approx(5 * 20.0)
 
 
 def test_lanes_bound_the_rows() -> None:
