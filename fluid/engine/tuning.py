@@ -31,8 +31,8 @@ WORTH_TRYING_S = 5.0
 #: The same in starts of a trial in an unused lane, as measured. On a GPU one takes seconds, and a minute where it
 #: compiles; it is repaid by what two trials at a time save, up to half of the work and often a fifth.
 WORTH_TRYING_STARTS = 5.0
-#: Work left per device below which no further doubling of fused rows is tried: it costs a few steps. It is short, as Tune
-#: grants its trials the iterations up to the next decision only (benchmarks/fused_sweeps.py).
+#: Work left per device below which no further doubling of fused rows is tried: it costs a few steps. It is short, as
+#: Tune grants its trials the iterations up to the next decision only (benchmarks/fused_sweeps.py).
 WORTH_FUSING_S = 0.2
 #: The same in the time that a first step takes longer than later ones, as measured: compiling takes seconds.
 WORTH_FUSING_PREPARATIONS = 5.0
