@@ -1,12 +1,14 @@
 """Measures whole sweeps with fused trials against the same sweeps without, each in a process of its own.
 
-    python benchmarks/fused_sweeps.py [--quick] [--part native|spread|convolutions] [--json FILE]
+    python benchmarks/fused_sweeps.py [--quick] [--part native|spread|convolutions|tune] [--json FILE]
 
 Perceptrons of width 32 on scikit-learn's digits (:mod:`fused_sweeps_workload`), on 2 CPU devices, budget 27 and eta 3;
 ``packing="auto"`` and ``packing="off"`` in turns, medians of the runs. "native" is ASHA, synchronous halving and
 HyperBand with the same seed: the halving must keep the same trials at each rung, up to ties within a sample of the
 evaluation. "spread" is the best accuracy of ASHA over five seeds, both ways. "convolutions" are trials that fusing does
 not pay for: what trying costs. Seconds are those of ``fluid.run``, with the lanes' start; "trained" leaves that out.
+"tune" has a quarter of the trials under Ray Tune's ASHA, HyperBand and PBT: with an executor, both ways, and
+``tune.run(reuse_actors=True)`` by itself.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import random
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 from fused_sweeps_workload import Convolutions, Perceptron
 from measuring import machine, run_apart
 
@@ -133,7 +137,76 @@ def convolutions(samples: int, runs: int) -> dict[str, Any]:
     return compare("convolutions", "asha", max(8, samples // 8), runs)
 
 
-PARTS = {"native": native, "spread": spread, "convolutions": convolutions}
+TUNE_WAYS = (*WAYS, "reuse_actors")
+
+
+def tune_sweep(algorithm: str, way: str, samples: int) -> dict[str, Any]:
+    """Runs a sweep of Ray Tune in this process; returns its figures."""
+    import ray
+    from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
+
+    from fluid import tune
+    from fluid.elastic import as_tune_trainable
+
+    space = {
+        "lr": tune.loguniform(1e-3, 1.0),
+        "momentum": tune.uniform(0.0, 0.95),
+        "decay": tune.loguniform(1e-6, 1e-2),
+        "seed": tune.randint(0, 1_000_000),
+    }
+    scheduler = {
+        "asha": lambda: ASHAScheduler(max_t=BUDGET, grace_period=1, reduction_factor=ETA),
+        "hyperband": lambda: HyperBandScheduler(max_t=BUDGET, reduction_factor=ETA),
+        "pbt": lambda: PopulationBasedTraining(
+            time_attr="training_iteration", perturbation_interval=4, hyperparam_mutations={"lr": space["lr"]}
+        ),
+    }[algorithm]()
+    random.seed(0)
+    numpy.random.seed(0)
+    ray.init(num_cpus=DEVICES, logging_level="ERROR", include_dashboard=False, log_to_driver=False)
+    begun = time.perf_counter()
+    analysis = tune.run(
+        as_tune_trainable(Perceptron),
+        config=space,
+        num_samples=samples,
+        scheduler=scheduler,
+        metric="accuracy",
+        mode="max",
+        stop={"training_iteration": BUDGET},
+        resources_per_trial={"cpu": 1},
+        reuse_actors=way == "reuse_actors",
+        executor=None if way == "reuse_actors" else fluid.FluidExecutor(devices=DEVICES, verbose=0, packing=way),
+        verbose=0,
+    )
+    return {
+        "seconds": time.perf_counter() - begun,
+        "iterations": sum(trial.last_result["training_iteration"] for trial in analysis.trials),
+        "accuracy": float(analysis.best_result["accuracy"]),
+    }
+
+
+def under_tune(samples: int, runs: int) -> dict[str, Any]:
+    """Compares the ways under Ray Tune, in turns; prints and returns medians."""
+    figures: dict[str, Any] = {}
+    for algorithm in ("asha", "hyperband", "pbt"):
+        count = samples // 16 if algorithm == "pbt" else samples // 4
+        found: dict[str, list[dict[str, Any]]] = {way: [] for way in TUNE_WAYS}
+        for _ in range(runs):
+            for way in TUNE_WAYS:
+                arguments = ["--one-of-tune", algorithm, way, str(count)]
+                apart = run_apart(__file__, arguments, what=f"Tune, {algorithm}, {way}", timeout=1_200.0)
+                if apart is not None:
+                    found[way].append(apart.figures)
+        if not all(found.values()):
+            continue
+        middle = {way: statistics.median(each["seconds"] for each in found[way]) for way in TUNE_WAYS}
+        figures[algorithm] = {"trials": count, **{way: found[way] for way in TUNE_WAYS}}
+        times = ", ".join(f"{way} {middle[way]:.1f} s ({middle[way] / middle['auto']:.2f}x)" for way in TUNE_WAYS)
+        print(f"Ray Tune, {algorithm}, {count} trials: {times}", flush=True)
+    return figures
+
+
+PARTS = {"native": native, "spread": spread, "convolutions": convolutions, "tune": under_tune}
 
 
 def main() -> None:
@@ -145,7 +218,12 @@ def main() -> None:
     parser.add_argument("--part", choices=tuple(PARTS), action="append")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--one-of-tune", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.one_of_tune:
+        algorithm, way, samples = options.one_of_tune
+        print(json.dumps(tune_sweep(algorithm, way, int(samples))))
+        return
     if options.one:
         model, algorithm, packing, samples, seed = options.one
         print(json.dumps(sweep(model, algorithm, packing, int(samples), int(seed))))
