@@ -71,7 +71,7 @@ def loss_alone(rate: float, iterations: int) -> float:
 RATES = [0.001 * 1.2**step for step in range(16)]
 
 
-def test_trials_of_a_sweep_are_fused_and_get_the_results_that_they_get_alone(tmp_path: Path) -> None:
+def test_trials_of_a_sweep_are_fused_and_get_the_results_that_they_get_alone(cluster: str, tmp_path: Path) -> None:
     fused, rows = run("fused", tmp_path, None, RATES, 6)
     assert max(rows) > 8
     for trial in fused.trials:
@@ -80,12 +80,12 @@ def test_trials_of_a_sweep_are_fused_and_get_the_results_that_they_get_alone(tmp
         assert trial.last_result["time_this_iter_s"] > 0.0, "that of the step"
 
 
-def test_without_fusing_no_row_shares_a_step(tmp_path: Path) -> None:
+def test_without_fusing_no_row_shares_a_step(cluster: str, tmp_path: Path) -> None:
     _, rows = run("off", tmp_path, None, RATES[:4], 3)
     assert set(rows) == {1}
 
 
-def test_asha_stops_rows_of_a_pack(tmp_path: Path) -> None:
+def test_asha_stops_rows_of_a_pack(cluster: str, tmp_path: Path) -> None:
     asha = ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
     analysis, rows = run("fused", tmp_path, asha, RATES, 9)
     assert max(rows) > 8
@@ -95,7 +95,7 @@ def test_asha_stops_rows_of_a_pack(tmp_path: Path) -> None:
     assert max(lengths) == 9
 
 
-def test_a_population_exchanges_checkpoints_between_rows(tmp_path: Path) -> None:
+def test_a_population_exchanges_checkpoints_between_rows(cluster: str, tmp_path: Path) -> None:
     population = PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=2,
