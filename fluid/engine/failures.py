@@ -189,8 +189,11 @@ class Failures:
     def lane_ready(self, event: LaneReady) -> None:
         """A lane is warm."""
         if event.lane_id in self._core.lanes:
+            lane = self._core.lanes[event.lane_id]
+            if 0.0 < event.own_bytes < lane.own_bytes:
+                self._core.changed |= bool(self._core.queue)  # it was expected to take more; queued trials may fit
             self._core.lanes.ready(event.lane_id, event.own_bytes)
-            self._core.timing.lane_launched(lane := self._core.lanes[event.lane_id], event.at - event.seconds)
+            self._core.timing.lane_launched(lane, event.at - event.seconds)
             for device in lane.device_ids:
                 self.starts.succeeded(device)
             self._lifecycle.lane_usable(event.lane_id)
