@@ -22,6 +22,7 @@ NEEDS = {
     "fluid.backends.ray": "ray",
     "fluid.elastic": "torch",
     "fluid.fused": "torch",
+    "fluid.fused.lora_files": "safetensors",
     "fluid.integrations.hpbandster": "ConfigSpace",
     "fluid.integrations.optuna": "optuna",
     "fluid.integrations.ray_tune": "ray",

@@ -6,6 +6,7 @@ import io
 import re
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from fluid.display.dashboard import render
@@ -98,6 +99,7 @@ def test_a_notebook_shows_a_pack_as_one_chip() -> None:
 
 
 def test_prometheus_is_told_what_fusing_gains() -> None:
+    pytest.importorskip("prometheus_client")
     shown = replace(status(device(PACK)), fused={"net": (32, 6.5)})
     samples = {
         sample.name: (sample.labels, sample.value)
