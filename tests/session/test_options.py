@@ -72,7 +72,7 @@ def test_one_line_says_that_no_trial_can_be_fused(
     with FluidExecutor("local", 1, packing=packing, run_dir=tmp_path / "run", verbose=0) as executor:
         handles = [executor.submit_trialgroup(TrialGroup([Trial(train)], name=name)) for name in ("one", "two")]
         assert all(handle.wait(60.0) for handle in handles)
-    told = [message for message in caplog.messages if "fused" in message]
+    told = [message for message in caplog.messages if "can be fused" in message]
     text = (
         "packing='fused', and no trial of 'one' can be fused: train is no FusedTrainable; each runs alone on a device"
     )
