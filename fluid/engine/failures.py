@@ -204,7 +204,6 @@ class Failures:
         if event.lane_id not in core.lanes:
             return
         lane = core.lanes.lose(event.lane_id)
-        lane.pack_size = len(lane.holders)
         core.changed = True
         if lane.killing is not None:
             self._losses.evacuate(lane, event.reason, culprit=lane.killing.trial_id, failure=lane.killing.failure)

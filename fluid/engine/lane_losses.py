@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
@@ -13,6 +14,30 @@ from fluid.engine.records import TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.trialgroup import TrialState
+
+
+class LaneLoss(NamedTuple):
+    """A lane that is gone.
+
+    Attributes:
+        lane: its record.
+        reason: why it is gone.
+        culprit: the trial whose code killed it, if known.
+        blameless: whether no trial is to blame.
+        failure: what the culprit is to blame for; ``None`` for the loss of the lane.
+        trials: how many held it.
+    """
+
+    lane: LaneRecord
+    reason: str
+    culprit: str | None
+    blameless: bool
+    failure: Failure | None
+    trials: int
+
+    def blames(self, trial_id: str) -> bool:
+        """Whether a trial is to blame, or may be."""
+        return not self.blameless and self.culprit in (None, trial_id)
 
 
 class LaneLosses:
@@ -50,19 +75,12 @@ class LaneLosses:
         blameless: bool = False,
         failure: Failure | None = None,
     ) -> None:
-        """Sets the trials of a lost lane back to their newest checkpoint.
-
-        Args:
-            lane: a lane that was removed.
-            reason: why it is gone.
-            culprit: the trial whose code killed it, if known.
-            blameless: whether no trial is to blame.
-            failure: what the culprit is to blame for; ``None`` for the loss of the lane.
-        """
+        """Sets the trials of a lane that was removed back to their newest checkpoint; arguments: see LaneLoss."""
         core = self._core
+        loss = LaneLoss(lane, reason, culprit, blameless, failure, len(lane.holders))
         for trial_id in list(lane.residents):
             trial = core.trials[trial_id]
-            if not blameless and culprit in (None, trial_id):
+            if loss.blames(trial_id):
                 self._calls.blame(trial, reason, self._max_failures)
             self._residency.lose_state(trial, reason)
             if trial.state is TrialState.STARTING:  # here or elsewhere, and waits for its state
@@ -71,20 +89,11 @@ class LaneLosses:
         for trial_id in list(lane.holders):
             trial = core.trials[trial_id]
             if trial.state.holds_devices:
-                self._take_off(trial, lane, reason, culprit=culprit, blameless=blameless, failure=failure)
+                self._take_off(trial, loss)
 
-    def _take_off(
-        self,
-        trial: TrialRecord,
-        lane: LaneRecord,
-        reason: str,
-        *,
-        culprit: str | None,
-        blameless: bool,
-        failure: Failure | None,
-    ) -> None:
+    def _take_off(self, trial: TrialRecord, loss: LaneLoss) -> None:
         """Sets a trial that held a lost lane back, or lets it go on in the lanes that are left."""
-        core = self._core
+        core, lane, reason = self._core, loss.lane, loss.reason
         if trial.state is TrialState.STOPPING:
             self._stopped_by_loss(trial, lane.lane_id, reason)
         elif not trial.placement.launched:
@@ -94,22 +103,20 @@ class LaneLosses:
             self._resizing.call_off(trial, f"a lane that it was to go to is gone: {reason}")
             core.top_up(trial)
         elif (
-            trial.fixed_width is None
-            and self._resizing.survivors(trial, lane.lane_id)
-            and self._may_go_on(trial, reason, culprit, blameless)
+            trial.fixed_width is None and self._resizing.survivors(trial, lane.lane_id) and self._may_go_on(trial, loss)
         ):
             self._resizing.go_on_without(trial, lane.lane_id, reason)
         else:
-            self._killed(trial, lane, reason, culprit=culprit, blameless=blameless, failure=failure)
+            self._killed(trial, loss)
 
-    def _may_go_on(self, trial: TrialRecord, reason: str, culprit: str | None, blameless: bool) -> bool:
+    def _may_go_on(self, trial: TrialRecord, loss: LaneLoss) -> bool:
         """Counts the loss of one of a trial's lanes as a failure; returns whether the trial may still go on."""
-        if blameless or culprit not in (None, trial.trial_id):
+        if not loss.blames(trial.trial_id):
             return True
         if trial.limits.failures >= self._max_failures:
             return False
-        trial.limits.add_failure(Failure("lane_lost", reason))
-        self._calls.blame(trial, reason, self._max_failures)
+        trial.limits.add_failure(Failure("lane_lost", loss.reason))
+        self._calls.blame(trial, loss.reason, self._max_failures)
         return True
 
     def _stopped_by_loss(self, trial: TrialRecord, lane_id: int, reason: str) -> None:
@@ -119,34 +126,25 @@ class LaneLosses:
         self._core.drain(trial, others, told=True)
         self._core.end(trial, TrialState.STOPPED, reason)
 
-    def _killed(
-        self,
-        trial: TrialRecord,
-        lane: LaneRecord,
-        reason: str,
-        *,
-        culprit: str | None,
-        blameless: bool,
-        failure: Failure | None,
-    ) -> None:
-        core = self._core
+    def _killed(self, trial: TrialRecord, loss: LaneLoss) -> None:
+        core, lane, reason = self._core, loss.lane, loss.reason
         others = tuple(host for host in trial.placement.stays_in if host != lane.lane_id and host in core.lanes)
         core.release(trial)
         core.drain(trial, others)
-        blameless = blameless or culprit not in (None, trial.trial_id)
-        if not blameless:
+        blamed = loss.blames(trial.trial_id)
+        if blamed:
             self._calls.blame(trial, reason, self._max_failures)
         self._residency.lose_state(trial, reason)
-        if not blameless and culprit is None and lane.pack_size > 1:
+        if blamed and loss.culprit is None and loss.trials > 1:
             # One of the trials in the lane killed it: with half of them at a time, in the end it runs alone.
-            trial.limits.packing_cap = max(1, lane.pack_size // 2)
-            blameless = True
-        if blameless:
+            trial.limits.packing_cap = loss.trials // 2
+            blamed = False
+        if not blamed:
             core.enqueue(trial, reason)
-        elif failure is not None:
-            self._timed_out(trial, failure)
+        elif loss.failure is not None:
+            self._timed_out(trial, loss.failure)
         else:
-            if culprit is not None:
+            if loss.culprit is not None:
                 trial.limits.packing_cap = 1  # a trial that kills its lane may kill those of its neighbours
             self._count(trial, Failure("lane_lost", reason))
 

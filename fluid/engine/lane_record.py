@@ -67,7 +67,6 @@ class LaneRecord:
         own_bytes: device memory that the lane takes for itself, such as for a CUDA context; what other lanes take where
             it was not measured.
         is_measured: whether that was measured.
-        pack_size: how many trials held the lane when it was lost.
         killing: set once the lane is known to end soon; ``None`` otherwise.
     """
 
@@ -87,7 +86,6 @@ class LaneRecord:
     reserved: dict[str, float] = field(default_factory=dict)
     own_bytes: float = 0.0
     is_measured: bool = False
-    pack_size: int = 1
     killing: Killing | None = None
 
     @property
